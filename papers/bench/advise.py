@@ -126,9 +126,16 @@ def advised(cell: str, world: World, document: Mapping[str, Any], today: str, kn
         new = known[name]
         is_covered = first.attainment.low <= new - known[today] <= first.attainment.high
     return Result(
-        cell, today, known[today] >= best - 1e-9, name, answer.is_withheld, (known[today], new, best), is_covered,
-        "" if answer.proposals else sentences(answer)[1].partition("; ")[2], answer.tried.num_rehearsals,
-    )  # fmt: skip
+        cell,
+        today,
+        known[today] >= best - 1e-9,
+        name,
+        answer.is_withheld,
+        (known[today], new, best),
+        is_covered,
+        "" if answer.proposals else sentences(answer)[1].partition("; ")[2],
+        answer.tried.num_rehearsals,
+    )
 
 
 def documents(requests: int, loads: Sequence[float]) -> dict[str, dict[str, Any]]:
@@ -144,7 +151,7 @@ def documents(requests: int, loads: Sequence[float]) -> dict[str, dict[str, Any]
                 made = grids.at_load(own, grid.base_dir, load * full, requests)
                 found[f"{fleet} / {workload} / {load:.0%}"] = {
                     key: value for key, value in made.items() if key != "policies"
-                }  # fmt: skip
+                }
     return found
 
 

@@ -34,8 +34,11 @@ def main() -> None:
             found = plan(problem, latencies, bounds_of(case), EFFORT)
             seconds.append(process_time() - began)
         cold_s, warm_s = seconds
-        print(f"{num_gpus:4} {latencies.num_evaluated:12} {cold_s:7.2f} {warm_s:7.2f} {found.latency_s:6.2f} "
-              f"{found.quality:8.2f}", flush=True)  # fmt: skip
+        print(
+            f"{num_gpus:4} {latencies.num_evaluated:12} {cold_s:7.2f} {warm_s:7.2f} {found.latency_s:6.2f} "
+            f"{found.quality:8.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

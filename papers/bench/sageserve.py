@@ -53,18 +53,26 @@ def document(hours: float, scaler: str, from_hour: float = 0.0) -> dict[str, Any
         forecaster = {"name": "arima", "past_hours": 72}
         scaling = {"name": scaler, "plan": {"step_s": 3600.0, "tps": TPS}, "forecaster": forecaster, "planner": "ilp"}
     policies = {
-        "routing": "sageserve", "admission": "queue-manager", "ordering": {"name": "priority-first", "classes": [2]},
+        "routing": "sageserve",
+        "admission": "queue-manager",
+        "ordering": {"name": "priority-first", "classes": [2]},
         "scaling": scaling,
-    }  # fmt: skip
+    }
     workload = {
-        "builtin": "sageserve-july-2025", "start_hour": TUESDAY + from_hour, "duration_s": hours * 3600, "scale": SCALE,
-    }  # fmt: skip
+        "builtin": "sageserve-july-2025",
+        "start_hour": TUESDAY + from_hour,
+        "duration_s": hours * 3600,
+        "scale": SCALE,
+    }
     return {
-        "workload": workload, "fleet": fleet, "policies": policies, "network": {"inter_region_s": 0.05},
+        "workload": workload,
+        "fleet": fleet,
+        "policies": policies,
+        "network": {"inter_region_s": 0.05},
         "provisioning": {"reclaim_s": 60, "redeploy_s": 600, "acquire_s": 600},
         "gpu_limits": [{"region": region, "gpu": "a100-80gb", "count": 8 * 100} for region in REGIONS],
         "simulation": {"until_s": hours * 3600},
-    }  # fmt: skip
+    }
 
 
 def case(hours: float, scaler: str, from_hour: float = 0.0) -> tuple[dict[str, Any], Run]:
@@ -75,11 +83,16 @@ def case(hours: float, scaler: str, from_hour: float = 0.0) -> tuple[dict[str, A
     used_s, took_s = time.process_time() - cpu_s, time.perf_counter() - began_s
     num = len(run.records.workload["arrival_s"])
     row = {
-        "scaler": scaler, "hours": hours, "num_requests": num, "requests_per_cpu_s": round(num / used_s),
-        "seconds": round(took_s, 1), "cpu_s": round(used_s, 1),
+        "scaler": scaler,
+        "hours": hours,
+        "num_requests": num,
+        "requests_per_cpu_s": round(num / used_s),
+        "seconds": round(took_s, 1),
+        "cpu_s": round(used_s, 1),
         "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
-        "replicas": len(run.records.replicas), "instance_hours": round(run.summary.gpu_hours / 8, 1),
-    }  # fmt: skip
+        "replicas": len(run.records.replicas),
+        "instance_hours": round(run.summary.gpu_hours / 8, 1),
+    }
     return row, run
 
 
@@ -90,14 +103,17 @@ def plans() -> Iterator[dict[str, Any]]:
         found = [program_s(*size, seed) for seed in range(5)]
         took = [each["seconds"] for each in found]
         yield {
-            "program": "x".join(map(str, size)), "median_s": round(statistics.median(took), 4),
-            "most_s": round(max(took), 4), "largest_gap": round(max(each["gap"] or 0.0 for each in found), 4),
-        }  # fmt: skip
+            "program": "x".join(map(str, size)),
+            "median_s": round(statistics.median(took), 4),
+            "most_s": round(max(took), 4),
+            "largest_gap": round(max(each["gap"] or 0.0 for each in found), 4),
+        }
     forecasts = forecasts_s(0)
     yield {
-        "forecasts": "12 series by the hour, an hour ahead", "mean_s": round(forecasts["seconds"], 3),
+        "forecasts": "12 series by the hour, an hour ahead",
+        "mean_s": round(forecasts["seconds"], 3),
         "first_s": round(forecasts["fitting_s"], 3),
-    }  # fmt: skip
+    }
 
 
 def digest(records: Records) -> str:

@@ -16,9 +16,13 @@ from headway.cli import main
 WORKLOAD = {"arrivals": 5, "num_requests": 40, "prompt_tokens": 100, "output_tokens": 20}
 GRID: dict[str, Any] = {
     "fleets": {"pair": {"fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "replicas": 2}]}},
-    "workloads": {"chat": WORKLOAD}, "loads": [0.5], "seeds": 4, "num_requests": 40, "metric": "ttft_s.mean",
+    "workloads": {"chat": WORKLOAD},
+    "loads": [0.5],
+    "seeds": 4,
+    "num_requests": 40,
+    "metric": "ttft_s.mean",
     "policies": {"routing": ["least-loaded"]},
-}  # fmt: skip
+}
 POLICY = """
 from headway.core.decision import Placement
 

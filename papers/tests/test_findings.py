@@ -113,12 +113,16 @@ def test_a_finding_has_the_verdict_of_its_rows(heading: str) -> None:
     for verdict, patterns in findings(heading):
         num = Counter(judged[id] for id in matching(list(judged), patterns))
         expected = (
-            "holds" if num[HOLDS] > num[EXCEEDS] + num[UNDECIDED] and not num[REFUTED]
-            else "in part" if num[HOLDS]
-            else "refuted" if num[REFUTED]
-            else "exceeds" if num[EXCEEDS] > num[UNDECIDED]
+            "holds"
+            if num[HOLDS] > num[EXCEEDS] + num[UNDECIDED] and not num[REFUTED]
+            else "in part"
+            if num[HOLDS]
+            else "refuted"
+            if num[REFUTED]
+            else "exceeds"
+            if num[EXCEEDS] > num[UNDECIDED]
             else "open"
-        )  # fmt: skip
+        )
         assert verdict == expected, patterns
 
 

@@ -15,10 +15,17 @@ SMALL: dict[str, Any] = {
     "workload": {"prompt_tokens": 20, "output_tokens": 3, "arrivals": 5.0, "num_requests": 6},
     "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": {"name": "simulated"}}],
     "slo": {"ttft_s": 1.0},
-}  # fmt: skip
-TIERS = {**SMALL, "workload": {**SMALL["workload"], "tiers": [
-    {"tier": 0, "share": 0.5, "ttft_s": 1.0}, {"tier": 1, "share": 0.5, "ttft_s": 2.0},
-]}}  # fmt: skip
+}
+TIERS = {
+    **SMALL,
+    "workload": {
+        **SMALL["workload"],
+        "tiers": [
+            {"tier": 0, "share": 0.5, "ttft_s": 1.0},
+            {"tier": 1, "share": 0.5, "ttft_s": 2.0},
+        ],
+    },
+}
 HUGE = [10**12, 10**30]
 CALLS: dict[str, Callable[[int], Any]] = {
     "replicas": lambda n: hw.load(SMALL, {"fleet.0.replicas": n}),

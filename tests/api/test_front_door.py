@@ -26,8 +26,9 @@ DOCUMENT: dict[str, Any] = {
 }
 SERVICE: dict[str, Any] = {
     "workload": {"prompt_tokens": 100, "output_tokens": 10, "arrivals": 5, "num_requests": 20},
-    "fleet": DOCUMENT["fleet"], "slo": {"ttft_s": 2.0},
-}  # fmt: skip
+    "fleet": DOCUMENT["fleet"],
+    "slo": {"ttft_s": 2.0},
+}
 
 
 class Nearest:
@@ -85,9 +86,11 @@ def test_load_takes_files_dictionaries_and_changes(tmp_path: Path) -> None:
     assert len(hw.load(builtin="chat").fleet.pools) == 2
     assert DOCUMENT["fleet"][0]["replicas"] == 2, "the dictionary stays as it is"
     for source, changes, words in (
-        (None, {}, "expected a scenario"), ("no.yaml", {}, "no.yaml: no such file"),
-        ({**DOCUMENT, "flet": 1}, {}, "did you mean 'fleet'"), (DOCUMENT, {"workload.rate": 1}, "unknown key 'rate'"),
-    ):  # fmt: skip
+        (None, {}, "expected a scenario"),
+        ("no.yaml", {}, "no.yaml: no such file"),
+        ({**DOCUMENT, "flet": 1}, {}, "did you mean 'fleet'"),
+        (DOCUMENT, {"workload.rate": 1}, "unknown key 'rate'"),
+    ):
         with pytest.raises(hw.HeadwayError, match=words):
             hw.load(source, changes)  # type: ignore[arg-type]
 
@@ -227,8 +230,11 @@ def test_a_capacity_plan_is_a_scenario(tmp_path: Path) -> None:
 
 
 def test_combos_are_planned_for_a_service() -> None:
-    asked = {**DOCUMENT, "workload": {"prompt_tokens": 300, "output_tokens": 60, "arrivals": 20, "num_requests": 100},
-             "slo": {"ttft_s": 2, "tpot_s": 0.05}}  # fmt: skip
+    asked = {
+        **DOCUMENT,
+        "workload": {"prompt_tokens": 300, "output_tokens": 60, "arrivals": 20, "num_requests": 100},
+        "slo": {"ttft_s": 2, "tpot_s": 0.05},
+    }
     plan = hw.plan_combos(asked, ["h800:2:2.8"], rps=10, sizes=1, profile_requests=60)
     assert plan.is_met and plan.to_arrow().num_rows and hw.simulate(plan.scenario()).metrics["num_completed"] == 100
 
@@ -238,9 +244,14 @@ def test_a_fleet_is_planned_for_two_models(tmp_path: Path) -> None:
     trace = tmp_path / "day.csv"
     trace.write_text(f"arrival_s,prompt_tokens,output_tokens,model\n{rows}")
     plan = hw.plan_fleet(
-        trace, ["h100:4", "a100:4:1.5"], slo={"ttft_s": 2, "tpot_s": 0.05}, models={"small": "qwen3-8b"}, tps=[1],
-        routings=["least-loaded", "round-robin"], seeds=2,
-    )  # fmt: skip
+        trace,
+        ["h100:4", "a100:4:1.5"],
+        slo={"ttft_s": 2, "tpot_s": 0.05},
+        models={"small": "qwen3-8b"},
+        tps=[1],
+        routings=["least-loaded", "round-robin"],
+        seeds=2,
+    )
     assert plan.is_met and len(plan.answer.sentences) == 3
     assert plan.table().count(".\n") == 3 and set(plan.to_pandas()["kind"]) >= {"plan", "router"}
     assert hw.simulate(plan.scenario()).metrics["slo_attainment"] >= 0.99
@@ -268,10 +279,14 @@ def test_a_fleet_is_served() -> None:
 def test_unknown_metrics_are_named_with_the_nearest_one(comparison: hw.Comparison) -> None:
     sweep = hw.sweep(DOCUMENT, {"workload.arrivals": [5]})
     calls: list[Any] = [
-        lambda: comparison.plot("ttft_p99"), lambda: comparison.plot("ttft_s.p99", "ttft_p99"),
-        lambda: comparison.estimate(0, "ttft_p99"), lambda: comparison.difference(0, 1, "ttft_p99"),
-        lambda: sweep.table("ttft_p99"), lambda: sweep.plot("ttft_p99"), lambda: comparison[0].metrics["ttft_p99"],
-    ]  # fmt: skip
+        lambda: comparison.plot("ttft_p99"),
+        lambda: comparison.plot("ttft_s.p99", "ttft_p99"),
+        lambda: comparison.estimate(0, "ttft_p99"),
+        lambda: comparison.difference(0, 1, "ttft_p99"),
+        lambda: sweep.table("ttft_p99"),
+        lambda: sweep.plot("ttft_p99"),
+        lambda: comparison[0].metrics["ttft_p99"],
+    ]
     for call in calls:
         with pytest.raises(hw.HeadwayError, match=r"unknown metric 'ttft_p99'; did you mean 'ttft_s.p99'\?"):
             call()

@@ -108,8 +108,10 @@ def test_examples_and_the_scenarios_of_pages_survive(tmp_path: Path) -> None:
 @given(
     first=st.fixed_dictionaries({}, optional={key: st.sampled_from(each) for key, each in POLICIES.items()}),
     second=st.fixed_dictionaries({}, optional={key: st.sampled_from(each) for key, each in POLICIES.items()}),
-    seed=st.integers(0, 3), replicas=st.integers(1, 3), is_named=st.booleans(),
-)  # fmt: skip
+    seed=st.integers(0, 3),
+    replicas=st.integers(1, 3),
+    is_named=st.booleans(),
+)
 def test_any_policies_survive(
     first: dict[str, Any], second: dict[str, Any], seed: int, replicas: int, is_named: bool, tmp_path: Path
 ) -> None:
@@ -138,9 +140,11 @@ def test_files_and_own_modules_are_found_from_any_folder(tmp_path: Path, monkeyp
     (home / "own_there.py").write_text((Path(__file__).parent / "own_for_round_trip.py").read_text())
     gateway = {"batches": {}, "key_store": {"store": "k.sqlite"}, "demand_history": {"records": "r"}}
     document = {
-        **DOCUMENT, "workload": {"trace": "t.csv"}, "policies": {"routing": {"name": "own_there:Nearest", "bias": 2}},
+        **DOCUMENT,
+        "workload": {"trace": "t.csv"},
+        "policies": {"routing": {"name": "own_there:Nearest", "bias": 2}},
         "gateway": gateway,
-    }  # fmt: skip
+    }
     (home / "s.yaml").write_text(json.dumps(document))
     made = hw.load(home / "s.yaml")
     again = reread(made, tmp_path)
@@ -150,9 +154,14 @@ def test_files_and_own_modules_are_found_from_any_folder(tmp_path: Path, monkeyp
     assert settings.batches is not None and settings.batches.store == f"{home}/batches.sqlite"
     assert settings.key_store is not None and settings.key_store.store == f"{home}/k.sqlite"
     assert settings.demand_history is not None and settings.demand_history.records == f"{home}/r"
-    assert hw.simulate(again).policies == hw.simulate(made).policies == {
-        "routing": "own_there:Nearest(bias=2)", "ordering": "fcfs",
-    }  # fmt: skip
+    assert (
+        hw.simulate(again).policies
+        == hw.simulate(made).policies
+        == {
+            "routing": "own_there:Nearest(bias=2)",
+            "ordering": "fcfs",
+        }
+    )
 
 
 def _module(name: str) -> Any:

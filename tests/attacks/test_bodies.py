@@ -31,12 +31,19 @@ def _body(field: bytes, size: int = 30 * MIB) -> bytes:
 
 
 BODIES = {
-    "empty arrays": (b"[*[],*1]", 400), "empty objects": (b"[*{},*1]", 400), "numbers": (b"[*1,*1]", 400),
-    "deep arrays": (b"*[*", 400), "short texts": (b'[*"a",*1]', 400), "keys": (b'{*"a":1,*"b":1}', 400),
-    "a long text": (b'"*x*"', 200), "a text of escapes": (b'"*\\n*"', 200), "a text of symbols": (b'"*\xc3\xa9*"', 200),
+    "empty arrays": (b"[*[],*1]", 400),
+    "empty objects": (b"[*{},*1]", 400),
+    "numbers": (b"[*1,*1]", 400),
+    "deep arrays": (b"*[*", 400),
+    "short texts": (b'[*"a",*1]', 400),
+    "keys": (b'{*"a":1,*"b":1}', 400),
+    "a long text": (b'"*x*"', 200),
+    "a text of escapes": (b'"*\\n*"', 200),
+    "a text of symbols": (b'"*\xc3\xa9*"', 200),
     "a text of wide symbols": (b'"*x*\xf0\x9f\x98\x80"', 200),
-    "a long number": (b"*1*", 400), "spaces": (b"* *1", 200),
-}  # fmt: skip
+    "a long number": (b"*1*", 400),
+    "spaces": (b"* *1", 200),
+}
 
 
 @pytest.fixture(scope="module")

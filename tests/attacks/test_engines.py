@@ -93,9 +93,13 @@ def test_an_engine_that_says_something_wrong_of_itself_stays_up() -> None:
         up: set[int] = set()
         down: list[str] = []
         monitor = HealthMonitor(
-            replicas, Settings(scrape_period_s=0.05, probe_timeout_s=1.0), lambda replica: up.add(replica.id),
-            lambda replica: down.append(replica.name), lambda replica: None, lambda replica, load: None,
-        )  # fmt: skip
+            replicas,
+            Settings(scrape_period_s=0.05, probe_timeout_s=1.0),
+            lambda replica: up.add(replica.id),
+            lambda replica: down.append(replica.name),
+            lambda replica: None,
+            lambda replica, load: None,
+        )
         monitor.start()
         async with asyncio.timeout(60):
             while len(up) < len(engines) or min(each.num_checks for each in engines) < 5:
@@ -149,9 +153,13 @@ def _run(story: Callable[[KvEventSubscriber, Any], Coroutine[Any, Any, None]], f
         publisher.sndhwm, publisher.sndtimeo, publisher.linger = 1, 500, 0
         publisher.bind(f"ipc://{folder}/e")
         made = KvEventSubscriber(
-            "engine", EventAddress(f"ipc://{folder}/e"), EngineBlocks(16, 1000), CacheIndex(16, 1000, guesses=True),
-            context, lambda state, why: None,
-        )  # fmt: skip
+            "engine",
+            EventAddress(f"ipc://{folder}/e"),
+            EngineBlocks(16, 1000),
+            CacheIndex(16, 1000, guesses=True),
+            context,
+            lambda state, why: None,
+        )
         made.start()
         try:
             async with asyncio.timeout(60):
@@ -213,9 +221,14 @@ def test_kinds_of_memories_and_of_layers_are_bounded() -> None:
     for number in range(2000):
         stored = wire.BlockStored([number], None, [1, 2], 2, medium=f"{number}" * 100)
         window = wire.BlockStored(
-            [number], None, [1, 2], 2, group_idx=number, kv_cache_spec_kind="sliding_window",
+            [number],
+            None,
+            [1, 2],
+            2,
+            group_idx=number,
+            kv_cache_spec_kind="sliding_window",
             kv_cache_spec_sliding_window=4,
-        )  # fmt: skip
+        )
         blocks.changes([stored, window, window])
     assert len(blocks._memories) <= 16 and len(blocks._groups) <= 32 and len(blocks) <= 100
     assert max(map(len, blocks._memories)) <= 128
@@ -228,12 +241,20 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
 )
 STORED = st.tuples(
-    st.just("BlockStored"), st.lists(st.integers(0, 9) | st.binary(max_size=2), max_size=4),
-    st.none() | st.integers(0, 9), st.lists(st.integers(-9, 2**63), max_size=8), st.integers(-2, 4),
-    st.none() | st.integers(0, 3), st.none() | st.text(max_size=3), st.none() | st.text(max_size=3),
-    st.none() | st.lists(VALUES, max_size=3), st.none() | st.integers(-2, 3),
-    st.none() | st.sampled_from(["mamba", "sliding_window", "full_attention"]), st.none() | st.integers(-3, 9), VALUES,
-)  # fmt: skip
+    st.just("BlockStored"),
+    st.lists(st.integers(0, 9) | st.binary(max_size=2), max_size=4),
+    st.none() | st.integers(0, 9),
+    st.lists(st.integers(-9, 2**63), max_size=8),
+    st.integers(-2, 4),
+    st.none() | st.integers(0, 3),
+    st.none() | st.text(max_size=3),
+    st.none() | st.text(max_size=3),
+    st.none() | st.lists(VALUES, max_size=3),
+    st.none() | st.integers(-2, 3),
+    st.none() | st.sampled_from(["mamba", "sliding_window", "full_attention"]),
+    st.none() | st.integers(-3, 9),
+    VALUES,
+)
 
 
 @pytest.mark.ci

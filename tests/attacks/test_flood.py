@@ -29,9 +29,16 @@ SMALL = {"name": "vllm-0.15", "max_num_seqs": 32}
 
 
 def day(
-    tenants: dict[str, int], quiet_rps: float, seconds: float, tokens: tuple[int, int], cv: float = 0.5,
-    engine: Any = "vllm-0.15", model: str = MODEL, room_tokens: int | None = None, **policies: Any,
-) -> dict[str, Any]:  # fmt: skip
+    tenants: dict[str, int],
+    quiet_rps: float,
+    seconds: float,
+    tokens: tuple[int, int],
+    cv: float = 0.5,
+    engine: Any = "vllm-0.15",
+    model: str = MODEL,
+    room_tokens: int | None = None,
+    **policies: Any,
+) -> dict[str, Any]:
     """A replica with requests of these mean prompts and answers."""
     prompts, answers = ({"kind": "lognormal", "mean": mean, "cv": cv} for mean in tokens)
     room = {} if room_tokens is None else {"kv_capacity_tokens": room_tokens}
@@ -39,11 +46,14 @@ def day(
         "fleet": [{"name": "pool", "model": model, "gpu": "h100", "engine": engine, "endpoints": [URL], **room}],
         "gateway": {"api_keys": [{"sha256": digest(tenant), "name": tenant} for tenant in ("quiet", "flood")]},
         "workload": {
-            "arrivals": quiet_rps * sum(tenants.values()), "duration_s": seconds, "prompt_tokens": prompts,
-            "output_tokens": answers, "tenants": tenants,
+            "arrivals": quiet_rps * sum(tenants.values()),
+            "duration_s": seconds,
+            "prompt_tokens": prompts,
+            "output_tokens": answers,
+            "tenants": tenants,
         },
         "policies": policies,
-    }  # fmt: skip
+    }
 
 
 def served(folder: Path, *args: Any, **given: Any) -> Records:
@@ -88,9 +98,12 @@ def test_a_flood_of_one_key_leaves_the_latency_of_another(
 
 
 LITTLE_ROOM = {
-    "model": "qwen3-32b", "room_tokens": 16_000, "ordering": {"name": "vtc", "prompt_window": 512},
-    "ordering_at": "gateway", "preempt_every_s": 0.1,
-}  # fmt: skip
+    "model": "qwen3-32b",
+    "room_tokens": 16_000,
+    "ordering": {"name": "vtc", "prompt_window": 512},
+    "ordering_at": "gateway",
+    "preempt_every_s": 0.1,
+}
 """A model that leaves room for some 80 requests, whose iterations take little longer with them than alone."""
 
 

@@ -38,15 +38,20 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]
 
 ACCEPTED: dict[str, Any] = {
     "messages": {
-        "type": "array", "minItems": 1,
+        "type": "array",
+        "minItems": 1,
         "items": {
-            "type": "object", "required": ["role", "content"], "additionalProperties": False,
+            "type": "object",
+            "required": ["role", "content"],
+            "additionalProperties": False,
             "properties": {"role": {"const": "user"}, "content": {"type": "string"}},
         },
     },
-    "prompt": {"type": "string"}, "n": {"enum": [1, None]}, "stream": {"type": "boolean"},
+    "prompt": {"type": "string"},
+    "n": {"enum": [1, None]},
+    "stream": {"type": "boolean"},
     "max_tokens": {"type": "integer", "minimum": 1, "maximum": 64},
-}  # fmt: skip
+}
 """Fields that the engine judges, and the gateway does not, as the engine accepts them."""
 
 
@@ -74,9 +79,12 @@ def _send_examples(front: serving.Process, operation: Any, statuses: Counter[tup
     @seed(1)
     @given(case=operation.as_strategy())
     @settings(
-        max_examples=NUM_EXAMPLES, deadline=None, database=None, phases=[Phase.generate],
+        max_examples=NUM_EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     def send(case: Any) -> None:
         response = case.call(base_url=front.url, headers=KEY, session=session)
         statuses[operation.label, response.status_code, "x-headway-replica" in response.headers] += 1

@@ -62,13 +62,11 @@ REFUSED = {
     "two hosts": (CHAT + b"Host: localhost\r\n" + LENGTH + b"\r\n" + BODY, 400),
     "two keys": (CHAT + b"Authorization: Bearer a\r\nAuthorization: Bearer b\r\n" + LENGTH + b"\r\n" + BODY, 400),
     "a host that was rebound": (CHAT.replace(b"localhost", b"evil.example") + LENGTH + b"\r\n" + BODY, 421),
-    "a target of another host": (
-        b"POST http://evil.example/v1/chat/completions" + HOST + LENGTH + b"\r\n" + BODY, 421
-    ),
+    "a target of another host": (b"POST http://evil.example/v1/chat/completions" + HOST + LENGTH + b"\r\n" + BODY, 421),
     "a page of another host": (CHAT + b"Origin: http://evil.example\r\n" + LENGTH + b"\r\n" + BODY, 403),
     "a sandboxed page": (CHAT + b"Origin: null\r\n" + LENGTH + b"\r\n" + BODY, 403),
     "a post without preflight": (CHAT + b"Content-Type: text/plain;charset=UTF-8\r\n" + LENGTH + b"\r\n" + BODY, 415),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("data", "status"), REFUSED.values(), ids=REFUSED)

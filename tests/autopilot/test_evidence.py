@@ -53,9 +53,7 @@ def test_the_pairs_that_are_expected_are_enough_in_most_runs() -> None:
         assert fmean(found) >= 0.8
 
 
-@given(
-    st.floats(0.01, 0.8), st.floats(0, 1), st.floats(0.1, 100), st.floats(0.1, 60), st.floats(600, 200_000)
-)  # fmt: skip
+@given(st.floats(0.01, 0.8), st.floats(0, 1), st.floats(0.1, 100), st.floats(0.1, 60), st.floats(600, 200_000))
 def test_a_change_is_tried_for_a_tenth_to_a_half_of_a_time_that_is_enough(
     gain: float, attainment: float, rate: float, e2e_s: float, time_s: float
 ) -> None:

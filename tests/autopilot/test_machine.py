@@ -35,8 +35,13 @@ from headway.core.errors import HeadwayError
 LIMITS = Limits(("routing", "ordering"), 40.0)
 CHANGE = Change("routing: b", ("routing",), "v0", "v1", Bounds(0.1, 0.3), 30.0, Staging(1.0, 4.0, 10.0, 40))
 EVENTS: tuple[Event, ...] = (
-    Staged(CHANGE, False), Observed(0.0), Withdrawn("gone"), CarriedOut(), Stopped(), Resumed(),
-)  # fmt: skip
+    Staged(CHANGE, False),
+    Observed(0.0),
+    Withdrawn("gone"),
+    CarriedOut(),
+    Stopped(),
+    Resumed(),
+)
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
@@ -94,15 +99,18 @@ def test_a_change_beyond_the_limits_does_not_begin(change: Change, is_frozen: bo
 
 _CHANGES = st.builds(
     lambda num, kinds, usd: replace(CHANGE, name=f"c{num}", version=f"v{num}", kinds=kinds, most_usd_per_h=usd),
-    st.integers(1, 9), st.sampled_from([("routing",), ("ordering",), ("replicas",)]), st.floats(0, 80),
-)  # fmt: skip
+    st.integers(1, 9),
+    st.sampled_from([("routing",), ("ordering",), ("replicas",)]),
+    st.floats(0, 80),
+)
 _WALKS = st.lists(
     st.one_of(
-        st.builds(Staged, _CHANGES, st.booleans()), st.builds(Observed, st.floats(-1, 1)),
+        st.builds(Staged, _CHANGES, st.booleans()),
+        st.builds(Observed, st.floats(-1, 1)),
         st.sampled_from([Observed(0.5), CarriedOut(), CarriedOut(), Withdrawn("gone"), Stopped(), Resumed()]),
     ),
     max_size=60,
-)  # fmt: skip
+)
 
 
 @given(_WALKS)
@@ -167,8 +175,9 @@ def test_a_change_that_is_worse_by_20_points_is_rolled_back_and_one_that_is_bett
 def test_reasons_say_what_was_seen_and_what_was_predicted() -> None:
     worse = verdict_of(iter([-0.15, -0.2]))
     assert (worse.verdict, worse.reason) == (
-        "roll back", "it loses more than 10 points in two pairs of periods in a row"
-    )  # fmt: skip
+        "roll back",
+        "it loses more than 10 points in two pairs of periods in a row",
+    )
     less = verdict_of(iter([0.01, -0.01] * 40), predicted=Bounds(0.3, 0.4))
     assert less.verdict == "roll back" and less.reason.endswith("; at least +30.0 were predicted")
     weak = verdict_of(iter([0.06] * 40), predicted=Bounds(0.3, 0.4))

@@ -31,9 +31,17 @@ def test_the_plan_covers_every_kind_of_operator() -> None:
     operations, notes = plan.sweep(LLAMA, ON)
     kinds = {(each.kind, each.dtype) for each in operations}
     assert kinds == {
-        ("gemm", "bf16"), ("gemm", "fp8"), ("prefill_attention", ""), ("decode_attention", ""), ("device_copy", ""),
-        ("host_copy", ""), ("all_reduce", ""), ("top_p_sort", ""), ("top_p", ""), ("penalties", ""),
-    }  # fmt: skip
+        ("gemm", "bf16"),
+        ("gemm", "fp8"),
+        ("prefill_attention", ""),
+        ("decode_attention", ""),
+        ("device_copy", ""),
+        ("host_copy", ""),
+        ("all_reduce", ""),
+        ("top_p_sort", ""),
+        ("top_p", ""),
+        ("penalties", ""),
+    }
     assert len(set(operations)) == len(operations)
     assert {(4096, 14336), (28672, 4096), (6144, 4096)} <= {
         each.shape[1:] for each in operations if each.kind == "gemm"

@@ -26,8 +26,10 @@ def test_table_formats_are_recognised(tmp_path: Path) -> None:
         assert used(reading) == reading.num_rows == len(rows)
         keys[name] = {samples.key for samples in reading.samples}
     assert keys == {
-        "gemm": {"gemm.bf16"}, "attention": {"prefill_attention", "decode_attention"}, "collectives": {"all_reduce"},
-    }  # fmt: skip
+        "gemm": {"gemm.bf16"},
+        "attention": {"prefill_attention", "decode_attention"},
+        "collectives": {"all_reduce"},
+    }
 
 
 def test_gzip_and_a_byte_order_mark(tmp_path: Path) -> None:
@@ -45,8 +47,9 @@ def test_a_file_of_headway_measure(tmp_path: Path) -> None:
         rows.append({**row, "operator": "host_copy", "num_bytes": 1e6 * i, "latency_s": 3e-5 * i})
     reading = read(write(tmp_path / "m.csv", rows), GPU)
     assert [(s.key, len(s.seconds), s.software) for s in reading.samples] == [
-        ("gemm.bf16", 8, "torch 2"), ("host_copy", 8, "torch 2"),
-    ]  # fmt: skip
+        ("gemm.bf16", 8, "torch 2"),
+        ("host_copy", 8, "torch 2"),
+    ]
     assert not reading.left_out
 
 

@@ -93,9 +93,12 @@ def test_a_processor_that_nobody_measured() -> None:
     for one in experiments(num=3):
         simulated = replay(one, (0,), coefficients=truth).overall
         measured = replace(
-            one.measured, ttft_mean_ms=float(simulated.ttft_ms.mean()), itl_mean_ms=simulated.itl_mean_ms,
-            e2e_mean_ms=float(simulated.e2e_ms.mean()), tpot_mean_ms=float(simulated.tpot_ms.mean()),
-        )  # fmt: skip
+            one.measured,
+            ttft_mean_ms=float(simulated.ttft_ms.mean()),
+            itl_mean_ms=simulated.itl_mean_ms,
+            e2e_mean_ms=float(simulated.e2e_ms.mean()),
+            tpot_mean_ms=float(simulated.tpot_ms.mean()),
+        )
         runs.append(replace(one, measured=measured, stages=(replace(one.stages[0], measured=measured),)))
     fit, _, notes = fit_served(runs, GPU, ENGINE, KNOWN, is_measured=False)
     assert any("memory" in note and "only together" in note for note in notes)

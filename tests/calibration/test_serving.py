@@ -26,9 +26,14 @@ from headway.core.fleet import GREEDY
 
 Row = dict[str, str]
 LATENCIES: Row = {
-    "e2e_mean_ms": "1100", "e2e_p90_ms": "1200", "e2e_p99_ms": "1300", "ttft_mean_ms": "30", "ttft_p90_ms": "40",
-    "ttft_p99_ms": "50", "itl_mean_ms": "10.8",
-}  # fmt: skip
+    "e2e_mean_ms": "1100",
+    "e2e_p90_ms": "1200",
+    "e2e_p99_ms": "1300",
+    "ttft_mean_ms": "30",
+    "ttft_p90_ms": "40",
+    "ttft_p99_ms": "50",
+    "itl_mean_ms": "10.8",
+}
 SETTINGS: Row = {
     "exp_id": "1", "model": "meta-llama/Llama-3.1-8B-Instruct", "workload": "chat", "gpu": "H100", "tp": "1",
     "precision": "FP16", "max_num_batched_tokens": "2048", "cpu_kv_offload": "", "gpu_mem_util": "", "dp": "",
@@ -73,15 +78,21 @@ def test_reads_settings_stages_and_summary(experiment: ServingExperiment) -> Non
 @pytest.mark.parametrize(
     ("given", "name", "dtype"),
     [
-        ({"model": "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic", "precision": "FP8", "tp": "2"},
-         "llama-4-scout-17b-16e-instruct-fp8-dynamic", "fp8"),
-        ({"model": "someone/Llama-4-Scout-17B-16E-Instruct-w8a8", "precision": "FP8", "tp": "2"},
-         "llama-4-scout", "fp8"),
+        (
+            {"model": "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic", "precision": "FP8", "tp": "2"},
+            "llama-4-scout-17b-16e-instruct-fp8-dynamic",
+            "fp8",
+        ),
+        (
+            {"model": "someone/Llama-4-Scout-17B-16E-Instruct-w8a8", "precision": "FP8", "tp": "2"},
+            "llama-4-scout",
+            "fp8",
+        ),
         ({"model": "someone/Mixtral-8x7B-Instruct-v0.1-FP8", "precision": "fp8"}, "mixtral-8x7b", "fp8"),
         ({"model": "meta-llama/Llama-2-70b-chat-hf", "tp": "8"}, "llama-2-70b", "bf16"),
         ({"model": "RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w8a8", "precision": "FP8"}, "llama-3.1-70b", "fp8"),
     ],
-)  # fmt: skip
+)
 def test_finds_models_of_republished_variants(tmp_path: Path, given: Row, name: str, dtype: str) -> None:
     model = one(tmp_path, **given).model
     assert (model.name, model.dtype) == (name, dtype)
@@ -90,7 +101,7 @@ def test_finds_models_of_republished_variants(tmp_path: Path, given: Row, name: 
 @pytest.mark.parametrize(
     ("name", "found"),
     [("A100-80", "a100-80gb"), ("a100", "a100-80gb"), ("L40S", "l40s"), ("H100", "h100-80gb-sxm")],
-)  # fmt: skip
+)
 def test_finds_gpus(tmp_path: Path, name: str, found: str) -> None:
     assert one(tmp_path, gpu=name).gpu.name == found
 
@@ -132,14 +143,20 @@ BAD: list[tuple[Change, str]] = [
     (put(1, tp="2"), "tp differs between its rows"),
     (lambda rows: rows.pop(0), "needs one row with stage 'summary'"),
     (lambda rows: rows.__delitem__(slice(1, 3)), "has no stage"),
-]  # fmt: skip
+]
 
 
 def test_shape_seats_prompts_caching_and_sampling_come_from_the_file(tmp_path: Path) -> None:
     given = {
-        "pp": "2", "max_num_seqs": "64", "prefix_caching": "no", "prompt_groups": "3", "prompts_per_group": "0",
-        "sampling": "greedy", "engine": "vLLM 0.16.0", "cpu_kv_offload": "yes",
-    }  # fmt: skip
+        "pp": "2",
+        "max_num_seqs": "64",
+        "prefix_caching": "no",
+        "prompt_groups": "3",
+        "prompts_per_group": "0",
+        "sampling": "greedy",
+        "engine": "vLLM 0.16.0",
+        "cpu_kv_offload": "yes",
+    }
     experiment = one(tmp_path, **given)
     used = engine(experiment)
     assert (used.max_num_seqs, used.prefix_caching, used.kv_offload_bytes) == (64, False, 0)
@@ -250,7 +267,7 @@ def test_host_memory_is_the_caches_second_tier(experiment: ServingExperiment) ->
         {"gpu": "L40S", "model": "mistralai/Mixtral-8x7B-Instruct-v0.1", "tp": "4", "precision": "FP8"},
         {"gpu": "L40S", "model": "meta-llama/Llama-2-70b-hf", "tp": "8", "max_num_batched_tokens": "1024"},
     ],
-)  # fmt: skip
+)
 def test_every_combination_runs(tmp_path: Path, settings: Row) -> None:
     found = replay(one(tmp_path, **settings), [0])
     assert found.num_unfinished == 0

@@ -21,12 +21,17 @@ from headway.cli import main
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 SMALL = (
-    OperatorCase("gemm", "bf16", (4, 64, 32)), OperatorCase("gemm", "fp8", (16, 64, 32)),
-    OperatorCase("moe", "bf16", (6, 64, 128, 2, 4, 2, 1)), OperatorCase("prefill_attention", "", (2, 8, 0, 4, 2, 16)),
-    OperatorCase("decode_attention", "", (2, 24, 4, 2, 16)), OperatorCase("mla_attention", "", (2, 24, 4, 32, 16)),
-    OperatorCase("device_copy", "", (1024,)), OperatorCase("host_copy", "", (1024,)),
-    OperatorCase("top_p_sort", "", (3, 500)), OperatorCase("penalties", "", (3, 500)),
-)  # fmt: skip
+    OperatorCase("gemm", "bf16", (4, 64, 32)),
+    OperatorCase("gemm", "fp8", (16, 64, 32)),
+    OperatorCase("moe", "bf16", (6, 64, 128, 2, 4, 2, 1)),
+    OperatorCase("prefill_attention", "", (2, 8, 0, 4, 2, 16)),
+    OperatorCase("decode_attention", "", (2, 24, 4, 2, 16)),
+    OperatorCase("mla_attention", "", (2, 24, 4, 32, 16)),
+    OperatorCase("device_copy", "", (1024,)),
+    OperatorCase("host_copy", "", (1024,)),
+    OperatorCase("top_p_sort", "", (3, 500)),
+    OperatorCase("penalties", "", (3, 500)),
+)
 
 
 @pytest.fixture(scope="module")

@@ -148,8 +148,12 @@ def test_classes_of_predictions() -> None:
 
 def test_metrics_of_a_summary() -> None:
     assert [metric_of(key) for key in ("ttft_s.p50", "ttft_s.p95", "tpot_s.p99", "itl_s.mean", "e2e_s.mean")] == [
-        "ttft_mean", "ttft_p99", "tpot_p99", "itl_mean", "e2e_mean",
-    ]  # fmt: skip
+        "ttft_mean",
+        "ttft_p99",
+        "tpot_p99",
+        "itl_mean",
+        "e2e_mean",
+    ]
     assert [metric_of(key) for key in ("itl_s.p99", "itl_s.p50", "ttft_s.max", "tier.0.ttft_s.p50", "usd")] == 5 * [
         None
     ]

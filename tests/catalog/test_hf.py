@@ -24,11 +24,18 @@ from headway.perf.params import (
 )
 
 LLAMA: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings":
-    131072,
-    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "rope_theta": 500000.0,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "rope_theta": 500000.0,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": LLAMA,
     "llama-2-7b": {
@@ -174,20 +181,33 @@ def test_quantised_weights_are_recognised(quantization: object, dtype: str, tmp_
 
 
 GEMMA_3_27B = {
-    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "torch_dtype": "bfloat16",
     "text_config": {
-        "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504, "model_type": "gemma3_text",
-        "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16, "sliding_window": 1024,
-    },
-    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
-}  # fmt: skip
-GEMMA_3_4B = {
-    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
-    "text_config": {
-        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "head_dim": 128,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 16,
         "sliding_window": 1024,
     },
-}  # fmt: skip
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+}
+GEMMA_3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "torch_dtype": "bfloat16",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    },
+}
 QWEN_3_NEXT = {
     "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "decoder_sparse_step": 1,
     "full_attention_interval": 4, "head_dim": 256, "hidden_size": 2048, "intermediate_size": 5120,
@@ -221,21 +241,35 @@ def test_layer_types_and_patterns_say_the_same(tmp_path: Path) -> None:
 
 
 WINDOWS = {  # with use_sliding_window: true, and without the key, as transformers 5.23.0 arranges them
-    "qwen2": ("fffwwwww", "ffffffff"), "qwen3": ("fffwwwww", "ffffffff"),
-    "qwen2_moe": ("wfwfffff", "ffffffff"), "qwen3_moe": ("wwwwwwww", "ffffffff"), "dots1": ("fffwwwww", "fffwwwww"),
-    "smollm3": ("fffwfffw", "ffffffff"), "cohere2": ("wwwfwwwf", "wwwfwwwf"), "mistral": ("wwwwwwww", "wwwwwwww"),
-    "cwm": ("fwwwfwww", "fwwwfwww"), "granite_swa": ("fwwwfwww", "fwwwfwww"), "laguna": ("ffffffff", "ffffffff"),
-}  # fmt: skip
+    "qwen2": ("fffwwwww", "ffffffff"),
+    "qwen3": ("fffwwwww", "ffffffff"),
+    "qwen2_moe": ("wfwfffff", "ffffffff"),
+    "qwen3_moe": ("wwwwwwww", "ffffffff"),
+    "dots1": ("fffwwwww", "fffwwwww"),
+    "smollm3": ("fffwfffw", "ffffffff"),
+    "cohere2": ("wwwfwwwf", "wwwfwwwf"),
+    "mistral": ("wwwwwwww", "wwwwwwww"),
+    "cwm": ("fwwwfwww", "fwwwfwww"),
+    "granite_swa": ("fwwwfwww", "fwwwfwww"),
+    "laguna": ("ffffffff", "ffffffff"),
+}
 
 
 @pytest.mark.parametrize("family", WINDOWS)
 def test_the_same_flags_give_other_layers_a_window_in_each_family(family: str, tmp_path: Path) -> None:
     """Without a list or a pattern of layers; a list that says the same gives the same model."""
     shape = {
-        "model_type": family, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8,
-        "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 1000,
-        "sliding_window": 512, "max_window_layers": 3,
-    }  # fmt: skip
+        "model_type": family,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "vocab_size": 1000,
+        "sliding_window": 512,
+        "max_window_layers": 3,
+    }
     for kinds, flags in zip(WINDOWS[family], ({"use_sliding_window": True}, {}), strict=True):
         model = catalog.model_from_config(written(tmp_path, {**shape, **flags}))
         assert num_windowed_layers(model) == kinds.count("w")
@@ -304,10 +338,18 @@ def test_sampling_parameters_come_from_the_file_beside(tmp_path: Path) -> None:
 
 
 MIXTURE = {
-    "model_type": "of_my_own", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8,
-    "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 4096,
-    "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 512,
-}  # fmt: skip
+    "model_type": "of_my_own",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 512,
+}
 
 
 @pytest.mark.parametrize("experts", ["n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"])
@@ -355,9 +397,16 @@ def test_no_shared_expert_may_be_written_as_0(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["num_meta_experts", "kv_compression", "layer_repeat", "window_stride", "quantized_dim", "n_ssm_heads",
-     "expert_width_ratio"],
-)  # fmt: skip
+    [
+        "num_meta_experts",
+        "kv_compression",
+        "layer_repeat",
+        "window_stride",
+        "quantized_dim",
+        "n_ssm_heads",
+        "expert_width_ratio",
+    ],
+)
 def test_a_key_that_may_matter_is_an_error_that_names_it(key: str, tmp_path: Path) -> None:
     config = written(tmp_path, LLAMA | {key: 3})
     with pytest.raises(HeadwayError, match=rf"config.json: not understood: {key} \(3\).*--assume"):

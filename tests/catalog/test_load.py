@@ -90,10 +90,16 @@ def test_every_entry_has_a_source() -> None:
 @pytest.mark.parametrize(
     ("name", "version", "lag"),
     [
-        ("vllm", "", 1), ("vllm", "0.14.0", 1), ("vllm", "0.13.1", 0), ("vllm-0.10", "", 0), ("vllm-0.15", "0.12", 0),
-        ("simulated", "v0.11", 0), ("vllm", "nightly", 1), ("sglang", "0.5.6", 1),
+        ("vllm", "", 1),
+        ("vllm", "0.14.0", 1),
+        ("vllm", "0.13.1", 0),
+        ("vllm-0.10", "", 0),
+        ("vllm-0.15", "0.12", 0),
+        ("simulated", "v0.11", 0),
+        ("vllm", "nightly", 1),
+        ("sglang", "0.5.6", 1),
     ],
-)  # fmt: skip
+)
 def test_vllm_schedules_ahead_from_its_version_0_14_on(name: str, version: str, lag: int) -> None:
     assert catalog.engine(name, version).schedule_lag == lag
 
@@ -145,10 +151,15 @@ def test_coefficients_are_fractions_and_measured_ones_say_so() -> None:
 @pytest.mark.parametrize(
     ("alias", "name"),
     [
-        ("NVIDIA H100 NVL", "h100-94gb-nvl"), ("h100-pcie", "h100-80gb-pcie"), ("a100-pcie", "a100-80gb-pcie"),
-        ("A10G", "a10g"), ("rtx-pro-6000", "rtx-pro-6000-96gb"), ("B200", "b200-180gb-sxm"), ("GB200", "gb200-186gb"),
+        ("NVIDIA H100 NVL", "h100-94gb-nvl"),
+        ("h100-pcie", "h100-80gb-pcie"),
+        ("a100-pcie", "a100-80gb-pcie"),
+        ("A10G", "a10g"),
+        ("rtx-pro-6000", "rtx-pro-6000-96gb"),
+        ("B200", "b200-180gb-sxm"),
+        ("GB200", "gb200-186gb"),
     ],
-)  # fmt: skip
+)
 def test_gpus_without_measurements_have_peaks_and_say_so(alias: str, name: str) -> None:
     gpu = catalog.gpu(alias)
     assert gpu.name == name
@@ -176,11 +187,14 @@ def test_import_reads_no_data_files() -> None:
 @pytest.mark.parametrize(
     ("asked", "name", "version"),
     [
-        ("vllm-0.25", "vllm-0.25", "0.25.1"), ("vllm-0.27", "vllm-0.25", "0.27"),
+        ("vllm-0.25", "vllm-0.25", "0.25.1"),
+        ("vllm-0.27", "vllm-0.25", "0.27"),
         ("vLLM-v0.33.1", "vllm-0.25", "0.33.1"),
-        ("vllm-0.24", "vllm-0.15", "0.24"), ("vllm-0.9", "vllm-0.15", "0.9"), ("vllm-1.0", "vllm-0.25", "1.0"),
+        ("vllm-0.24", "vllm-0.15", "0.24"),
+        ("vllm-0.9", "vllm-0.15", "0.9"),
+        ("vllm-1.0", "vllm-0.25", "1.0"),
     ],
-)  # fmt: skip
+)
 def test_a_version_has_the_profile_of_the_measured_one_that_is_nearest_below(
     asked: str, name: str, version: str
 ) -> None:
@@ -193,10 +207,15 @@ def test_a_version_has_the_profile_of_the_measured_one_that_is_nearest_below(
 @pytest.mark.parametrize(
     ("version", "profile"),
     [
-        ("", "vllm-0.25"), ("0.25.3", "vllm-0.25"), ("v0.33.0", "vllm-0.25"), ("0.24", "vllm-0.15"),
-        ("0.9.1", "vllm-0.15"), ("nightly", "vllm-0.25"), ("0.25.1rc2+cu130", "vllm-0.25"),
+        ("", "vllm-0.25"),
+        ("0.25.3", "vllm-0.25"),
+        ("v0.33.0", "vllm-0.25"),
+        ("0.24", "vllm-0.15"),
+        ("0.9.1", "vllm-0.15"),
+        ("nightly", "vllm-0.25"),
+        ("0.25.1rc2+cu130", "vllm-0.25"),
     ],
-)  # fmt: skip
+)
 def test_an_engine_without_a_version_is_the_newest_and_with_one_the_nearest(
     name: str, version: str, profile: str
 ) -> None:
@@ -228,10 +247,13 @@ def test_a_file_of_coefficients_from_before_serves_every_version(tmp_path: Path)
 @pytest.mark.parametrize(
     ("gpu", "limits"),
     [
-        ("h100", (1024, 8192)), ("h200", (1024, 8192)), ("a100", (256, 2048)), ("l40s", (256, 2048)),
+        ("h100", (1024, 8192)),
+        ("h200", (1024, 8192)),
+        ("a100", (256, 2048)),
+        ("l40s", (256, 2048)),
         (None, (256, 2048)),
     ],
-)  # fmt: skip
+)
 def test_limits_are_those_of_the_engine_on_the_gpu(gpu: str | None, limits: tuple[int, int]) -> None:
     found = catalog.engine_on(catalog.engine("vllm"), None if gpu is None else catalog.gpu(gpu))
     assert (found.max_num_seqs, found.max_num_batched_tokens) == limits

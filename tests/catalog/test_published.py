@@ -81,18 +81,32 @@ def sizes(folder: Path, **config: Any) -> tuple[float, float, float]:
 
 
 def test_multimodal_gemma_3_leaves_out_what_its_family_has(tmp_path: Path) -> None:
-    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
-            "sliding_window": 1024}  # fmt: skip
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    }
     params, kv, windowed = sizes(tmp_path, model_type="gemma3", text_config=text)
     assert params == pytest.approx(3.88, rel=0.01) and kv == 34 * 4 * 256 * 4 and windowed == 29 * 4 * 256 * 4
 
 
 def test_qwen_1_states_the_width_of_gate_and_up_together(tmp_path: Path) -> None:
     params, _, _ = sizes(
-        tmp_path, model_type="qwen", architectures=["QWenLMHeadModel"], hidden_size=4096, intermediate_size=22016,
-        kv_channels=128, max_position_embeddings=32768, num_attention_heads=32, num_hidden_layers=32, seq_length=8192,
-        tie_word_embeddings=False, vocab_size=151936,
-    )  # fmt: skip
+        tmp_path,
+        model_type="qwen",
+        architectures=["QWenLMHeadModel"],
+        hidden_size=4096,
+        intermediate_size=22016,
+        kv_channels=128,
+        max_position_embeddings=32768,
+        num_attention_heads=32,
+        num_hidden_layers=32,
+        seq_length=8192,
+        tie_word_embeddings=False,
+        vocab_size=151936,
+    )
     assert params == pytest.approx(7.72, rel=0.01)
 
 
@@ -141,11 +155,18 @@ def test_llama_4_s_interval_has_two_names(key: str, tmp_path: Path) -> None:
 
 def test_a_list_of_layers_goes_before_a_pattern(tmp_path: Path) -> None:
     text = {
-        "model_type": "exaone4_5_text", "hidden_size": 5120, "intermediate_size": 27392, "num_attention_heads": 40,
-        "num_hidden_layers": 64, "num_key_value_heads": 8, "sliding_window": 4096, "sliding_window_pattern": "LLLG",
-        "hidden_act": "silu", "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16,
+        "model_type": "exaone4_5_text",
+        "hidden_size": 5120,
+        "intermediate_size": 27392,
+        "num_attention_heads": 40,
+        "num_hidden_layers": 64,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "sliding_window_pattern": "LLLG",
+        "hidden_act": "silu",
+        "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16,
         "vocab_size": 153600,
-    }  # fmt: skip
+    }
     _, kv, windowed = sizes(tmp_path, model_type="exaone4_5", text_config=text)
     assert windowed == 0.75 * kv
 
@@ -155,7 +176,14 @@ def test_a_family_is_known_by_its_architecture(tmp_path: Path) -> None:
     own = {"architectures": ["DeepseekV4ForCausalLM"], "model_type": "own", "hidden_size": 4096, "num_hidden_layers": 4}
     with pytest.raises(HeadwayError, match="'deepseek_v4', whose layers Headway does not model"):
         sizes(tmp_path, **own)
-    falcon = {"model_type": "own", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
-              "vocab_size": 65024, "multi_query": True, "new_decoder_architecture": False}  # fmt: skip
+    falcon = {
+        "model_type": "own",
+        "hidden_size": 4544,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 71,
+        "vocab_size": 65024,
+        "multi_query": True,
+        "new_decoder_architecture": False,
+    }
     params, kv, _ = sizes(tmp_path, architectures=["FalconForCausalLM"], **falcon)
     assert params == pytest.approx(6.92, rel=0.01) and kv == 32 * 2 * 64 * 2

@@ -17,9 +17,16 @@ from headway.config.scenario import with_absolute_paths, written
 from headway.core.model import Model
 
 SIZES = {
-    "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000,
-    "intermediate_size": 512, "max_position_embeddings": 4096, "hidden_act": "silu", "kv_compression": 3,
-}  # fmt: skip
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "intermediate_size": 512,
+    "max_position_embeddings": 4096,
+    "hidden_act": "silu",
+    "kv_compression": 3,
+}
 REQUESTS = "--rate 5 --num-requests 6 --prompt-tokens 20 --output-tokens 3"
 TAKING = {
     "simulate": f"--gpu h100 {REQUESTS}",

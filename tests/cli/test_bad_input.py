@@ -21,9 +21,13 @@ from worker_fleet import children
 POOL = {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "replicas": 2}
 WORKLOAD = {"arrivals": 20, "num_requests": 30, "prompt_tokens": 200, "output_tokens": 20}
 CONFIG = {
-    "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "vocab_size": 1000,
+    "num_hidden_layers": 2,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
     "max_position_embeddings": 4096,
-}  # fmt: skip
+}
 POLICIES = """
 from headway.core.decision import Placement
 
@@ -140,7 +144,7 @@ SCENARIOS: list[Case] = [
     ("cascade of one", _scenario(cascade={"models": ["a"]}), RUN, "cascade.models"),
     ("endless simulation", _scenario(simulation={"until_s": 0}), RUN, "simulation.until_s: expected number > 0"),
     ("negative warm-up", _scenario(simulation={"warmup_s": -1}), RUN, "simulation.warmup_s: expected number >= 0"),
-]  # fmt: skip
+]
 WORKLOADS: list[Case] = [
     ("nothing to do", _scenario(workload={}), RUN, "expected trace, builtin, mix, or prompt_tokens"),
     ("no arrivals", _workload(arrivals=None), RUN, "arrivals: missing"),
@@ -170,14 +174,22 @@ WORKLOADS: list[Case] = [
     ("milliseconds as seconds", _trace(HEAD + "".join(f"{i * 90000},9,9\n" for i in range(99))), RUN, "in seconds"),
     ("a binary file", _trace("PAR1\0\0"), RUN, "not readable as Parquet"),
     ("cut gzip", {**_trace(""), "t.csv": "\x1f\x8b\x08"}, RUN, "t.csv: "),
-    ("an empty window", {**_trace(HEAD + "0,1,1\n"), "s.yaml": _scenario(
-        workload={"trace": {"path": "t.csv", "from_s": 9}})}, RUN, "no request arrives from 9"),
-    ("no requests of the model", {**_trace(HEAD.strip() + ",model\n0,1,1,a\n"), "s.yaml": _scenario(
-        workload={"trace": "t.csv", "models": "b"})}, RUN, "unknown model 'b'"),
+    (
+        "an empty window",
+        {**_trace(HEAD + "0,1,1\n"), "s.yaml": _scenario(workload={"trace": {"path": "t.csv", "from_s": 9}})},
+        RUN,
+        "no request arrives from 9",
+    ),
+    (
+        "no requests of the model",
+        {**_trace(HEAD.strip() + ",model\n0,1,1,a\n"), "s.yaml": _scenario(workload={"trace": "t.csv", "models": "b"})},
+        RUN,
+        "unknown model 'b'",
+    ),
     ("models that nothing serves", _trace(HEAD.strip() + ",model\n0,1,1,a\n"), RUN, "model 'a'"),
     ("describe nothing", {}, "workload describe t.csv", "t.csv: no such file"),
     ("write an unknown format", {"t.csv": HEAD + "0,1,1\n"}, "workload convert t.csv out.xls", "expected .parquet"),
-]  # fmt: skip
+]
 MODELS: list[Case] = [
     ("no config", _pool(model={"config": "c.json"}), RUN, "c.json: No such file"),
     ("config that is no JSON", {**_config(), "c.json": "{"}, RUN, "c.json: not JSON"),
@@ -287,9 +299,14 @@ def test_there_are_a_hundred_kinds() -> None:
 
 @pytest.mark.parametrize(("kind", "files", "command", "words"), CASES, ids=[case[0] for case in CASES])
 def test_bad_input_is_one_line(
-    kind: str, files: dict[str, str] | str, command: str, words: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    kind: str,
+    files: dict[str, str] | str,
+    command: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     _written(tmp_path, files)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
@@ -303,10 +320,17 @@ def test_bad_input_is_one_line(
 
 
 PLANNERS = [
-    "plan tiers s.yaml", "plan capacity s.yaml", "plan fleet s.yaml --have h100:2 --slo ttft=1s",
-    "plan scaling s.yaml --slo ttft=1s", "plan scaling s.yaml --demand r.csv", "plan combos s.yaml --gpus h100:8:2.8",
-    "plan cascade s.yaml --quality 50", RUN, "serve s.yaml", "compare s.yaml",
-]  # fmt: skip
+    "plan tiers s.yaml",
+    "plan capacity s.yaml",
+    "plan fleet s.yaml --have h100:2 --slo ttft=1s",
+    "plan scaling s.yaml --slo ttft=1s",
+    "plan scaling s.yaml --demand r.csv",
+    "plan combos s.yaml --gpus h100:8:2.8",
+    "plan cascade s.yaml --quality 50",
+    RUN,
+    "serve s.yaml",
+    "compare s.yaml",
+]
 
 
 @pytest.mark.parametrize("section", ["workload", "fleet", "policies", "slo", "cascade", "simulation", "gpus"])

@@ -92,9 +92,10 @@ def test_the_same_table_twice_counts_once(tables: list[str], capsys: pytest.Capt
 
 def test_a_fit_that_fails_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, out = write(tmp_path / "a.csv", attention()), tmp_path / "mine.json"
-    slow = write(tmp_path / "b.csv", [
-        {**row, "latency_ms": float(str(row["latency_ms"])) * (20 if row["isl"] == 1 else 1)} for row in attention()
-    ])  # fmt: skip
+    slow = write(
+        tmp_path / "b.csv",
+        [{**row, "latency_ms": float(str(row["latency_ms"])) * (20 if row["isl"] == 1 else 1)} for row in attention()],
+    )
     out.write_text("before")
     assert calibrate(slow, "--out", out, "--source", "us") == 2
     assert "memory_efficiency leaves its physical bounds" in capsys.readouterr().err
@@ -156,10 +157,16 @@ def served(folder: Path) -> list[str]:
         num, tokens = run.num_requests, int(run.output_tokens)
         ttft_ms, tpot_ms = 1e3 * run.latencies_s["ttft_mean"], 1e3 * run.latencies_s["tpot_mean"]
         result = {
-            "model_id": run.model, "completed": num, "duration": num / run.rate_rps, "mean_ttft_ms": ttft_ms,
-            "total_input_tokens": num * int(run.prompt_tokens), "total_output_tokens": num * tokens,
-            "mean_tpot_ms": tpot_ms, "mean_e2el_ms": ttft_ms + tpot_ms * (tokens - 1), "request_rate": run.rate_rps,
-        }  # fmt: skip
+            "model_id": run.model,
+            "completed": num,
+            "duration": num / run.rate_rps,
+            "mean_ttft_ms": ttft_ms,
+            "total_input_tokens": num * int(run.prompt_tokens),
+            "total_output_tokens": num * tokens,
+            "mean_tpot_ms": tpot_ms,
+            "mean_e2el_ms": ttft_ms + tpot_ms * (tokens - 1),
+            "request_rate": run.rate_rps,
+        }
         paths.append(folder / f"bench-{i}.json")
         paths[-1].write_text(json.dumps(result))
     return [str(path) for path in paths]

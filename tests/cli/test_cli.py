@@ -117,9 +117,17 @@ def test_json_has_its_stable_keys(scenario: Path, capsys: pytest.CaptureFixture[
     assert (printed["version"], printed["name"], printed["seed"]) == (__version__, "small", 3)
     (result,) = printed["results"]
     assert list(result) == [
-        "policies", "num_requests", "num_completed", "simulate_s", "total_s", "calibrated", "pools", "notes",
-        "metrics", "bands",
-    ]  # fmt: skip
+        "policies",
+        "num_requests",
+        "num_completed",
+        "simulate_s",
+        "total_s",
+        "calibrated",
+        "pools",
+        "notes",
+        "metrics",
+        "bands",
+    ]
     assert result["num_requests"] == result["num_completed"] == 40
     assert [set(pool) for pool in result["pools"]] == [
         {"name", "gpu", "engine", "calibrated", "uncalibrated", "version"}
@@ -135,8 +143,11 @@ def test_compare_without_a_file(trace: Path, capsys: pytest.CaptureFixture[str])
     policies = ["--routing", "random,round-robin", "--ordering", "fcfs,edf"]
     printed = json_of(capsys, "compare", "--trace", trace, *FLEET, "--tp", 1, *policies, "--json")
     assert [tuple(result["policies"].values()) for result in printed["results"]] == [
-        ("random", "fcfs"), ("random", "edf"), ("round-robin", "fcfs"), ("round-robin", "edf"),
-    ]  # fmt: skip
+        ("random", "fcfs"),
+        ("random", "edf"),
+        ("round-robin", "fcfs"),
+        ("round-robin", "edf"),
+    ]
     assert {result["num_completed"] for result in printed["results"]} == {40}
     faster = json_of(capsys, "compare", "--trace", trace, *FLEET, "--rate-scale", 2, "--json")
     slow, fast = (p["results"][0]["metrics"]["throughput_rps"] for p in (printed, faster))
@@ -159,10 +170,17 @@ def test_compare_with_a_closed_loop(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_model_from_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {
-        "model_type": "llama", "num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-        "max_position_embeddings": 8192, "torch_dtype": "bfloat16", "architectures": ["LlamaForCausalLM"],
-    }  # fmt: skip
+        "model_type": "llama",
+        "num_hidden_layers": 16,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
+        "torch_dtype": "bfloat16",
+        "architectures": ["LlamaForCausalLM"],
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     flags = ["--model-config", tmp_path / "config.json", "--gpu", "l4"]
     assert json_of(capsys, "compare", *SYNTHETIC, *flags, "--json")["results"][0]["num_completed"] == 40
@@ -512,11 +530,14 @@ def test_new_says_what_it_writes_and_keeps_what_is_there(tmp_path: Path, capsys:
         (("plan", "tiers", "a.yaml", "--tiers", "0"), "--tiers: '0'; expected numbers from 1, separated by commas"),
         (("plan", "fleet", "a.yaml", "--have", "h100:x"), "'h100:x'; expected type:count:price:interruptions\n"),
     ],
-)  # fmt: skip
+)
 def test_options_are_named_with_what_they_need(
-    options: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text("workload: {builtin: chat}\nfleet: [{model: llama-3.1-8b, gpu: h100}]\n")
     assert main(list(options)) == 2

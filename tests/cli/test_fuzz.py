@@ -28,11 +28,13 @@ JUNK: list[Any] = [
 NUMBERS: list[Any] = [-1, 0, -0.5, float("inf"), -float("inf"), 1e300, 10**12, 10**30]
 SMALL: dict[str, Any] = {
     "workload": {"prompt_tokens": 20, "output_tokens": 3, "arrivals": 5.0, "num_requests": 6},
-    "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": {"name": "simulated"}, "replicas": 2,
-               "max_replicas": 3}],
-    "policies": {"routing": "least-loaded", "ordering": "fcfs"}, "slo": {"ttft_s": 1.0},
+    "fleet": [
+        {"model": "llama-3.1-8b", "gpu": "h100", "engine": {"name": "simulated"}, "replicas": 2, "max_replicas": 3}
+    ],
+    "policies": {"routing": "least-loaded", "ordering": "fcfs"},
+    "slo": {"ttft_s": 1.0},
     "simulation": {"until_s": 30.0},
-}  # fmt: skip
+}
 PRESETS = [strict_yaml.read(builtin(name))[0] for name in BUILTINS if name != "sageserve"]  # forecasts take seconds
 OPTIONS = [
     "--rate", "--num-requests", "--prompt-tokens", "--output-tokens", "--model", "--gpu", "--tp", "--pp", "--replicas",
@@ -65,10 +67,15 @@ def junk_policy(rng: Random) -> dict[str, Any]:
             raise value
         return value
 
-    kind, verbs = rng.choice([
-        ("routing", ("route",)), ("ordering", ("rank",)), ("migration", ("moves", "at_phase")),
-        ("admission", ("holds", "release")), ("scaling", ("scale",)),
-    ])  # fmt: skip
+    kind, verbs = rng.choice(
+        [
+            ("routing", ("route",)),
+            ("ordering", ("rank",)),
+            ("migration", ("moves", "at_phase")),
+            ("admission", ("holds", "release")),
+            ("scaling", ("scale",)),
+        ]
+    )
     attributes: dict[str, Any] = {verb: lambda self, *a, **k: answer(*a, **k) for verb in verbs}
     if kind in ("routing", "migration"):
         attributes = {name: lambda self, request, view: answer() for name in attributes}
@@ -124,16 +131,25 @@ def policy_case(rng: Random) -> None:
 def argument_case(rng: Random) -> None:
     junk, other = rng.choice(JUNK), rng.choice(JUNK)
     calls: list[Callable[[], Any]] = [
-        lambda: hw.load(junk), lambda: hw.load(SMALL, junk), lambda: hw.load(SMALL, {"slo.ttft_s": junk}),
+        lambda: hw.load(junk),
+        lambda: hw.load(SMALL, junk),
+        lambda: hw.load(SMALL, {"slo.ttft_s": junk}),
         lambda: hw.load(SMALL, {rng.choice(["fleet", "fleet.0", "fleet.9.gpu", "x.y", "slo", "", "."]): junk}),
-        lambda: hw.load(builtin=junk), lambda: hw.simulate(SMALL, routing=junk), lambda: hw.simulate(SMALL, junk),
+        lambda: hw.load(builtin=junk),
+        lambda: hw.simulate(SMALL, routing=junk),
+        lambda: hw.simulate(SMALL, junk),
         lambda: hw.simulate(SMALL, **{rng.choice(["ordering", "migration", "admission", "scaling", "x"]): junk}),
-        lambda: hw.compare(SMALL, seeds=junk), lambda: hw.compare(SMALL, jobs=junk), lambda: hw.sweep(SMALL, junk),
-        lambda: hw.sweep(SMALL, {"workload.arrivals": junk}), lambda: hw.sweep(SMALL, {str(junk): [1]}),
+        lambda: hw.compare(SMALL, seeds=junk),
+        lambda: hw.compare(SMALL, jobs=junk),
+        lambda: hw.sweep(SMALL, junk),
+        lambda: hw.sweep(SMALL, {"workload.arrivals": junk}),
+        lambda: hw.sweep(SMALL, {str(junk): [1]}),
         lambda: hw.plan_capacity(SMALL, gpus=junk, ttft_p99_s=1.0, max_replicas=1),
         lambda: hw.plan_capacity(SMALL, gpus=["h100"], tps=[1], ttft_p99_s=junk, attainment=other, max_replicas=1),
-        lambda: hw.plan_fleet(SMALL, junk), lambda: hw.plan_fleet(junk, ["h100:1"]),
-        lambda: hw.plan_combos(SMALL, junk), lambda: hw.plan_cascade(SMALL, quality=junk, latency_s=other),
+        lambda: hw.plan_fleet(SMALL, junk),
+        lambda: hw.plan_fleet(junk, ["h100:1"]),
+        lambda: hw.plan_combos(SMALL, junk),
+        lambda: hw.plan_cascade(SMALL, quality=junk, latency_s=other),
         lambda: hw.plan_tiers(SMALL, num_tiers=junk, decays=other, seeds=1),
         lambda: hw.plan_cascade(SMALL, quality=rng.choice(NUMBERS), latency_s=5.0, gpus=rng.choice(NUMBERS)),
         lambda: hw.plan_capacity(SMALL, ttft_p99_s=1.0, demand=junk, jobs=rng.choice([*NUMBERS, 1])),
@@ -141,7 +157,7 @@ def argument_case(rng: Random) -> None:
         lambda: hw.plan_tiers(SMALL, tolerance=rng.choice(NUMBERS), seeds=rng.choice([-1, 0])),
         lambda: hw.compare(SMALL, seeds=1).estimate(rng.choice([0, junk]), rng.choice(["ttft_s.p9", other])),
         lambda: hw.simulate(SMALL).plot(junk),
-    ]  # fmt: skip
+    ]
     rng.choice(calls)()
 
 

@@ -113,11 +113,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     demand = [f"{900 * i},{5 + i % 4}" for i in range(96 * 3)]
     (made / "demand.csv").write_text("\n".join(["time_s,a", *demand, ""]))
     for rate in (1, 2, 4, 8):
-        (made / f"vllm-{rate}.json").write_text(json.dumps({
-            "model_id": "meta-llama/Llama-3.1-8B-Instruct", "completed": 40, "duration": 40 / rate,
-            "mean_ttft_ms": 40.0 + rate, "mean_tpot_ms": 9.0 + rate / 4, "total_input_tokens": 40 * 512,
-            "total_output_tokens": 40 * 64, "request_rate": float(rate),
-        }))  # fmt: skip
+        (made / f"vllm-{rate}.json").write_text(
+            json.dumps(
+                {
+                    "model_id": "meta-llama/Llama-3.1-8B-Instruct",
+                    "completed": 40,
+                    "duration": 40 / rate,
+                    "mean_ttft_ms": 40.0 + rate,
+                    "mean_tpot_ms": 9.0 + rate / 4,
+                    "total_input_tokens": 40 * 512,
+                    "total_output_tokens": 40 * 64,
+                    "request_rate": float(rate),
+                }
+            )
+        )
     (made / "mine.py").write_text(MINE)
     return made
 
@@ -151,9 +160,12 @@ def engine() -> Iterator[str]:
 
 @pytest.mark.parametrize("name", LINES)
 def test_stdout_is_one_document(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    name: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
     request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
+) -> None:
     """Under the file descriptor, too: what a solver in C prints counts."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)

@@ -27,10 +27,16 @@ def result(**changes: Any) -> dict[str, Any]:
     run = runs(("llama-3.1-8b",), 3)[-1]
     ttft_ms, tpot_ms = 1e3 * run.latencies_s["ttft_mean"], 1e3 * run.latencies_s["tpot_mean"]
     return {
-        "model_id": run.model, "completed": 200, "duration": 200 / run.rate_rps, "mean_ttft_ms": ttft_ms,
-        "mean_tpot_ms": tpot_ms, "total_input_tokens": 200 * 512, "total_output_tokens": 200 * 256,
-        "request_rate": run.rate_rps, **changes,
-    }  # fmt: skip
+        "model_id": run.model,
+        "completed": 200,
+        "duration": 200 / run.rate_rps,
+        "mean_ttft_ms": ttft_ms,
+        "mean_tpot_ms": tpot_ms,
+        "total_input_tokens": 200 * 512,
+        "total_output_tokens": 200 * 256,
+        "request_rate": run.rate_rps,
+        **changes,
+    }
 
 
 def write(path: Path, value: Any) -> str:
@@ -60,9 +66,13 @@ def test_requests_of_the_file_are_replayed(tmp_path: Path, capsys: pytest.Captur
     """Two bursts of long prompts: the file's own times and lengths, not a Poisson process of means."""
     num, ttft_s, gap_s = 40, 0.2, 0.01
     details = {
-        "input_lens": [4000] * num, "output_lens": [20] * num, "ttfts": [ttft_s] * num, "itls": [[gap_s] * 19] * num,
-        "start_times": [0.0] * (num // 2) + [10.0] * (num // 2), "request_rate": "inf",
-    }  # fmt: skip
+        "input_lens": [4000] * num,
+        "output_lens": [20] * num,
+        "ttfts": [ttft_s] * num,
+        "itls": [[gap_s] * 19] * num,
+        "start_times": [0.0] * (num // 2) + [10.0] * (num // 2),
+        "request_rate": "inf",
+    }
     (found,), _ = found_runs(Path(write(tmp_path / "a.json", result(**details))), {"gpu": "h100"})
     load = found.experiment.load
     assert load is not None and load.workload.arrival_s.tolist() == details["start_times"]
@@ -116,12 +126,15 @@ def test_records_of_a_run_are_predicted_by_the_fleet_that_they_hold(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A simulated day: each replica, replayed from its records, takes as long as it took."""
-    write(tmp_path / "fleet.yaml", """
+    write(
+        tmp_path / "fleet.yaml",
+        """
 name: day
 workload: {num_requests: 300, arrivals: 6, prompt_tokens: 400, output_tokens: 60}
 fleet:
 - {name: pool, model: llama-3.1-8b, gpu: h100, engine: vllm-0.15, replicas: 2}
-""")  # fmt: skip
+""",
+    )
     out = tmp_path / "out"
     assert main(["simulate", str(tmp_path / "fleet.yaml"), "--out", str(out), "--no-progress"]) == 0
     capsys.readouterr()

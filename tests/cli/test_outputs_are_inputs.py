@@ -89,9 +89,18 @@ def _load_records(folder: Path) -> None:
     sent, table = _sent(3.0)
     (pool,) = pools([ENGINE], "h100")
     replica = ReplicaRecord(
-        id=0, pool=pool.entry["name"], model=MODEL, gpu="h100", region="", num_gpus=1, usd_per_hour=0.0, watts=0.0,
-        kv_capacity_tokens=0, max_num_seqs=64, up=(),
-    )  # fmt: skip
+        id=0,
+        pool=pool.entry["name"],
+        model=MODEL,
+        gpu="h100",
+        region="",
+        num_gpus=1,
+        usd_per_hour=0.0,
+        watts=0.0,
+        kv_capacity_tokens=0,
+        max_num_seqs=64,
+        up=(),
+    )
     about = {"fleet": fleet_file.text([pool], "fleet.yaml"), "load": {"temperature": 0.0}}
     records.save(saved.records(sent, table, replica), folder, about)
 
@@ -100,9 +109,15 @@ def _bench(path: Path, rate_rps: float) -> None:
     """`headway load --save-detailed`."""
     sent, _ = _sent(rate_rps)
     result = saved.vllm_bench(
-        sent, MODEL, datetime(2026, 5, 4, tzinfo=UTC), rate_rps=rate_rps, burstiness=1.0, concurrency=None,
-        temperature=0.0, endpoint="chat",
-    )  # fmt: skip
+        sent,
+        MODEL,
+        datetime(2026, 5, 4, tzinfo=UTC),
+        rate_rps=rate_rps,
+        burstiness=1.0,
+        concurrency=None,
+        temperature=0.0,
+        endpoint="chat",
+    )
     path.write_bytes(msgspec.json.encode(result))
 
 

@@ -10,8 +10,10 @@ import pytest
 
 from headway.cli import compare, main
 
-SMALL = ("--workload chat --rate 20 --num-requests 60 --model llama-3.1-8b --gpu h100 --replicas 2 --no-progress "
-         "--routing round-robin,least-loaded,random").split()  # fmt: skip
+SMALL = (
+    "--workload chat --rate 20 --num-requests 60 --model llama-3.1-8b --gpu h100 --replicas 2 --no-progress "
+    "--routing round-robin,least-loaded,random"
+).split()
 
 
 def _told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -36,8 +38,10 @@ def test_short_runs_are_repeated_with_five_seeds(capsys: pytest.CaptureFixture[s
         assert result == alone, "keys are added, and none is changed"
         found = intervals["ttft_s.p99"]
         assert found["low"] <= found["mean"] <= found["high"] and verdicts["ttft_s.p99"] in (
-            "best", "indistinguishable", "worse",
-        )  # fmt: skip
+            "best",
+            "indistinguishable",
+            "worse",
+        )
         means.append(intervals["e2e_s.mean"]["mean"])
     runs = [one, *(_json(capsys, *SMALL, "--seeds", 1, "--seed", seed) for seed in range(8, 12))]
     for i, mean in enumerate(means):

@@ -15,9 +15,12 @@ from headway.core.fleet import Fallbacks, Fleet
 
 LLAMA = {"name": "chat", "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15"}
 HOSTED = {
-    "name": "hosted", "model": "gpt-x", "hosted": {"ttft_s": 0.5, "tokens_per_s": 100, "max_context_tokens": 8000},
-    "usd_per_million_input_tokens": 1.0, "usd_per_million_output_tokens": 4.0,
-}  # fmt: skip
+    "name": "hosted",
+    "model": "gpt-x",
+    "hosted": {"ttft_s": 0.5, "tokens_per_s": 100, "max_context_tokens": 8000},
+    "usd_per_million_input_tokens": 1.0,
+    "usd_per_million_output_tokens": 4.0,
+}
 LOAD = {"arrivals": 5.0, "num_requests": 40, "prompt_tokens": 100, "output_tokens": 50}
 
 
@@ -58,16 +61,17 @@ BIG = {**LLAMA, "name": "big", "model": "llama-3.1-70b", "tp": 4}
 STAGES = {"cascade": {"models": ["llama-3.1-8b", "llama-3.1-70b"]}}
 BAD: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "unknown": (
-        [{**LLAMA, "fallback": ["hostd"]}, HOSTED], {}, r"fleet\[0\]\.fallback\[0\]: unknown pool 'hostd'; did you"
+        [{**LLAMA, "fallback": ["hostd"]}, HOSTED],
+        {},
+        r"fleet\[0\]\.fallback\[0\]: unknown pool 'hostd'; did you",
     ),
     "itself": ([{**LLAMA, "fallback": ["chat"]}], {}, r"fallback\[0\]: chat is the pool itself"),
     "twice": ([{**LLAMA, "fallback": ["hosted"] * 2}, HOSTED], {}, r"fallback\[1\]: hosted is in the list twice"),
     "loop": ([CHAT, {**HOSTED, "fallback": ["chat"]}], {}, "a loop: llama-3.1-8b -> gpt-x ->"),
-    "each other": (
-        [{**LLAMA, "fallback": ["b"]}, {**B, "fallback": ["chat"]}], {}, "another pool of llama-3.1-8b has"
-    ),
+    "each other": ([{**LLAMA, "fallback": ["b"]}, {**B, "fallback": ["chat"]}], {}, "another pool of llama-3.1-8b has"),
     "two lists": (
-        [CHAT, {**B, "fallback": ["c"]}, QWEN, HOSTED], {},
+        [CHAT, {**B, "fallback": ["c"]}, QWEN, HOSTED],
+        {},
         r"fleet\[1\]\.fallback: another pool of llama-3.1-8b has \[hosted\]; expected the same",
     ),
     "of a cascade": ([CHAT, BIG, HOSTED], STAGES, "is a stage of the cascade"),
@@ -76,7 +80,7 @@ BAD: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "hosted vLLM": ([{**HOSTED, "api": "vllm"}], {}, r"fleet\[0\]\.api: vllm; expected openai"),
     "no time": ([{**HOSTED, "hosted": {"ttft_s": 0}}], {}, r"hosted\.ttft_s: expected number > 0"),
     "unknown reason": ([LLAMA], {"policies": {"fallback": {"when": ["dwon"]}}}, "unknown value 'dwon'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("pools", "sections", "expected"), BAD.values(), ids=BAD)

@@ -14,9 +14,15 @@ from headway.core.errors import HeadwayError
 
 NVL = {"name": "h100-lab", "like": "h100", "memory_bytes": 94e9, "bandwidth_bytes_per_s": 3.9e12}
 WHOLE = {
-    "name": "x1", "memory_bytes": 48e9, "bandwidth_bytes_per_s": 1e12, "peak_flops": {"bf16": 2e14},
-    "link_bytes_per_s": 3e10, "host_link_bytes_per_s": 3e10, "usd_per_hour": 1.0, "watts": 300,
-}  # fmt: skip
+    "name": "x1",
+    "memory_bytes": 48e9,
+    "bandwidth_bytes_per_s": 1e12,
+    "peak_flops": {"bf16": 2e14},
+    "link_bytes_per_s": 3e10,
+    "host_link_bytes_per_s": 3e10,
+    "usd_per_hour": 1.0,
+    "watts": 300,
+}
 WIDE = {"name": "wide-8b", "like": "llama-3.1-8b", "hidden_size": 6144}
 EAGER = {"name": "eager", "like": "vllm-0.15", "max_num_seqs": 32}
 
@@ -38,8 +44,9 @@ def test_an_own_gpu_has_the_kernels_of_what_it_is_like() -> None:
 
 
 def test_a_whole_gpu_a_model_and_an_engine() -> None:
-    (pool,) = _made({"gpu": "x1", "model": "wide-8b", "engine": "eager"}, gpus=[WHOLE], models=[WIDE],
-                    engines=[EAGER]).fleet.pools  # fmt: skip
+    (pool,) = _made(
+        {"gpu": "x1", "model": "wide-8b", "engine": "eager"}, gpus=[WHOLE], models=[WIDE], engines=[EAGER]
+    ).fleet.pools
     assert (pool.gpu.watts, pool.model.hidden_size, pool.engine.max_num_seqs) == (300, 6144, 32)
     assert pool.model.num_layers == 32 and pool.engine.name == "eager"
 
@@ -58,7 +65,7 @@ def test_a_whole_gpu_a_model_and_an_engine() -> None:
         ({}, {"models": [{**WIDE, "num_layers": 0}]}, "num_layers: 0; expected more than 0"),
         ({}, {"engines": [{"name": "e", "like": "vlm"}]}, r"engines\[0\].like: unknown engine 'vlm'"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(pool: dict[str, Any], sections: dict[str, Any], words: str) -> None:
     with pytest.raises(HeadwayError, match=words):
         _made(pool, **sections)

@@ -33,9 +33,11 @@ def trace(tmp_path: Path) -> Path:
     """Requests for three models in turn."""
     codes = np.arange(NUM) % 3
     columns = {
-        "arrival_s": np.arange(NUM) / 10, "prompt_tokens": 100 + np.arange(NUM), "output_tokens": np.full(NUM, 20),
+        "arrival_s": np.arange(NUM) / 10,
+        "prompt_tokens": 100 + np.arange(NUM),
+        "output_tokens": np.full(NUM, 20),
         "model": codes.astype("i2"),
-    }  # fmt: skip
+    }
     to_parquet(Workload(columns, models=MODELS).validate(), tmp_path / "day.parquet")
     return tmp_path / "day.parquet"
 

@@ -113,10 +113,11 @@ def test_quantized_weights_take_less_memory(quantization: str, num_bytes: float)
 
 def test_four_bits_of_a_mixture_are_of_all_layers_or_of_experts_only() -> None:
     found = {
-        name: weights_bytes(assembled(fleet=[{"model": "mixtral-8x7b", "gpu": "h200", "quantization": name}])
-                            .fleet.pools[0].model)
+        name: weights_bytes(
+            assembled(fleet=[{"model": "mixtral-8x7b", "gpu": "h200", "quantization": name}]).fleet.pools[0].model
+        )
         for name in ("awq", "mxfp4")
-    }  # fmt: skip
+    }
     attention = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024)
     experts = 32 * 8 * 3 * 4096 * 14336
     more_bytes = (2 - 4.15625 / 8) * attention + (4.25 - 4.15625) / 8 * experts

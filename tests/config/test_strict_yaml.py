@@ -154,7 +154,9 @@ def test_levels_are_bounded(levels: int) -> None:
 
 
 def test_values_that_aliases_share_are_read() -> None:
-    data, places = parse("base: &base {gpu: h100, tp: 2}\nfleet:\n- *base\n- {<<: *base, tp: 4}\n" + "x: " + "[" * 90
-                         + "]" * 90, "f.yaml")  # fmt: skip
+    data, places = parse(
+        "base: &base {gpu: h100, tp: 2}\nfleet:\n- *base\n- {<<: *base, tp: 4}\n" + "x: " + "[" * 90 + "]" * 90,
+        "f.yaml",
+    )
     assert data["fleet"] == [{"gpu": "h100", "tp": 2}, {"gpu": "h100", "tp": 4}]
     assert places.where(("fleet", 0, "gpu")) == "f.yaml:1: fleet[0].gpu"

@@ -77,8 +77,9 @@ def test_only_the_lines_that_change_differ() -> None:
     made = edited(FLEET, {("policies", "routing"): "random", ("fleet", 0, "engine", "max_num_seqs"): 128})
     before, after = FLEET.splitlines(), made.splitlines()
     assert [line for line in after if line not in before] == [
-        "    engine: {name: vllm-0.15, max_num_seqs: 128}     # as installed", "  routing: random  # the old one",
-    ]  # fmt: skip
+        "    engine: {name: vllm-0.15, max_num_seqs: 128}     # as installed",
+        "  routing: random  # the old one",
+    ]
     assert len(before) == len(after)
     added = edited(FLEET, {("policies", "ordering"): "fair"}).splitlines()
     assert added[added.index("  routing: round-robin  # the old one") + 1] == "  ordering: fair"

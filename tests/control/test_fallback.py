@@ -182,8 +182,10 @@ def test_decisions_tell_why_a_fallback_answers() -> None:
     run = three(observer=observer)
     crash(run, HOME, 0.0)
     run.arrive(0, model="llama")
-    assert [(each.what, each.model, each.why) for each in decisions] == [("fallback", "gpt", "llama: down"),
-                                                                    ("placed", "gpt", "")]  # fmt: skip
+    assert [(each.what, each.model, each.why) for each in decisions] == [
+        ("fallback", "gpt", "llama: down"),
+        ("placed", "gpt", ""),
+    ]
 
 
 def test_requests_without_a_model_are_for_the_one_that_is_nobodys_fallback() -> None:

@@ -34,11 +34,16 @@ def ran(ordering: str = "fair", every_s: float | None = 0.1, step: str = "stretc
         for key, mean in (("prompt_tokens", 300), ("output_tokens", 800))
     }
     document = {
-        "workload": {"arrivals": 0.5 * (1 + flood), "duration_s": SECONDS, "tenants": {"quiet": 1, "flood": flood},
-                     **lengths},
+        "workload": {
+            "arrivals": 0.5 * (1 + flood),
+            "duration_s": SECONDS,
+            "tenants": {"quiet": 1, "flood": flood},
+            **lengths,
+        },
         "fleet": [{"model": "qwen3-32b", "gpu": "h100", "engine": "simulated-0.15"}],
-        "policies": policies, "simulation": {"step": step, "until_s": SECONDS},
-    }  # fmt: skip
+        "policies": policies,
+        "simulation": {"step": step, "until_s": SECONDS},
+    }
     return scenario.run(scenario.assemble(document, Places(), Path())).records
 
 

@@ -26,8 +26,9 @@ def ran(ordering: Any = QUANTA, every_s: float | None = 0.1, step: str = "stretc
     document = {
         "workload": {"builtin": "chat", "num_requests": 80, "arrivals": 6.0},
         "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "replicas": 2}],
-        "policies": policies, "simulation": {"step": step},
-    }  # fmt: skip
+        "policies": policies,
+        "simulation": {"step": step},
+    }
     return scenario.run(scenario.assemble(document, Places(), Path())).records
 
 

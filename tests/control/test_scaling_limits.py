@@ -33,8 +33,9 @@ EAGER: dict[str, Mapping[str, Any]] = {
     "lt-u": {"plan": {"tps": dict.fromkeys(MODELS, 15.0), "step_s": 120.0}, "cooldown_s": 5.0},
     "lt-ua": {"plan": {"tps": dict.fromkeys(MODELS, 15.0), "step_s": 120.0}, "cooldown_s": 5.0},
     "timetable": {"counts": {"east-llama-3.1-8b": [1, 4, 2], "west-llama-3.2-3b": [4, 1]}, "step_s": 300.0},
-    "freeness": {}, "target-utilization": {},
-}  # fmt: skip
+    "freeness": {},
+    "target-utilization": {},
+}
 
 
 class Whims:
@@ -60,25 +61,38 @@ def workload(rng: np.random.Generator) -> Workload:
     tier = rng.integers(0, 3, num)
     return Workload(
         {
-            "arrival_s": np.maximum(at_s, 0.0), "prompt_tokens": rng.integers(50, 900, num),
-            "output_tokens": rng.integers(5, 150, num), "tier": tier, "region": rng.integers(0, 2, num),
-            "model": rng.integers(0, 2, num), "slo_ttft_s": np.where(tier == 2, np.nan, 1.0),
+            "arrival_s": np.maximum(at_s, 0.0),
+            "prompt_tokens": rng.integers(50, 900, num),
+            "output_tokens": rng.integers(5, 150, num),
+            "tier": tier,
+            "region": rng.integers(0, 2, num),
+            "model": rng.integers(0, 2, num),
+            "slo_ttft_s": np.where(tier == 2, np.nan, 1.0),
         },
-        models=MODELS, regions=REGIONS,
-    )  # fmt: skip
+        models=MODELS,
+        regions=REGIONS,
+    )
 
 
 def fleet(rng: np.random.Generator, limits: Mapping[str, int]) -> Fleet:
     engine = Engine("simulated", max_num_seqs=16, max_num_batched_tokens=2048)
     pools = tuple(
         Pool(
-            f"{region}-{model}", catalog.model(model), catalog.gpu(GPU), engine, region=region,
-            parallel=Parallel(tp=GPUS), replicas=int(rng.integers(1, 4)), min_replicas=1,
-            max_replicas=int(rng.integers(4, 9)), kv_capacity_tokens=6_000, start_s=90.0,
+            f"{region}-{model}",
+            catalog.model(model),
+            catalog.gpu(GPU),
+            engine,
+            region=region,
+            parallel=Parallel(tp=GPUS),
+            replicas=int(rng.integers(1, 4)),
+            min_replicas=1,
+            max_replicas=int(rng.integers(4, 9)),
+            kv_capacity_tokens=6_000,
+            start_s=90.0,
         )
         for region in REGIONS
         for model in MODELS
-    )  # fmt: skip
+    )
     provisioning = Provisioning(reclaim_s=30.0, redeploy_s=60.0, acquire_s=90.0)
     return Fleet(pools, provisioning=provisioning, gpu_limits=tuple((r, GPU, n) for r, n in limits.items()))
 
@@ -92,9 +106,11 @@ def run(make: Callable[[], Scaler], seed: int, faults: tuple[Fault, ...] = ()) -
     rng = np.random.default_rng(seed)
     fleet_ = fleet(rng, {"east": 2 * GPUS * int(rng.integers(3, 6)), "west": 2 * GPUS * 5})
     policies = Policies(
-        resolve.router("sageserve"), resolve.ordering("edf"), admission=resolve.admission("queue-manager"),
+        resolve.router("sageserve"),
+        resolve.ordering("edf"),
+        admission=resolve.admission("queue-manager"),
         scaler=make,
-    )  # fmt: skip
+    )
     source = TraceSource(workload(rng))
     return fleet_, simulate(fleet_, source, policies, seed=seed, faults=faults, line=lambda pool: line)
 
@@ -179,9 +195,15 @@ def test_nobody_is_asked_once_nothing_can_happen(until_s: float | None) -> None:
     scaler = Restless()
     engine = Engine("simulated", max_num_seqs=16, max_num_batched_tokens=2048)
     pool = Pool(
-        "one", catalog.model(MODELS[0]), catalog.gpu(GPU), engine, replicas=1, max_replicas=100,
-        kv_capacity_tokens=6_000, start_s=150.0,
-    )  # fmt: skip
+        "one",
+        catalog.model(MODELS[0]),
+        catalog.gpu(GPU),
+        engine,
+        replicas=1,
+        max_replicas=100,
+        kv_capacity_tokens=6_000,
+        start_s=150.0,
+    )
     few = Workload({"arrival_s": np.arange(50.0), "prompt_tokens": np.full(50, 99), "output_tokens": np.full(50, 9)})
     policies = Policies(resolve.router("round-robin"), resolve.ordering("fcfs"), scaler=lambda: scaler)
     records = simulate(Fleet((pool,)), TraceSource(few), policies, seed=0, line=lambda pool: line, until_s=until_s)

@@ -34,9 +34,13 @@ MONDAY = datetime(2026, 3, 23, tzinfo=UTC)  # of the week in which Berlin's cloc
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.integers(0, 23), st.integers(0, 59), st.integers(1, 50), st.sampled_from(["*", "1-5", "0,6"]),
-    st.sampled_from(["UTC", "Asia/Kolkata"]), st.integers(0, 9 * 1440),
-)  # fmt: skip
+    st.integers(0, 23),
+    st.integers(0, 59),
+    st.integers(1, 50),
+    st.sampled_from(["*", "1-5", "0,6"]),
+    st.sampled_from(["UTC", "Asia/Kolkata"]),
+    st.integers(0, 9 * 1440),
+)
 def test_the_number_is_that_of_a_search_for_the_last_start(
     hour: int, minute: int, half_hours: int, weekdays: str, name: str, at_min: int
 ) -> None:
@@ -120,9 +124,17 @@ def test_a_gateway_follows_its_clock_when_the_machine_slept_or_the_clock_was_set
     def scaling(effects: FakeEffects, services: dict[str, Service]) -> Scaling:
         states.append(PoolState(kind, services))
         return ScalingWithFailures(
-            Wish({}), MutablePoolsView(Random(0)), states, effects, (), lambda pool: None, frozenset(), list, least,
+            Wish({}),
+            MutablePoolsView(Random(0)),
+            states,
+            effects,
+            (),
+            lambda pool: None,
+            frozenset(),
+            list,
+            least,
             lambda: wall_s[0],
-        )  # fmt: skip
+        )
 
     run = Fleet([FakeReplica(0, model=model.name)], scaling=scaling)
     seen = []
@@ -135,11 +147,22 @@ def test_a_gateway_follows_its_clock_when_the_machine_slept_or_the_clock_was_set
 
 def document(**changed: Any) -> dict[str, Any]:
     minimums = [{"cron": "0 8 * * 1-5", "duration_s": 36000, "replicas": 4, "time_zone": "Europe/Berlin"}]
-    pool = {"name": "a", "model": "llama-3.1-8b", "gpu": "h100", "start_s": 60, "max_replicas": 6,
-            "scheduled_min_replicas": minimums}  # fmt: skip
+    pool = {
+        "name": "a",
+        "model": "llama-3.1-8b",
+        "gpu": "h100",
+        "start_s": 60,
+        "max_replicas": 6,
+        "scheduled_min_replicas": minimums,
+    }
     workload = {"arrivals": 0.001, "duration_s": 2 * 86400, "prompt_tokens": 10, "output_tokens": 2}
-    made = {"name": "s", "workload": workload, "fleet": [pool], "policies": {"scaling": "minimum"},
-            "simulation": {"begins": "2026-03-01T00:00:00+01:00"}}  # a Sunday  # fmt: skip
+    made = {
+        "name": "s",
+        "workload": workload,
+        "fleet": [pool],
+        "policies": {"scaling": "minimum"},
+        "simulation": {"begins": "2026-03-01T00:00:00+01:00"},
+    }  # a Sunday
     return {**made, **changed}
 
 

@@ -161,9 +161,11 @@ def twins(make: Callable[[], Any], pairs: bool) -> Callable[[], Router]:
 
 
 ROUTERS = {
-    "headway": (HeadwayRouter, True), "lmetric": (LmetricRouter, False), "dynamo-cost": (DynamoCostRouter, False),
+    "headway": (HeadwayRouter, True),
+    "lmetric": (LmetricRouter, False),
+    "dynamo-cost": (DynamoCostRouter, False),
     "weighted": (lambda: DynamoCostRouter(overlap_weight=0.3), False),
-}  # fmt: skip
+}
 
 
 @settings(

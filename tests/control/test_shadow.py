@@ -78,18 +78,28 @@ class Beside:
     """A fleet whose only service a candidate follows, with the candidate's errors and the lines of the log."""
 
     def __init__(
-        self, candidate: Any = None, /, ordering: Any = None, admission: Any = None, compares_admission: bool = False,
-        num: int = 3, **fleet: Any,
-    ) -> None:  # fmt: skip
+        self,
+        candidate: Any = None,
+        /,
+        ordering: Any = None,
+        admission: Any = None,
+        compares_admission: bool = False,
+        num: int = 3,
+        **fleet: Any,
+    ) -> None:
         self.errors: list[tuple[Kind, str]] = []
         self.lines: list[Decision] = []
         observer = DecisionObserver()
         observer.listeners.append(self.lines.append)
         self.fleet = Fleet([FakeReplica(i) for i in range(num)], observer=observer, **fleet)
         self.shadow = Shadow(
-            candidate, ordering, admission, compares_admission, Random(0),
+            candidate,
+            ordering,
+            admission,
+            compares_admission,
+            Random(0),
             lambda kind, what, error: self.errors.append((kind, what or repr(error))),
-        )  # fmt: skip
+        )
         self.fleet.service.follow(self.shadow)
         self.fleet.control.note_parts()
 

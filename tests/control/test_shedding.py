@@ -154,12 +154,15 @@ def overloaded(**policies: Any) -> tuple[int, int]:
     """The requests with a first token in time, and those that were answered."""
     document = {
         "workload": {
-            "arrivals": 30.0, "num_requests": 300, "prompt_tokens": {"kind": "lognormal", "mean": 600, "cv": 0.8},
+            "arrivals": 30.0,
+            "num_requests": 300,
+            "prompt_tokens": {"kind": "lognormal", "mean": 600, "cv": 0.8},
             "output_tokens": {"kind": "lognormal", "mean": 100, "cv": 0.5},
         },
         "fleet": [{"model": "qwen3-32b", "gpu": "h100", "replicas": 2, "kv_capacity_tokens": 16_000}],
-        "slo": {"ttft_s": 1.0}, "policies": policies,
-    }  # fmt: skip
+        "slo": {"ttft_s": 1.0},
+        "policies": policies,
+    }
     ran = scenario.run(scenario.assemble(document, Places(), Path())).records
     waits = ran.requests["first_token_s"] - ran.workload["arrival_s"][ran.requests["request"]]
     return int((waits <= 1.0).sum()), int((ran.requests["outcome"] == Outcome.FINISHED).sum())

@@ -58,9 +58,9 @@ class Run:
             NEVER,
         ))  # fmt: skip
         for number, (at, from_s, to_s, cause) in enumerate(stays):
-            recorder.segments.write(recorder.segments.pack(
-                live.id, at, number, -1, from_s, from_s, NEVER, 0, 0, to_s, cause
-            ))  # fmt: skip
+            recorder.segments.write(
+                recorder.segments.pack(live.id, at, number, -1, from_s, from_s, NEVER, 0, 0, to_s, cause)
+            )
         self._recording.add(live, "", name, gap_s, None)
         self._num += 1
 
@@ -77,7 +77,7 @@ def placed(name: str, time_s: float, choice: int, loads: list[tuple[int, int]], 
     )
     return Decision(
         STARTED_S + time_s, "placed", name, "qwen3-8b", 0, "answering", choice=choice, replicas=offered, **more
-    )  # fmt: skip
+    )
 
 
 def log(path: Path, *decisions: Decision) -> Path:
@@ -89,8 +89,16 @@ def log(path: Path, *decisions: Decision) -> Path:
 def day(tmp_path: Path) -> Path:
     run = Run(tmp_path / "records")
     run.ends("held", 1.0, 6.0, 6.1, 6.2)
-    run.ends("failed", 2.0, 2.0, 9.1, 9.2, replica=1, attempts=2,
-             stays=((0, 2.0, 8.0, Cause.CRASHED), (1, 9.0, 9.2, Cause.FINISHED)))  # fmt: skip
+    run.ends(
+        "failed",
+        2.0,
+        2.0,
+        9.1,
+        9.2,
+        replica=1,
+        attempts=2,
+        stays=((0, 2.0, 8.0, Cause.CRASHED), (1, 9.0, 9.2, Cause.FINISHED)),
+    )
     run.ends("prompt", 20.0, 20.0, 21.6, 21.7, prompt=30_000)
     run.ends("queued", 30.0, 30.0, 38.0, 38.1)
     run.ends("answer", 40.0, 40.0, 40.1, 48.1, tokens=1001)
@@ -159,8 +167,9 @@ def test_routers_are_rehearsed_from_what_was_logged(day: Path) -> None:
     assert decisions is not None
     (decision,) = decisions
     assert [(each.replica, each.score, each.is_chosen) for each in decision.candidates] == [
-        ("pool/0", 1.5, True), ("pool/1", 2.5, False),
-    ]  # fmt: skip
+        ("pool/0", 1.5, True),
+        ("pool/1", 2.5, False),
+    ]
     others = {each.router: each for each in decision.others}
     assert others["least-loaded"].replica == "pool/1", "8 requests in flight, and not 7 with 5 that wait"
     assert others["least-kv"].replica == "pool/0"
@@ -193,9 +202,10 @@ def test_replicas_of_a_gateway_that_was_started_again_have_their_own_numbers(tmp
     path = log(tmp_path / "log", placed("run 1", 1001.0, 1, [(4, 0), (2, 0)]))
     found = explain(read_history(tmp_path / "records"), "run 1", path)
     assert found.replica == "pool/1" and found.decisions is not None
-    assert found.decisions[0].replica == "pool/1" and {each.router: each.replica for each in found.decisions[0].others}[
-        "least-loaded"
-    ] == "pool/1"  # fmt: skip
+    assert (
+        found.decisions[0].replica == "pool/1"
+        and {each.router: each.replica for each in found.decisions[0].others}["least-loaded"] == "pool/1"
+    )
 
 
 def test_parts_of_an_older_version_have_no_ids_and_join_those_that_do(tmp_path: Path) -> None:

@@ -108,13 +108,26 @@ def day(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         ]
         policies = {"routing": "least-loaded", "window": 1, "ordering": "fcfs", "ordering_at": "gateway"}
         file = folder / "fleet.yaml"
-        file.write_text(yaml.safe_dump({
-            "fleet": fleet, "policies": policies, "gateway": {"scrape_period_s": 0.1, "batches": {}},
-        }))  # fmt: skip
+        file.write_text(
+            yaml.safe_dump(
+                {
+                    "fleet": fleet,
+                    "policies": policies,
+                    "gateway": {"scrape_period_s": 0.1, "batches": {}},
+                }
+            )
+        )
         front = serving.gateway(
-            file, "--records", str(folder / "records"), "--decisions", str(folder / "decisions.jsonl"),
-            "--access-log", str(folder / "access.jsonl"), "--workers", str(request.param),
-        )  # fmt: skip
+            file,
+            "--records",
+            str(folder / "records"),
+            "--decisions",
+            str(folder / "decisions.jsonl"),
+            "--access-log",
+            str(folder / "access.jsonl"),
+            "--workers",
+            str(request.param),
+        )
         with serving.closing(front):
             serving.all_up(front, 4)
             headers: dict[str, dict[str, str]] = {}

@@ -54,9 +54,13 @@ def _run(folder: Path, files: dict[str, str], script: str, last: str) -> list[st
         (folder / name).write_text(text)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     bash = subprocess.Popen(
-        ["bash", "-c", script], cwd=folder, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        ["bash", "-c", script],
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     assert bash.stdout is not None
     written = []
     try:

@@ -21,14 +21,14 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 KIB, MIB = 1 << 10, 1 << 20
 DEFAULT = Settings()
+_ALL_BODIES = f"all bodies over {bodies._SHORT_BYTES // KIB} KiB together, and the shorter ones"
 ROWS = {
     "first line and headers": f"{framing.MAX_HEAD_BYTES // KIB} KiB, {framing.MAX_HEADERS} headers, "
     f"{http_protocol._HEAD_TIMEOUT_S:g} s",
     "chunk headers and trailers": f"{framing.MAX_FRAMING_BYTES // KIB} KiB and an eighth of the body, sizes of "
     f"{framing._MAX_SIZE_DIGITS} digits; trailers are dropped",
     "body": f"{DEFAULT.max_body_bytes // MIB} MiB, {DEFAULT.body_timeout_s:g} s",
-    f"all bodies over {bodies._SHORT_BYTES // KIB} KiB together, and the shorter ones":
-        f"{DEFAULT.max_bodies_bytes // MIB} MiB each for each process, then 503; half of it for a key",
+    _ALL_BODIES: f"{DEFAULT.max_bodies_bytes // MIB} MiB each for each process, then 503; half of it for a key",
     "values of a body": f"{json_body.MAX_PARTS:,} arrays, objects and strings, {json_body.MAX_VALUES:,} values, "
     f"{json_body.MAX_DEPTH} levels",
     "rest of a request that is answered early": f"{http_protocol._LINGER_BYTES // MIB} MiB, "
@@ -48,7 +48,7 @@ ROWS = {
     f"a path in the access log {access_log._MAX_PATH_CHARS:,}",
     "idle connections to an engine": f"{client._MAX_IDLE_CONNECTIONS}",
     "connections of clients": f"half of the file descriptors but {descriptors.RESERVED}; others wait",
-}  # fmt: skip
+}
 
 
 def test_the_table_has_the_limits_of_the_code() -> None:

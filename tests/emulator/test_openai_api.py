@@ -24,9 +24,11 @@ from headway.policies.ordering.fcfs import FcfsOrdering  # noqa: E402
 POOL = Pool("emulated", model("qwen3-8b"), gpu("h100"), engine("vllm-0.15"), Parallel(1))
 MODEL = "qwen3-8b"
 SCHEMA = {
-    "type": "object", "required": ["city", "days"], "additionalProperties": False,
+    "type": "object",
+    "required": ["city", "days"],
+    "additionalProperties": False,
     "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}},
-}  # fmt: skip
+}
 TOOL = {"type": "function", "function": {"name": "forecast", "parameters": SCHEMA}}
 CHAT = [{"role": "user", "content": "what is the weather"}]
 Case = Callable[[Any], Awaitable[None]]
@@ -195,13 +197,16 @@ def test_scores_and_tokens() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"n": 0}, {"n": 1.5}, {"tools": [1], "tool_choice": "required"}, {"tools": [], "tool_choice": "required"},
+        {"n": 0},
+        {"n": 1.5},
+        {"tools": [1], "tool_choice": "required"},
+        {"tools": [], "tool_choice": "required"},
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}},
         {"response_format": {"type": "yaml"}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"pattern": "a"}}}},
     ],
-)  # fmt: skip
+)
 def test_requests_that_cannot_be_followed(body: dict[str, Any]) -> None:
     async def case(client: Any) -> None:
         with pytest.raises(openai.BadRequestError):

@@ -137,12 +137,19 @@ ROUTERS = [
     "least-footprint", "freest", "infaas", "prefix-affinity", "session-affinity", "pascal", "cauchy", "sageserve",
 ]  # fmt: skip
 ORDERINGS = [
-    "fcfs", {"name": "round-robin", "quantum_tokens": 100}, {"name": "fewest-quanta", "quantum_tokens": 100},
-    "priority", {"name": "edf", "preemptive": True}, "priority-first", "deadline-priority", "shortest-remaining",
-    "shortest-to-answer", {"name": "pascal", "quantum_tokens": 100, "demotion_tokens": 900},
+    "fcfs",
+    {"name": "round-robin", "quantum_tokens": 100},
+    {"name": "fewest-quanta", "quantum_tokens": 100},
+    "priority",
+    {"name": "edf", "preemptive": True},
+    "priority-first",
+    "deadline-priority",
+    "shortest-remaining",
+    "shortest-to-answer",
+    {"name": "pascal", "quantum_tokens": 100, "demotion_tokens": 900},
     {"name": "tier-promotion", "quota_s": [5, 3, 2]},
     {"name": "tiers-and-phases", "num_tiers": 3, "quantum_tokens": 100, "by_quanta": True},
-]  # fmt: skip
+]
 
 
 def variants(kind: str, choices: list[Any], **other: Any) -> list[dict[str, Any]]:
@@ -242,20 +249,27 @@ simulated(
             "arrivals": 2,
             "prompt_tokens": lognormal(300),
             "output_tokens": lognormal(100),
-            "prefixes": {"num_groups": 6, "prefix_tokens": {"kind": "uniform", "min": 200, "max": 3000}, "share": 0.8,
-                         "skew": 1.0},
+            "prefixes": {
+                "num_groups": 6,
+                "prefix_tokens": {"kind": "uniform", "min": 200, "max": 3000},
+                "share": 0.8,
+                "skew": 1.0,
+            },
             "sessions": {"turns": {"kind": "geometric", "mean": 4}, "think_s": 5, "think_cv": 0.5},
         },
         "fleet": [
-            pool(replicas=2, kv_capacity_tokens=15_000,
-                 engine={"name": "vllm-0.15", "prefix_caching": True, "kv_offload_bytes": 4e9}),
+            pool(
+                replicas=2,
+                kv_capacity_tokens=15_000,
+                engine={"name": "vllm-0.15", "prefix_caching": True, "kv_offload_bytes": 4e9},
+            ),
             pool(gpu="a100-80gb", kv_capacity_tokens=12_000, engine={"name": "sglang", "prefix_caching": True}),
         ],
         "policies": {"routing": {"name": "prefix-affinity", "num_segments": 1}},
     },
     "",
     "--routing session-affinity --step exact",
-)  # fmt: skip
+)
 simulated(
     "closed-loop",
     {
@@ -314,13 +328,18 @@ simulated(
             "routing": {"name": "freest", "num_tiers": 3, "decay": "auto", "adaptive": True},
             "ordering": {"name": "priority", "preemptive": False},
             "migration": {"name": "llumnix", "num_tiers": 3},
-            "scaling": {"name": "timetable", "counts": {"main": [3, 5, 2, 4, 1]}, "step_s": 6, "ahead_s": 2,
-                        "interval_s": 1},
+            "scaling": {
+                "name": "timetable",
+                "counts": {"main": [3, 5, 2, 4, 1]},
+                "step_s": 6,
+                "ahead_s": 2,
+                "interval_s": 1,
+            },
         },
     },
     "",
     "--step exact",
-)  # fmt: skip
+)
 simulated(
     "migration-pascal-phases",
     {
@@ -395,16 +414,25 @@ DAY = {
         "surges": [{"from_s": 1200, "to_s": 1500, "factor": 3}],
     },
     "fleet": [
-        {"name": region, "model": "llama-2-70b", "gpu": "a100-80gb", "tp": 4, "kv_capacity_tokens": 14_000,
-         "engine": "simulated-0.15",
-         "replicas": 3, "min_replicas": 2, "max_replicas": 6, "region": region}
+        {
+            "name": region,
+            "model": "llama-2-70b",
+            "gpu": "a100-80gb",
+            "tp": 4,
+            "kv_capacity_tokens": 14_000,
+            "engine": "simulated-0.15",
+            "replicas": 3,
+            "min_replicas": 2,
+            "max_replicas": 6,
+            "region": region,
+        }
         for region in REGIONS
     ],
     "network": {"inter_region_s": 0.05, "pairs": [["us-east", "us-west", 0.08]], "p90_to_median": 4},
     "provisioning": {"reclaim_s": 60, "reclaim_max_s": 200, "redeploy_s": 300, "acquire_s": 400, "remote_s": 900},
     "gpu_limits": [{"region": region, "gpu": "a100-80gb", "count": 20} for region in REGIONS],
     "simulation": {"until_s": 3000},
-}  # fmt: skip
+}
 REGIONAL = {"routing": "sageserve", "admission": "queue-manager", "ordering": {"name": "priority-first"}}
 
 
@@ -445,13 +473,22 @@ simulated(
     },
 )
 TWO_MODELS = [
-    {"name": f"{model}-{region}-{kind}", "model": model, "gpu": "a100-80gb", "region": region, "replicas": 2,
-     "engine": "simulated-0.15",
-     "max_replicas": 4, "min_replicas": 1, "kv_capacity_tokens": 16_000, "start_s": 30}
+    {
+        "name": f"{model}-{region}-{kind}",
+        "model": model,
+        "gpu": "a100-80gb",
+        "region": region,
+        "replicas": 2,
+        "engine": "simulated-0.15",
+        "max_replicas": 4,
+        "min_replicas": 1,
+        "kv_capacity_tokens": 16_000,
+        "start_s": 30,
+    }
     for model in ("llama-3.1-8b", "llama-3.2-3b")
     for region in ("us-east", "us-west")
     for kind in ("interactive", "mixed", "batch")
-]  # fmt: skip
+]
 simulated(
     "scaling-chiron-spot",
     {
@@ -542,8 +579,12 @@ simulated(
 simulated(
     "combos-scaling",
     {
-        "workload": {**CHAT, "num_requests": 900, "arrivals": {"kind": "curve", "step_s": 20, "rates": [5, 40, 8]},
-                     "tiers": None},
+        "workload": {
+            **CHAT,
+            "num_requests": 900,
+            "arrivals": {"kind": "curve", "step_s": 20, "rates": [5, 40, 8]},
+            "tiers": None,
+        },
         "combos": [
             combo("pair", goodput_rps=12, max_replicas=3),
             {**MIXED, "replicas": 1, "min_replicas": 0, "max_replicas": 4},
@@ -556,7 +597,7 @@ simulated(
     },
     "",
     "--scaling target-utilization",
-)  # fmt: skip
+)
 
 # Cascades.
 
@@ -604,11 +645,18 @@ simulated(
         "cascade": {
             "models": [SMALL, LARGE],
             "policy": {"name": "thresholds", "thresholds": 60},
-            "replan": {"quality": 75, "every_s": 30, "audit_share": 0.3, "least_audited": 15, "sample": 20,
-                       "num_gpus": 6, "planning_s": 5},
+            "replan": {
+                "quality": 75,
+                "every_s": 30,
+                "audit_share": 0.3,
+                "least_audited": 15,
+                "sample": 20,
+                "num_gpus": 6,
+                "planning_s": 5,
+            },
         },
     },
-)  # fmt: skip
+)
 SMALL_SIDE = {"model": SMALL, "engine": "vllm-0.15"}
 simulated(
     "cascade-on-combos",
@@ -650,8 +698,16 @@ EVERYTHING = {
         },
     ],
     "fleet": [
-        {"name": f"{region}-large", "model": LARGE, "gpu": "a100-80gb", "tp": 4, "region": region,
-         "kv_capacity_tokens": 16_000, "engine": "vllm-0.15", "max_replicas": 3}
+        {
+            "name": f"{region}-large",
+            "model": LARGE,
+            "gpu": "a100-80gb",
+            "tp": 4,
+            "region": region,
+            "kv_capacity_tokens": 16_000,
+            "engine": "vllm-0.15",
+            "max_replicas": 3,
+        }
         for region in ("us-east", "eu-west")
     ],
     "gpu_limits": [
@@ -665,7 +721,7 @@ EVERYTHING = {
     "provisioning": {"reclaim_s": 3, "redeploy_s": 10, "acquire_s": 6},
     "pacer": {"ttfat_s": 0.5, "tpot_s": 0.05},
     "policies": {"ordering_at": "gateway"},
-}  # fmt: skip
+}
 EVERY_POLICY = {
     "routing": "headway",
     "ordering": "tiers-and-phases",
@@ -680,8 +736,16 @@ compared(
             *variants(
                 "scaling",
                 [
-                    {"name": "lt-i", "plan": {"step_s": 5, "period_s": 25, "startup_s": 6, "miss_to_idle": 4,
-                                              "tps": {"us-small": 900, "eu-small": 650, LARGE: 320}}},
+                    {
+                        "name": "lt-i",
+                        "plan": {
+                            "step_s": 5,
+                            "period_s": 25,
+                            "startup_s": 6,
+                            "miss_to_idle": 4,
+                            "tps": {"us-small": 900, "eu-small": 650, LARGE: 320},
+                        },
+                    },
                     {"name": "reactive", "cooldown_s": 4, "out_above": 0.4, "interval_s": 2},
                     {"name": "target-utilization", "stabilization_s": 20, "interval_s": 3, "kv_use": 0.4},
                 ],
@@ -690,22 +754,29 @@ compared(
             {"name": "alone", **EVERY_POLICY, "routing": "least-loaded", "migration": None},
         ],
     },
-)  # fmt: skip
+)
 SCORES = "question,answered_by,points,words,prompt_words\n" + "".join(
     f"q{i},{name},{'-1' if i % 17 == 16 else 1 + (i * step) % 9},{40 + (i * 37) % 300},{20 + (i * 53) % 200}\n"
     for i in range(60)
     for name, step in (("tiny", 2), ("huge", 7))
 )
 LAYOUT = {
-    "request": ["question"], "model": "answered_by", "score": "points", "best": 10, "worst": 1, "no_score": ["-1"],
-    "output": "words", "output_scale": 1.4, "prompt": "prompt_words", "prompt_scale": 1.4,
-}  # fmt: skip
+    "request": ["question"],
+    "model": "answered_by",
+    "score": "points",
+    "best": 10,
+    "worst": 1,
+    "no_score": ["-1"],
+    "output": "words",
+    "output_scale": 1.4,
+    "prompt": "prompt_words",
+    "prompt_scale": 1.4,
+}
 SCORED = {
-    "quality": {"path": "scores.csv", "layout": LAYOUT,
-                "models": {"tiny": "llama-3.1-8b", "huge": "llama-3.1-70b"}},
+    "quality": {"path": "scores.csv", "layout": LAYOUT, "models": {"tiny": "llama-3.1-8b", "huge": "llama-3.1-70b"}},
     "arrivals": 5,
     "num_requests": 120,
-}  # fmt: skip
+}
 SCORED_FLEET = [
     {"model": "llama-3.1-8b", "gpu": "h800-80gb-sxm", "engine": "vllm-0.15"},
     {"model": "llama-3.1-70b", "gpu": "h800-80gb-sxm", "engine": "vllm-0.15", "tp": 4},
@@ -767,8 +838,9 @@ SPECS = {
     "populations": {
         "demand": {
             "lengths": {"llama-3.1-8b": {"prompt_tokens": 300, "output_tokens": lognormal(50)}},
-            "populations": [{"tier": 1, "cells": {"us-east": {"llama-3.1-8b": 1}}, "noise_cv": 0.3,
-                             "peak_to_trough": 3}],
+            "populations": [
+                {"tier": 1, "cells": {"us-east": {"llama-3.1-8b": 1}}, "noise_cv": 0.3, "peak_to_trough": 3}
+            ],
         },
         "arrivals": 0.2,
         "duration_s": 900,
@@ -785,7 +857,7 @@ SPECS = {
         "duration_s": 7200,
         "scale": 0.05,
     },
-}  # fmt: skip
+}
 SERIES = "time_s,key,tokens\n" + "".join(
     f"{900 * i},{key},{2000 + 15 * ((i * i * 7) % 41) + 900 * (((i + shift) // 24) % 4)}\n"
     for i in range(240)
@@ -828,12 +900,20 @@ case(
     files={
         **TRACES,
         "scenario.yaml": {
-            "workload": {"trace": {"path": "burst.csv", "from_s": 10, "to_s": 100, "rate_scale": 3, "skip_bad": True,
-                                   "models": {"GPT-4": "llama-3.1-70b", "ChatGPT": "llama-3.1-8b"}}},
+            "workload": {
+                "trace": {
+                    "path": "burst.csv",
+                    "from_s": 10,
+                    "to_s": 100,
+                    "rate_scale": 3,
+                    "skip_bad": True,
+                    "models": {"GPT-4": "llama-3.1-70b", "ChatGPT": "llama-3.1-8b"},
+                }
+            },
             "fleet": [pool(), {"model": "llama-3.1-70b", "gpu": "a100-80gb", "tp": 4, "engine": "simulated-0.15"}],
         },
     },
-)  # fmt: skip
+)
 
 # Policies of the user's own. They import nothing of Headway.
 
@@ -929,10 +1009,9 @@ LONG_SCORED = {**SCORED, "quality": {**SCORED["quality"], "layout": {**LAYOUT, "
 """Prompts so long that the plan splits prefill from decode."""
 STAGED = {
     "name": "staged",
-    "workload": {"arrivals": 3, "num_requests": 60,
-                 "quality": {"trace": 1, "cascade": "llama", "num_requests": 60}},
+    "workload": {"arrivals": 3, "num_requests": 60, "quality": {"trace": 1, "cascade": "llama", "num_requests": 60}},
     "fleet": [{"model": "llama-3-70b", "gpu": "h100-80gb-sxm", "tp": 4}],
-}  # fmt: skip
+}
 case(
     "plan-cascade-quality",
     f"plan cascade scenario.yaml --quality 76 --no-cache --curve 2 -o plan.yaml {JSON}",

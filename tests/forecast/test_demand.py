@@ -101,9 +101,10 @@ def test_any_quantile_lies_between_its_neighbours(one: float, other: float) -> N
 def day(num: int = 600, seed: int = 0, models: bool = False) -> Workload:
     random = np.random.default_rng(seed)
     columns = {
-        "arrival_s": np.sort(random.random(num)) * 86400, "prompt_tokens": random.integers(5, 50, num),
+        "arrival_s": np.sort(random.random(num)) * 86400,
+        "prompt_tokens": random.integers(5, 50, num),
         "output_tokens": random.integers(1, 9, num),
-    }  # fmt: skip
+    }
     if models:
         return Workload({**columns, "model": random.integers(0, 2, num)}, ("a", "b"))
     return Workload(columns)
@@ -113,10 +114,13 @@ def test_the_same_requests_in_any_format_give_the_same_forecast(tmp_path: Path) 
     rows = day()
     to_csv(rows, tmp_path / "a.csv")
     to_parquet(read(tmp_path / "a.csv"), tmp_path / "b.parquet")
-    (tmp_path / "c.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
-        f"{datetime.fromtimestamp(1.7e9 + float(f'{t:.6f}'), UTC):%Y-%m-%d %H:%M:%S.%f},{p},{o}\n"
-        for t, p, o in zip(rows.arrival_s - rows.arrival_s[0], rows.prompt_tokens, rows.output_tokens, strict=True)
-    ))  # fmt: skip
+    (tmp_path / "c.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        + "".join(
+            f"{datetime.fromtimestamp(1.7e9 + float(f'{t:.6f}'), UTC):%Y-%m-%d %H:%M:%S.%f},{p},{o}\n"
+            for t, p, o in zip(rows.arrival_s - rows.arrival_s[0], rows.prompt_tokens, rows.output_tokens, strict=True)
+        )
+    )
     one, other, azure = (forecast_days([tmp_path / name]) for name in ("a.csv", "b.parquet", "c.csv"))
     assert one.total == other.total
     assert azure.total.prompt_tokens_mean == pytest.approx(one.total.prompt_tokens_mean)

@@ -130,9 +130,18 @@ def test_no_headroom_helps_where_no_spread_is_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"methods": ()}, {"methods": ("a", "a")}, {"horizon": 0}, {"quantiles": (0.1, 0.9)},
-             {"quantiles": (0.5,)}, {"quantiles": (0.5, 1.0)}, {"exceeded": 1.0}, {"capacity": 0.0}],
-)  # fmt: skip
+    "changes",
+    [
+        {"methods": ()},
+        {"methods": ("a", "a")},
+        {"horizon": 0},
+        {"quantiles": (0.1, 0.9)},
+        {"quantiles": (0.5,)},
+        {"quantiles": (0.5, 1.0)},
+        {"exceeded": 1.0},
+        {"capacity": 0.0},
+    ],
+)
 def test_questions_that_make_no_sense(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="expected"):
         EvaluationSettings(**changes)  # type: ignore[arg-type]

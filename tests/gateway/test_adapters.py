@@ -82,8 +82,12 @@ def test_requests_go_to_the_engines_that_list_the_adapter(engines: list[Process]
         front.stop()
     records, _ = load(tmp_path / "records")
     assert [records.loras[code] for code in records.workload["lora"]] == [
-        *["sql"] * 3, *["law"] * 3, *["both"] * 3, "", "law",
-    ]  # fmt: skip
+        *["sql"] * 3,
+        *["law"] * 3,
+        *["both"] * 3,
+        "",
+        "law",
+    ]
 
 
 def test_an_adapter_is_used_from_when_an_engine_loads_it_until_it_unloads_it(
@@ -114,17 +118,22 @@ def test_an_engine_counts_its_adapters_as_vllm_does(engines: list[Process]) -> N
     found = re.search(r"^vllm:lora_requests_info\{(.*)\} (\S+)$", page, re.MULTILINE)
     assert found is not None and float(found[2]) > 1e9
     assert dict(re.findall(r'(\w+)="([^"]*)"', found[1])) == {
-        "max_lora": "2", "running_lora_adapters": "sql", "waiting_lora_adapters": "",
-    }  # fmt: skip
+        "max_lora": "2",
+        "running_lora_adapters": "sql",
+        "waiting_lora_adapters": "",
+    }
     assert complete(engines[0], "poetry")[0] == 404
 
 
 def test_adapters_stay_where_they_are_loaded(engines: list[Process], tmp_path: Path) -> None:
     """One slot each: with affinity, two adapters settle at two replicas."""
     path = serving.fleet_file(
-        tmp_path, [each.url for each in engines], gateway=SETTINGS, policies=AFFINITY,
+        tmp_path,
+        [each.url for each in engines],
+        gateway=SETTINGS,
+        policies=AFFINITY,
         pool={"lora": {"max_loras": 1}},
-    )  # fmt: skip
+    )
     front = serving.gateway(path)
     with loaded(engines, "x", "y"), serving.closing(front):
         serving.all_up(front, 2)

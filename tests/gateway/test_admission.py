@@ -21,9 +21,11 @@ from headway.gateway.telemetry.recording import Recording
 pytest.importorskip("httptools")
 SMALL, LARGE = "qwen3-8b", "llama-3.1-8b"
 CASCADE = {
-    "models": [SMALL, LARGE], "name": "best", "policy": {"name": "thresholds", "thresholds": 60.0},
+    "models": [SMALL, LARGE],
+    "name": "best",
+    "policy": {"name": "thresholds", "thresholds": 60.0},
     "judge": {"by": "confidence"},
-}  # fmt: skip
+}
 
 
 def asked(

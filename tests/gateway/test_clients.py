@@ -62,13 +62,27 @@ def test_a_client_library_gets_answers_and_streams(client: str, front: serving.P
 def test_a_load_generator_measures_the_gateway(front: serving.Process, tmp_path: Path) -> None:
     program("tokenizer", str(tmp_path / "tokenizer"), tmp_path)
     options = {
-        "--model": MODEL, "--tokenizer": str(tmp_path / "tokenizer"), "--url": front.url, "--endpoint-type": "chat",
-        "--request-count": "40", "--concurrency": "4", "--synthetic-input-tokens-mean": "100",
-        "--output-tokens-mean": "20", "--ui-type": "none", "--artifact-dir": str(tmp_path / "out"),
-    }  # fmt: skip
+        "--model": MODEL,
+        "--tokenizer": str(tmp_path / "tokenizer"),
+        "--url": front.url,
+        "--endpoint-type": "chat",
+        "--request-count": "40",
+        "--concurrency": "4",
+        "--synthetic-input-tokens-mean": "100",
+        "--output-tokens-mean": "20",
+        "--ui-type": "none",
+        "--artifact-dir": str(tmp_path / "out"),
+    }
     words = [word for pair in options.items() for word in pair]
-    run(str(CLIENTS / "bin" / "aiperf"), "profile", *words, "--streaming", "--use-server-token-count",
-        "--no-gpu-telemetry", cwd=tmp_path)  # fmt: skip
+    run(
+        str(CLIENTS / "bin" / "aiperf"),
+        "profile",
+        *words,
+        "--streaming",
+        "--use-server-token-count",
+        "--no-gpu-telemetry",
+        cwd=tmp_path,
+    )
     (file,) = (tmp_path / "out").rglob("profile_export_aiperf.json")
     measured = json.loads(file.read_text(encoding="utf-8"))
     assert measured["request_count"]["avg"] == 40 and measured.get("error_request_count", {}).get("avg", 0) == 0

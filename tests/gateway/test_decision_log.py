@@ -79,8 +79,9 @@ def test_a_retry_has_its_number(tmp_path: Path) -> None:
     with serving.closing(bad, good):
         front = serving.gateway(
             fleet(tmp_path, [bad, good], policies={"routing": "round-robin"}, gateway={"explain": True}),
-            "--decisions", str(path),
-        )  # fmt: skip
+            "--decisions",
+            str(path),
+        )
         with serving.closing(front):
             serving.all_up(front, 2)
             send(bad, "/emulator/failures", [500], method="PUT").text()
@@ -117,10 +118,13 @@ def test_the_simulator_writes_the_same_lines_and_the_same_metrics(tmp_path: Path
     headers, plain = (
         subprocess.run(
             [sys.executable, "-m", "headway", "simulate", "it.yaml", "--json", "--no-progress", *more],
-            cwd=tmp_path, capture_output=True, text=True, check=True,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for more in (["--decisions", "decisions.jsonl"], [])
-    )  # fmt: skip
+    )
     assert json.loads(headers)["results"][0]["metrics"] == json.loads(plain)["results"][0]["metrics"]
     found = lines(tmp_path / "decisions.jsonl")
     assert [line["request"] for line in sorted(found, key=lambda line: int(line["request"]))] == list(

@@ -105,10 +105,11 @@ def test_however_often_a_process_is_told_to_end_it_ends_well(has_started: bool, 
     file = str(serving.fleet_file(tmp_path, ["http://127.0.0.1:9"], gateway={"drain_s": 1.0}))
     supervised = ("--port", "0", "--restarts", "3")
     made = [
-        serving.emulator(), serving.gateway(Path(file)),
+        serving.emulator(),
+        serving.gateway(Path(file)),
         serving.Process("-m", "headway", "serve", file, "--workers", "2", *supervised),
         serving.Process("-m", "headway", "epp", file, "--http-port", "0", *supervised),
-    ]  # fmt: skip
+    ]
     with serving.closing(*made):
         for each in made:
             assert each.port

@@ -68,9 +68,17 @@ def live_replica() -> LiveReplica:
     clock: Any = ManualClock()
     pool = Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-0.15"))
     replica = LiveReplica(
-        0, pool, "http://h:1", ADAPTERS["vllm"], 100, PascalOrdering(), Pacer(), clock, 5.0,
+        0,
+        pool,
+        "http://h:1",
+        ADAPTERS["vllm"],
+        100,
+        PascalOrdering(),
+        Pacer(),
+        clock,
+        5.0,
         engine_ordering="pascal",
-    )  # fmt: skip
+    )
     replica.client = Client()  # type: ignore[assignment]
     return replica
 

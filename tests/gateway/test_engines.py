@@ -88,9 +88,12 @@ def test_openais_client(engines: list[Process], serve: Callable[..., Process]) -
     front = serve(engines)
     with openai.OpenAI(base_url=f"{front.url}/v1", api_key="any", max_retries=0) as client:
         asked = {
-            "model": serving.MODEL, "messages": [{"role": "user", "content": "hello there"}], "max_tokens": 40,
-            "temperature": 0, "extra_body": {name: GREEDY[name] for name in ("ignore_eos", "chat_template_kwargs")},
-        }  # fmt: skip
+            "model": serving.MODEL,
+            "messages": [{"role": "user", "content": "hello there"}],
+            "max_tokens": 40,
+            "temperature": 0,
+            "extra_body": {name: GREEDY[name] for name in ("ignore_eos", "chat_template_kwargs")},
+        }
         whole = client.chat.completions.create(**asked)
         parts = list(client.chat.completions.create(**asked, stream=True))
         assert "".join(part.choices[0].delta.content or "" for part in parts) == whole.choices[0].message.content

@@ -36,9 +36,11 @@ POLICIES: list[dict[str, Any]] = [
     {"routing": "pascal", "ordering": "pascal", "migration": "pascal", **HELD},
 ]
 ORACLES = {
-    name for kind in (ROUTERS, ORDERINGS, MIGRATIONS, ADMISSIONS) for name, made_by in kind.items()
+    name
+    for kind in (ROUTERS, ORDERINGS, MIGRATIONS, ADMISSIONS)
+    for name, made_by in kind.items()
     if getattr(made_by, "oracle", False)
-}  # fmt: skip
+}
 
 BY_PROGRESS = {"round-robin", "fewest-quanta", "pascal", "tiers-and-phases"}
 """Orderings by what a request has generated, which is nothing while it waits at the gateway."""

@@ -58,13 +58,22 @@ def service() -> Iterator[ThreadingHTTPServer]:
 
 def fleet(folder: Path, engine: str, service: ThreadingHTTPServer, **changes: Any) -> Path:
     own = {
-        "name": "chat", "model": serving.MODEL, "endpoints": [engine], "api": "vllm", "api_key": ENGINE_KEY,
+        "name": "chat",
+        "model": serving.MODEL,
+        "endpoints": [engine],
+        "api": "vllm",
+        "api_key": ENGINE_KEY,
         "fallback": ["hosted"],
-    }  # fmt: skip
+    }
     hosted = {
-        "name": "hosted", "model": HOSTED, "endpoints": [f"http://127.0.0.1:{service.server_port}/v1"], "hosted": {},
-        "api_key": OWN_KEY, "usd_per_million_input_tokens": 1.0, "usd_per_million_output_tokens": 2.0,
-    }  # fmt: skip
+        "name": "hosted",
+        "model": HOSTED,
+        "endpoints": [f"http://127.0.0.1:{service.server_port}/v1"],
+        "hosted": {},
+        "api_key": OWN_KEY,
+        "usd_per_million_input_tokens": 1.0,
+        "usd_per_million_output_tokens": 2.0,
+    }
     keys = [{"sha256": sha256(CLIENT_KEY.encode()).hexdigest(), "name": "team"}]
     settings = {"scrape_period_s": 0.1, "api_keys": keys}
     data = {"fleet": [{**own, **changes.pop("own", {})}, hosted], "gateway": settings, **changes}

@@ -60,10 +60,13 @@ COUNTS = st.integers(1, 5_000)
 LIMITS = st.fixed_dictionaries(
     {"max_tokens": COUNTS},
     optional={
-        "max_completion_tokens": st.sampled_from([None, 0, 1, 7, 9_000]), "min_tokens": COUNTS, "n": st.integers(1, 40),
-        "ignore_eos": st.booleans(), "stream": st.booleans(),
+        "max_completion_tokens": st.sampled_from([None, 0, 1, 7, 9_000]),
+        "min_tokens": COUNTS,
+        "n": st.integers(1, 40),
+        "ignore_eos": st.booleans(),
+        "stream": st.booleans(),
     },
-)  # fmt: skip
+)
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
@@ -141,9 +144,14 @@ def test_a_plain_request_reserves_its_text_and_its_limit(gateway: Gateway) -> No
 
 @settings(max_examples=50)
 @given(
-    st.integers(1, 1000), st.integers(0, 1000), st.integers(1, 9), st.booleans(), st.integers(1, 4),
-    st.lists(st.tuples(*[st.floats(0, 50)] * 3), min_size=1, max_size=4), st.data(),
-)  # fmt: skip
+    st.integers(1, 1000),
+    st.integers(0, 1000),
+    st.integers(1, 9),
+    st.booleans(),
+    st.integers(1, 4),
+    st.lists(st.tuples(*[st.floats(0, 50)] * 3), min_size=1, max_size=4),
+    st.data(),
+)
 def test_no_pool_model_or_share_of_cached_tokens_is_dearer(
     prompt: int, output: int, num: int, echoes: bool, stages: int, prices: list[tuple[float, float, float]], data: Any
 ) -> None:

@@ -47,8 +47,9 @@ def test_a_stream_that_waits_is_kept_alive(tmp_path: Path, answer: str) -> None:
     engine.reply = {
         "well": [OK + framed(SAID) + framed(DONE) + b"0\r\n\r\n"],
         "refused": [b"HTTP/1.1 400 No\r\nContent-Length: %d\r\n\r\n%s" % (len(REFUSAL), REFUSAL)],
-        "whole": [whole()], "broken": [OK],
-    }[answer]  # fmt: skip
+        "whole": [whole()],
+        "broken": [OK],
+    }[answer]
     engine.then = "close" if answer == "broken" else "keep"
     answers = engine._answer
 

@@ -29,9 +29,10 @@ PASCAL = {"name": "pascal", "quantum_tokens": 40, "by_quanta": True}
 def fleet(ordering: Any, num: int = 1, **policies: Any) -> dict[str, Any]:
     pool = {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "endpoints": URLS[:num]}
     return {
-        "fleet": [pool], "gateway": {"scrape_period_s": 0.2},
+        "fleet": [pool],
+        "gateway": {"scrape_period_s": 0.2},
         "policies": {"ordering": ordering, "ordering_at": "gateway", "window": 1, **policies},
-    }  # fmt: skip
+    }
 
 
 def chat(max_tokens: int, text: str) -> dict[str, Any]:

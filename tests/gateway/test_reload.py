@@ -155,8 +155,14 @@ def test_policies_change_with_requests_held(front: tuple[serving.Process, Path])
     streams = [chat(made, headers=bearer("free"), stream=True, max_tokens=400, ignore_eos=True)]
     until(lambda: num_in_flight(made) == 1)
     answered: list[int] = []
-    threads = [threading.Thread(target=lambda: answered.append(chat(made, headers=bearer("free"), max_tokens=2).json()
-                                ["usage"]["completion_tokens"])) for _ in range(3)]  # fmt: skip
+    threads = [
+        threading.Thread(
+            target=lambda: answered.append(
+                chat(made, headers=bearer("free"), max_tokens=2).json()["usage"]["completion_tokens"]
+            )
+        )
+        for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     until(lambda: metric(made, "headway_requests_held") == 3)
@@ -254,9 +260,11 @@ def test_a_closed_terminal_ends_the_gateway(engines: list[serving.Process], tmp_
     """SIGHUP of a terminal that is gone is no reload."""
     path = serving.fleet_file(tmp_path, [engines[0].url])
     ours, theirs = os.openpty()
-    code = "import os, fcntl, signal, termios, sys; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);" \
-           "signal.signal(signal.SIGHUP, signal.SIG_DFL);" \
-           "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"  # fmt: skip
+    code = (
+        "import os, fcntl, signal, termios, sys; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL);"
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
     command = [sys.executable, "-c", code, "-m", "headway", "serve", str(path), "--port", "0"]
     process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     os.close(theirs)

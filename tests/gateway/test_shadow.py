@@ -44,9 +44,11 @@ def test_both_choices_are_in_the_log_the_metrics_and_the_workers_and_no_request_
     (tmp_path / "own.py").write_text(LAST + FIRST)
     engines = [serving.emulator(), serving.emulator()]
     path = serving.fleet_file(
-        tmp_path, [each.url for each in engines], policies={"routing": "own:First"},
+        tmp_path,
+        [each.url for each in engines],
+        policies={"routing": "own:First"},
         gateway={"admin_keys": [digest("root")]},
-    )  # fmt: skip
+    )
     other = candidate(path, policies={"routing": "own:Last", "migration": "llumnix"})
     log = tmp_path / "decisions.jsonl"
     front = serving.gateway(path, "--shadow", str(other), "--decisions", str(log))

@@ -67,19 +67,27 @@ def day(limits: Limits, **more: Any) -> dict[str, Any]:
     ]
     return {
         "workload": {
-            "tenants": {"free": 1, **dict.fromkeys(limits, 2)}, "arrivals": 4.0, "num_requests": 160,
+            "tenants": {"free": 1, **dict.fromkeys(limits, 2)},
+            "arrivals": 4.0,
+            "num_requests": 160,
             "prompt_tokens": {"kind": "lognormal", "mean": 200, "cv": 0.7},
             "output_tokens": {"kind": "lognormal", "mean": 150, "cv": 0.7},
         },
-        "fleet": [{
-            "model": "qwen3-8b", "gpu": "l40s", "engine": "vllm-0.15", "endpoints": ["http://127.0.0.1:10001"],
-            "usd_per_million_input_tokens": 1.0, "usd_per_million_output_tokens": 4.0,
-        }],
+        "fleet": [
+            {
+                "model": "qwen3-8b",
+                "gpu": "l40s",
+                "engine": "vllm-0.15",
+                "endpoints": ["http://127.0.0.1:10001"],
+                "usd_per_million_input_tokens": 1.0,
+                "usd_per_million_output_tokens": 4.0,
+            }
+        ],
         "policies": {"ordering": "fair", "ordering_at": "gateway", "window": 6},
         "gateway": {"api_keys": keys, "scrape_period_s": 0.2, "timeout_s": 36_000.0},
         "observe": {"period_s": 0.2},
         **more,
-    }  # fmt: skip
+    }
 
 
 def both_refuse(data: dict[str, Any], folder: Path) -> dict[int, str]:

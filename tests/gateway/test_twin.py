@@ -30,16 +30,24 @@ PROMPT = {"name": "vllm-0.15", "response_overhead_s": 0, "tokenize_s_per_token":
 
 def side(gpu: str, *urls: str, engine: Any = PROMPT) -> dict[str, Any]:
     return {
-        "model": MODEL, "gpu": gpu, "engine": engine, "endpoints": list(urls), "network_bytes_per_s": 1.25e9,
-    }  # fmt: skip
+        "model": MODEL,
+        "gpu": gpu,
+        "engine": engine,
+        "endpoints": list(urls),
+        "network_bytes_per_s": 1.25e9,
+    }
 
 
 def workload(arrivals: float, most_tokens: int) -> dict[str, Any]:
     prompts, answers = {"kind": "uniform", "min": 50, "max": 2000}, {"kind": "uniform", "min": 2, "max": most_tokens}
     tiers = [{"tier": 0, "share": 3}, {"tier": 1, "share": 2}, {"tier": 2, "share": 1}]
     return {
-        "arrivals": arrivals, "num_requests": 100, "prompt_tokens": prompts, "output_tokens": answers, "tiers": tiers,
-    }  # fmt: skip
+        "arrivals": arrivals,
+        "num_requests": 100,
+        "prompt_tokens": prompts,
+        "output_tokens": answers,
+        "tiers": tiers,
+    }
 
 
 def pool(routing: str, engine: Any = PROMPT, room_tokens: int = 100_000, **policies: Any) -> dict[str, Any]:
@@ -52,9 +60,12 @@ def combos(routing: Any, replicas: int = 1, engine: Any = PROMPT) -> dict[str, A
     """A prefill replica for two that decode, or for one in each of two combos."""
     prefill, decode = (URLS[:1], URLS[1:3]) if replicas == 1 else (URLS[:2], URLS[2:])
     combo = {
-        "name": "pair", "prefill": side("l40s", *prefill, engine=engine), "decode": side("l4", *decode, engine=engine),
-        "replicas": replicas, "handover": {"first_token": "decode"},
-    }  # fmt: skip
+        "name": "pair",
+        "prefill": side("l40s", *prefill, engine=engine),
+        "decode": side("l4", *decode, engine=engine),
+        "replicas": replicas,
+        "handover": {"first_token": "decode"},
+    }
     load = workload(3.0 * replicas, 40)
     return {"combos": [combo], "policies": {"routing": routing}, "workload": load, **STALE}
 
@@ -65,9 +76,12 @@ TENANTS = {"flood": 10, "quiet": 1}
 
 
 def tenants(
-    num_requests: int = 100, room_tokens: int = 100_000, prompt_window: int | None = None, name: str = "fair",
+    num_requests: int = 100,
+    room_tokens: int = 100_000,
+    prompt_window: int | None = None,
+    name: str = "fair",
     **policies: Any,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Requests of two keys, one of which sends many more than three replicas can serve."""
     ordering = {"name": name, "weights": {"quiet": 2}, "prompt_window": prompt_window}
     day = pool("least-loaded", room_tokens=room_tokens, ordering=ordering, ordering_at="gateway", **policies)
@@ -91,9 +105,11 @@ def fallback(**config: Any) -> dict[str, Any]:
     """A replica with too many requests, and a hosted service that takes some of them."""
     day = pool("least-loaded", fallback={"when": ["slow"], "ttft_s": 0.1, "min_requests": 5, "window_s": 1.0, **config})
     hosted = {
-        "name": "hosted", "model": "house-model", "hosted": {"ttft_s": 0.05, "tokens_per_s": 200},
+        "name": "hosted",
+        "model": "house-model",
+        "hosted": {"ttft_s": 0.05, "tokens_per_s": 200},
         "endpoints": URLS[3:],
-    }  # fmt: skip
+    }
     own = {**day["fleet"][0], "endpoints": URLS[:1], "gpu": "l4", "fallback": ["hosted"]}
     return {**day, "fleet": [own, hosted]}
 

@@ -123,8 +123,14 @@ def test_what_ends_ends_by_the_servers_clock_and_what_was_spent_stays(valkey: va
     asyncio.run(work())
     left_ms = {str(key)[len(prefix) :]: valkey.call("PTTL", key) for key in valkey.call("KEYS", f"{prefix}*")}  # type: ignore[attr-defined]
     assert {key for key, left in left_ms.items() if left == -1} == {
-        "keys", "teams", "key-changes", "days", "usage:2026-01-05", "spent:2026-01-05", "spent:2026-01",
-    }  # fmt: skip
+        "keys",
+        "teams",
+        "key-changes",
+        "days",
+        "usage:2026-01-05",
+        "spent:2026-01-05",
+        "spent:2026-01",
+    }
     assert 0 < left_ms[f"stream:{b's'.hex()}"] <= 1000 * KEEP_PARTS_S and 0 < left_ms["lease:l"] <= 600_000
 
 

@@ -64,9 +64,11 @@ def _reads(file: Path) -> bool:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     imported = {
         each.asname or each.name
-        for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "time"
-        for each in node.names if each.name in ("time", "time_ns")
-    }  # fmt: skip
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "time"
+        for each in node.names
+        if each.name in ("time", "time_ns")
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if (node.value.id, node.attr) in _READS:
@@ -189,8 +191,12 @@ def test_a_clock_that_was_days_ahead_is_followed_back() -> None:
     days = iter([date(2026, 11, 27), date(2027, 1, 1), date(2026, 11, 27), date(2026, 11, 28), date(2026, 11, 27)])
     today = Today(lambda: next(days))
     assert [today().isoformat() for _ in range(5)] == [
-        "2026-11-27", "2027-01-01", "2026-11-27", "2026-11-28", "2026-11-28",
-    ]  # fmt: skip
+        "2026-11-27",
+        "2027-01-01",
+        "2026-11-27",
+        "2026-11-28",
+        "2026-11-28",
+    ]
 
 
 def test_streams_and_held_requests_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,8 +224,10 @@ def test_streams_and_held_requests_go_on(tmp_path: Path, monkeypatch: pytest.Mon
     try:
         for reply in inside.run(story()):
             assert reply.status == 200 and [e if e == "[DONE]" else "so" for e in reply.events()] == [
-                "so", "so", "[DONE]",
-            ]  # fmt: skip
+                "so",
+                "so",
+                "[DONE]",
+            ]
     finally:
         engine.end()
         inside.close()

@@ -18,11 +18,13 @@ from headway.metrics.usage import usage
 def _run(num: int) -> Records:
     document = {
         "workload": {
-            "prompt_tokens": 100, "output_tokens": 400, "num_requests": num,
+            "prompt_tokens": 100,
+            "output_tokens": 400,
+            "num_requests": num,
             "arrivals": {"kind": "deterministic", "rate": 2.0},
         },
         "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15"}],
-    }  # fmt: skip
+    }
     return scenario.run(scenario.assemble(document, Places(), Path())).records
 
 

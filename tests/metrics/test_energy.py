@@ -82,11 +82,18 @@ def test_a_fleet_without_requests_takes_idle_power_also_while_it_starts() -> Non
 def test_power_is_between_idle_and_the_limit(seed: int) -> None:
     rng = Random(seed)
     rows = [
-        {**ROW, "num_decode": rng.randrange(500), "prefill_tokens": rng.randrange(9000), "start_s": 10.0 * i,
-         "context_tokens": rng.randrange(10**6), "iterations": rng.randrange(1, 100), "a_s": rng.uniform(1e-3, 0.09),
-         "b_s": rng.choice([0.0, 1e-6])}
+        {
+            **ROW,
+            "num_decode": rng.randrange(500),
+            "prefill_tokens": rng.randrange(9000),
+            "start_s": 10.0 * i,
+            "context_tokens": rng.randrange(10**6),
+            "iterations": rng.randrange(1, 100),
+            "a_s": rng.uniform(1e-3, 0.09),
+            "b_s": rng.choice([0.0, 1e-6]),
+        }
         for i in range(50)
-    ]  # fmt: skip
+    ]
     run = run_of(*rows, end_s=600.0)
     busy_s = float(usage(run, 0.0).busy_s[0])
     assert 100 * 600 < joules(run) <= 100 * 600 + 900 * busy_s * (1 + 1e-9)

@@ -11,9 +11,12 @@ from simulation import play, pool, request, seconds
 
 def test_a_program_takes_from_its_first_arrival_to_its_last_token() -> None:
     requests = [
-        request(0, 0.0, 1, 3, session_id=0), request(1, 0.0, 1, 2, session_id=1), request(2, 10.0, 1, 3, session_id=0),
-        request(3, 20.0, 1, 2), request(4, 30.0, 1, 500, session_id=2, timeout_s=1.0),
-    ]  # fmt: skip
+        request(0, 0.0, 1, 3, session_id=0),
+        request(1, 0.0, 1, 2, session_id=1),
+        request(2, 10.0, 1, 3, session_id=0),
+        request(3, 20.0, 1, 2),
+        request(4, 30.0, 1, 500, session_id=2, timeout_s=1.0),
+    ]
     records = play(requests, pool(), line=seconds(1.0))
     found = summarize(records, slo=DefaultSlo(program_s=5.0)).programs
     assert found is not None and found.program_s is not None

@@ -87,10 +87,15 @@ def one_request(
         "reasoning_tokens": np.array([reasoning]),
     }
     return Records(
-        workload=workload, models=(), regions=(), replicas=(), end_s=times_s[-1],
-        requests=columns(REQUEST_COLUMNS, [request]), segments=columns(SEGMENT_COLUMNS, segments),
+        workload=workload,
+        models=(),
+        regions=(),
+        replicas=(),
+        end_s=times_s[-1],
+        requests=columns(REQUEST_COLUMNS, [request]),
+        segments=columns(SEGMENT_COLUMNS, segments),
         stretches=columns(STRETCH_COLUMNS, stretches),
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -190,9 +195,11 @@ def test_qoe_of_what_an_engine_records(schedule: DraftSchedule | None) -> None:
     drafts = None
     if schedule is not None:
         drafts = Speculative(
-            method="ngram", num_speculative_tokens=3, acceptance=by_rate(0.6, 3),
+            method="ngram",
+            num_speculative_tokens=3,
+            acceptance=by_rate(0.6, 3),
             num_speculative_tokens_per_batch_size=schedule,
-        )  # fmt: skip
+        )
     rng = np.random.default_rng(0)
     reasoning = rng.integers(0, 200, 150)
     columns = {

@@ -85,8 +85,12 @@ def test_two_passes_match_one_pass(run: Run) -> None:
             wanted = expected[one]
             assert wanted is not None and each.mean == pytest.approx(wanted.mean, rel=1e-12)
             assert (each.count, each.p50, each.p95, each.p99, each.max) == (
-                wanted.count, wanted.p50, wanted.p95, wanted.p99, wanted.max
-            )  # fmt: skip
+                wanted.count,
+                wanted.p50,
+                wanted.p95,
+                wanted.p99,
+                wanted.max,
+            )
 
 
 def test_long_runs_are_counted_in_pieces_without_a_trace() -> None:

@@ -83,9 +83,12 @@ def test_hosted_replicas_charge_for_answers_that_were_not_streamed_too():
         usd_per_million_input_tokens=1.0, usd_per_million_output_tokens=10.0,
     )  # fmt: skip
     rows = {  # streamed, not streamed, refused
-        "request": [0, 1, 2], "replica": [0, 0, 0], "first_token_s": [1.0, np.nan, np.nan],
-        "generated_tokens": [5, 7, 0], "cached_prompt_tokens": [0, 0, 0],
-    }  # fmt: skip
+        "request": [0, 1, 2],
+        "replica": [0, 0, 0],
+        "first_token_s": [1.0, np.nan, np.nan],
+        "generated_tokens": [5, 7, 0],
+        "cached_prompt_tokens": [0, 0, 0],
+    }
     workload = {"arrival_s": np.zeros(3), "prompt_tokens": np.array([100, 200, 400])}
     made = Records(workload, (), (), {name: np.array(each) for name, each in rows.items()}, {}, {}, (hosted,), HOUR)
     assert _tokens_usd(made, 0.0).tolist() == pytest.approx([(300 * 1.0 + 12 * 10.0) / 1e6])

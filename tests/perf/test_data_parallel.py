@@ -33,8 +33,16 @@ EXACT = 1e-9
 LATENCY_S = 7e-6
 
 
-def step(dp: int, tp: int = 1, *, own: float = 1.0, experts: float = 1.0, link: float = 1.0, latency_s: float = 0.0,
-         per_sequence_s: float = 0.0) -> StepModel:  # fmt: skip
+def step(
+    dp: int,
+    tp: int = 1,
+    *,
+    own: float = 1.0,
+    experts: float = 1.0,
+    link: float = 1.0,
+    latency_s: float = 0.0,
+    per_sequence_s: float = 0.0,
+) -> StepModel:
     """Efficiencies of what each rank does on its own, of the experts, and of the links."""
     kernels = Kernels(
         gemm={dtype: Roofline(0.0, own, own, 60.0) for dtype in ("bf16", "fp8")},

@@ -35,9 +35,12 @@ PUBLISHED = {
 }  # fmt: skip
 """Billions, as the checkpoints' indices count them (DeepSeek without its multi-token-prediction layer)."""
 ACTIVE = {
-    "mixtral-8x7b": 12.9, "mixtral-8x22b": 39.1, "deepseek-v3": 37.0, "gpt-oss-20b": 3.61,
+    "mixtral-8x7b": 12.9,
+    "mixtral-8x22b": 39.1,
+    "deepseek-v3": 37.0,
+    "gpt-oss-20b": 3.61,
     "gpt-oss-120b": 5.13,
-}  # fmt: skip
+}
 
 
 NAMED = {
@@ -139,8 +142,12 @@ def test_impossible_shapes_are_refused() -> None:
     check_shape(llama, Parallel(tp=16))
 
 
-@given(st.sampled_from(["llama-3.1-8b", "mixtral-8x7b", "qwen3-32b"]), st.sampled_from([2, 4]),
-       st.floats(0.5, 0.98), st.sampled_from([1, 16, 128]))  # fmt: skip
+@given(
+    st.sampled_from(["llama-3.1-8b", "mixtral-8x7b", "qwen3-32b"]),
+    st.sampled_from([2, 4]),
+    st.floats(0.5, 0.98),
+    st.sampled_from([1, 16, 128]),
+)
 def test_planned_blocks_are_the_most_that_fit(name: str, tp: int, utilization: float, block: int) -> None:
     engine = replace(catalog.engine("simulated"), gpu_memory_utilization=utilization, block_size_tokens=block)
     gpu = catalog.gpu("h200")
@@ -153,8 +160,12 @@ def test_planned_blocks_are_the_most_that_fit(name: str, tp: int, utilization: f
     assert wider.kv_capacity_tokens > found.kv_capacity_tokens
 
 
-PROFILED = {"Llama-3.3-70B-FP8": "llama-3.3-70b", "Llama-3.1-8B": "llama-3.1-8b", "Qwen3-32B": "qwen3-32b",
-            "gpt-oss-20b": "gpt-oss-20b"}  # fmt: skip
+PROFILED = {
+    "Llama-3.3-70B-FP8": "llama-3.3-70b",
+    "Llama-3.1-8B": "llama-3.1-8b",
+    "Qwen3-32B": "qwen3-32b",
+    "gpt-oss-20b": "gpt-oss-20b",
+}
 
 
 @pytest.mark.skipif("HEADWAY_DATA" not in os.environ, reason="HEADWAY_DATA is unset")

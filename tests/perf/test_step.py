@@ -327,7 +327,7 @@ def test_overheads_are_added() -> None:
 def test_launching_bounds_what_no_graph_holds(name: str, layers_s: float) -> None:
     overhead = Overhead(
         0.0, 0.0, 0.0, 1e-3, launch_expert_layer_s=1e-2, launch_fp8_expert_s=5e-3, launch_shared_expert_s=2e-2
-    )  # fmt: skip
+    )
     found = replace(PERFECT, overhead=overhead)
     step = StepModel(catalog.model(name), catalog.gpu("h200"), catalog.engine("simulated"), Parallel(), found)
     assert step.line(0, 0, [(513, 0)])[0] == pytest.approx(layers_s)

@@ -32,11 +32,14 @@ PLANNERS: dict[str, tuple[str, ...]] = {
 }
 
 UNKNOWN = {
-    ("combos", "1 request"): "their rate is unknown", ("curve", "1 request"): "their rate is unknown",
-    ("combos", "no time"): "expected arrivals at a rate", ("curve", "no time"): "expected arrivals at a rate",
-    ("tiers", "1 request"): "of one class", ("tiers", "2 requests"): "of one class",
+    ("combos", "1 request"): "their rate is unknown",
+    ("curve", "1 request"): "their rate is unknown",
+    ("combos", "no time"): "expected arrivals at a rate",
+    ("curve", "no time"): "expected arrivals at a rate",
+    ("tiers", "1 request"): "of one class",
+    ("tiers", "2 requests"): "of one class",
     ("tiers", "no time"): "of one class",
-}  # fmt: skip
+}
 """What cannot be answered, and why."""
 
 
@@ -65,8 +68,9 @@ def planned(
     made = {
         "workload": {**workload, **(TIERS if planner == "tiers" and "trace" not in workload else {})},
         "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "max_replicas": 3}],
-        "slo": {"ttft_s": 2}, **keys,
-    }  # fmt: skip
+        "slo": {"ttft_s": 2},
+        **keys,
+    }
     path = folder / "few.yaml"
     path.write_text(strict_yaml.dump(made))
     options = [*PLANNERS[planner], *more]

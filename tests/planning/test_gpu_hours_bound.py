@@ -51,13 +51,20 @@ def fleet(rng: np.random.Generator, least: int = 0) -> Fleet:
     return Fleet(
         tuple(
             Pool(
-                name=f"{model}-{region}", model=catalog.model(model), gpu=catalog.gpu("a100-80gb"), engine=engine,
-                parallel=Parallel(tp=int(rng.choice([1, 2]))), region=region, replicas=int(rng.integers(1, 4)),
-                min_replicas=least, kv_capacity_tokens=kv_tokens, start_s=20.0,
+                name=f"{model}-{region}",
+                model=catalog.model(model),
+                gpu=catalog.gpu("a100-80gb"),
+                engine=engine,
+                parallel=Parallel(tp=int(rng.choice([1, 2]))),
+                region=region,
+                replicas=int(rng.integers(1, 4)),
+                min_replicas=least,
+                kv_capacity_tokens=kv_tokens,
+                start_s=20.0,
             )
             for model, region in cells
         )
-    )  # fmt: skip
+    )
 
 
 def trace(rng: np.random.Generator, models: int, rate_rps: float, until_s: float) -> Workload:
@@ -69,13 +76,18 @@ def trace(rng: np.random.Generator, models: int, rate_rps: float, until_s: float
     tier = rng.integers(0, 3, num)
     return Workload(
         {
-            "arrival_s": at_s, "prompt_tokens": rng.integers(50, 3000, num), "output_tokens": rng.integers(1, 300, num),
-            "tier": tier, "region": rng.integers(0, 2, num), "model": rng.integers(0, models, num),
+            "arrival_s": at_s,
+            "prompt_tokens": rng.integers(50, 3000, num),
+            "output_tokens": rng.integers(1, 300, num),
+            "tier": tier,
+            "region": rng.integers(0, 2, num),
+            "model": rng.integers(0, models, num),
             "slo_ttft_s": np.where(tier == 2, np.nan, np.where(tier == 0, 2.0, 60.0)),
             "deadline_s": np.where(tier == 2, at_s + rng.uniform(200, 900), np.nan),
         },
-        models=MODELS[:models], regions=REGIONS,
-    )  # fmt: skip
+        models=MODELS[:models],
+        regions=REGIONS,
+    )
 
 
 def serves(records: Records, warmup_s: float) -> bool:
@@ -106,9 +118,10 @@ def test_no_run_that_serves_in_time_takes_less(seed: int) -> None:
     rate_rps = float(rng.choice([0.5, 2.0, 6.0]))
     scaling = ["reactive", None, {"name": "reactive", "out_above": 0.95, "in_below": 0.5}][seed % 3]
     policies = Policies(
-        resolve.router("sageserve"), resolve.ordering("edf"),
+        resolve.router("sageserve"),
+        resolve.ordering("edf"),
         scaler=None if scaling is None else resolve.scaler(scaling),
-    )  # fmt: skip
+    )
     source = TraceSource(trace(rng, num_models, rate_rps, 600.0))
     records = simulate(some, source, policies, seed=seed, until_s=until_s)
     warmup_s = 60.0 * (seed % 2)
@@ -125,9 +138,13 @@ def test_the_bound_of_a_busy_fleet_is_close_to_its_use() -> None:
     pool = structs.replace(fleet(rng).pools[0], replicas=1, parallel=Parallel(tp=1), kv_capacity_tokens=8_000)
     num = 1500
     table = {
-        "arrival_s": np.linspace(0, 1, num), "prompt_tokens": np.full(num, 600), "output_tokens": np.full(num, 100),
-        "tier": np.zeros(num, int), "slo_ttft_s": np.full(num, 1e6), "deadline_s": np.full(num, np.nan),
-    }  # fmt: skip
+        "arrival_s": np.linspace(0, 1, num),
+        "prompt_tokens": np.full(num, 600),
+        "output_tokens": np.full(num, 100),
+        "tier": np.zeros(num, int),
+        "slo_ttft_s": np.full(num, 1e6),
+        "deadline_s": np.full(num, np.nan),
+    }
     policies = Policies(resolve.router("round-robin"), resolve.ordering("fcfs"))
     records = simulate(Fleet((pool,)), TraceSource(Workload(table)), policies, seed=0)
     assert serves(records, 0.0)

@@ -25,9 +25,11 @@ from headway.workload.spec import WorkloadSpec
 def _document(draw: Random) -> dict[str, Any]:
     """A small fleet, too small for its requests more often than not, some of which give up, or have SLOs."""
     workload: dict[str, Any] = {
-        "num_requests": draw.choice([1, 2, 40, 90]), "arrivals": draw.choice([5.0, 20.0, 60.0]),
-        "prompt_tokens": {"kind": "lognormal", "mean": 1500, "cv": 1}, "output_tokens": draw.choice([1, 30, 120]),
-    }  # fmt: skip
+        "num_requests": draw.choice([1, 2, 40, 90]),
+        "arrivals": draw.choice([5.0, 20.0, 60.0]),
+        "prompt_tokens": {"kind": "lognormal", "mean": 1500, "cv": 1},
+        "output_tokens": draw.choice([1, 30, 120]),
+    }
     if draw.random() < 0.4:
         workload["tiers"] = [{"tier": 0, "ttft_s": 0.3}, {"tier": 1, "e2e_s": 4.0}, {"tier": 2}]
     if draw.random() < 0.3:
@@ -71,7 +73,7 @@ def test_a_run_that_must_miss_ends_early() -> None:
     document = {
         "workload": {"num_requests": 400, "arrivals": 200, "prompt_tokens": 2000, "output_tokens": 50},
         "fleet": [{"model": "llama-3.1-8b", "gpu": "l4", "replicas": 1}],
-    }  # fmt: skip
+    }
     ended: list[int] = []
 
     class Counting(Simulator):

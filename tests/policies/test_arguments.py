@@ -12,10 +12,12 @@ import headway as hw
 from headway.policies import ADMISSIONS, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS, resolve
 
 KINDS: dict[str, tuple[Mapping[str, Any], Callable[..., Any]]] = {
-    "routing": (ROUTERS, resolve.router), "ordering": (ORDERINGS, resolve.ordering),
-    "migration": (MIGRATIONS, resolve.migration), "admission": (ADMISSIONS, resolve.admission),
+    "routing": (ROUTERS, resolve.router),
+    "ordering": (ORDERINGS, resolve.ordering),
+    "migration": (MIGRATIONS, resolve.migration),
+    "admission": (ADMISSIONS, resolve.admission),
     "scaling": (SCALERS, resolve.scaler),
-}  # fmt: skip
+}
 ARGUMENTS = [
     (kind, name, each.name)
     for kind, (registered, _) in KINDS.items()
@@ -25,10 +27,11 @@ ARGUMENTS = [
 ]
 DOCUMENT: dict[str, Any] = {
     "workload": {"prompt_tokens": 50, "output_tokens": 20, "arrivals": 5.0, "num_requests": 10},
-    "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": {"name": "simulated"}, "replicas": 2,
-               "max_replicas": 3}],
+    "fleet": [
+        {"model": "llama-3.1-8b", "gpu": "h100", "engine": {"name": "simulated"}, "replicas": 2, "max_replicas": 3}
+    ],
     "simulation": {"until_s": 5},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("kind", "name", "argument"), ARGUMENTS, ids=map("-".join, ARGUMENTS))

@@ -25,9 +25,18 @@ from tenant_lines import Lines
 
 def ended(request: FakeRequest, output_tokens: int = 0) -> Ended:
     return Ended(
-        request.id, Outcome.FINISHED, "", request.tier, 0, 0.0, None, 0.0, request.prompt_tokens, output_tokens,
+        request.id,
+        Outcome.FINISHED,
+        "",
+        request.tier,
+        0,
+        0.0,
+        None,
+        0.0,
+        request.prompt_tokens,
+        output_tokens,
         tenant=request.tenant,
-    )  # fmt: skip
+    )
 
 
 prompts = st.integers(1, 1000)
@@ -265,8 +274,13 @@ def test_a_full_kv_cache_holds_up_the_flood() -> None:
 
 
 def test_requests_leave_the_counts_of_prompts_on_every_path() -> None:
-    run = Fleet([FakeReplica(i, model="llama", kv_blocks_total=10**6) for i in range(2)], window=64,
-                ordering=FairOrdering, ordering_at="gateway", prompt_window=1000)  # fmt: skip
+    run = Fleet(
+        [FakeReplica(i, model="llama", kv_blocks_total=10**6) for i in range(2)],
+        window=64,
+        ordering=FairOrdering,
+        ordering_at="gateway",
+        prompt_window=1000,
+    )
     lives = [run.arrive(i, tenant="a", prompt=300) for i in range(7)]
     sent = run.service.sent
     assert sent is not None and [sent._at[i].unstarted for i in (0, 1)] == [900, 900]
@@ -286,8 +300,13 @@ def test_requests_leave_the_counts_of_prompts_on_every_path() -> None:
 
 def test_a_tenant_below_its_share_is_offered_the_replicas_that_are_soonest() -> None:
     """Those of its pool where no more is to be computed first than at another one and its own prompt."""
-    run = Fleet([FakeReplica(i, model="llama", kv_blocks_total=10**6) for i in range(3)], window=64,
-                ordering=FairOrdering, ordering_at="gateway", prompt_window=1000)  # fmt: skip
+    run = Fleet(
+        [FakeReplica(i, model="llama", kv_blocks_total=10**6) for i in range(3)],
+        window=64,
+        ordering=FairOrdering,
+        ordering_at="gateway",
+        prompt_window=1000,
+    )
     for i, prompt in enumerate((500, 400)):  # the first replica is offered first
         run.arrive(i, tenant="flood", prompt=prompt)
     assert [run.arrive(2 + i, tenant=f"quiet {i}", prompt=prompt).replica for i, prompt in enumerate((950, 100))] == [
@@ -311,22 +330,31 @@ def test_a_full_queue_has_room_for_a_tenant_with_a_short_line() -> None:
 
 
 def simulated(
-    folder: Path, tenants: dict[str, float], quiet_rps: float, tokens: tuple[int, int], seconds: float = 90,
-    engine: dict[str, Any] | None = None, **policies: Any,
-) -> Any:  # fmt: skip
+    folder: Path,
+    tenants: dict[str, float],
+    quiet_rps: float,
+    tokens: tuple[int, int],
+    seconds: float = 90,
+    engine: dict[str, Any] | None = None,
+    **policies: Any,
+) -> Any:
     """A run of two H100 with prompts and answers of lognormal lengths with these means."""
     prompts, answers = ({"kind": "lognormal", "mean": mean, "cv": 0.7} for mean in tokens)
     data = {
         "workload": {
-            "arrivals": quiet_rps * sum(tenants.values()), "duration_s": seconds, "prompt_tokens": prompts,
-            "output_tokens": answers, "tenants": tenants,
+            "arrivals": quiet_rps * sum(tenants.values()),
+            "duration_s": seconds,
+            "prompt_tokens": prompts,
+            "output_tokens": answers,
+            "tenants": tenants,
         },
         "fleet": [
             {"model": "qwen3-8b", "gpu": "h100", "engine": {"name": "vllm-0.15", **(engine or {})}, "replicas": 2}
         ],
         "policies": {"routing": "least-loaded", **policies},
-        "simulation": {"warmup_s": 10, "until_s": seconds}, "observe": {"period_s": 1},
-    }  # fmt: skip
+        "simulation": {"warmup_s": 10, "until_s": seconds},
+        "observe": {"period_s": 1},
+    }
     path = folder / "flood.yaml"
     path.write_text(yaml.safe_dump(data))
     return scenario.run(scenario.load(path))

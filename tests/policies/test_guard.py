@@ -15,10 +15,15 @@ from headway.policies import resolve
 
 POOL = {"name": "a", "model": "llama-3.1-8b", "gpu": "h100", "engine": {"name": "simulated"}, "replicas": 2}
 DOCUMENT: dict[str, Any] = {
-    "workload": {"prompt_tokens": 200, "output_tokens": 40, "reasoning_tokens": 10, "arrivals": 50.0,
-                 "num_requests": 40},
+    "workload": {
+        "prompt_tokens": 200,
+        "output_tokens": 40,
+        "reasoning_tokens": 10,
+        "arrivals": 50.0,
+        "num_requests": 40,
+    },
     "fleet": [{**POOL, "max_replicas": 3}],
-}  # fmt: skip
+}
 
 
 def change(thing: Any, name: str, value: object) -> bool:

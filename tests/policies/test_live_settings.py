@@ -23,14 +23,23 @@ SETTINGS: Mapping[str, dict[str, Any]] = {
 }
 FLEET: dict[str, Any] = {
     "fleet": [
-        {"name": "chat", "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "start_s": 8, "replicas": 2,
-         "max_replicas": 8}
+        {
+            "name": "chat",
+            "model": "llama-3.1-8b",
+            "gpu": "h100",
+            "engine": "vllm-0.15",
+            "start_s": 8,
+            "replicas": 2,
+            "max_replicas": 8,
+        }
     ],
     "workload": {
-        "arrivals": {"kind": "curve", "step_s": 60, "rates": [5, 40, 3, 10]}, "num_requests": 3000,
-        "prompt_tokens": 400, "output_tokens": 60,
+        "arrivals": {"kind": "curve", "step_s": 60, "rates": [5, 40, 3, 10]},
+        "num_requests": 3000,
+        "prompt_tokens": 400,
+        "output_tokens": 60,
     },
-}  # fmt: skip
+}
 Asked = list[tuple[float, dict[str, int]]]
 
 

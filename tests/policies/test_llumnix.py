@@ -40,9 +40,14 @@ def at(id: int, *requests: FakePlaced, total: int = 1000, **others: Any) -> Fake
     inside = [r for r in requests if not r.is_waiting]
     counts = {"num_in_flight": len(requests), "num_waiting": len(line), "num_running": len(inside)}
     return FakeReplica(
-        id, kv_blocks_used=sum(size(r) for r in inside), kv_blocks_total=total, num_by_tier=tiers, requests=requests,
-        head_demand_blocks=size(line[0]) if line else 0, **{**counts, **others},
-    )  # fmt: skip
+        id,
+        kv_blocks_used=sum(size(r) for r in inside),
+        kv_blocks_total=total,
+        num_by_tier=tiers,
+        requests=requests,
+        head_demand_blocks=size(line[0]) if line else 0,
+        **{**counts, **others},
+    )
 
 
 def size(request: FakePlaced) -> int:
@@ -217,9 +222,11 @@ def test_every_move_keeps_the_promises(fleet: list[FakeReplica], evacuations: in
             assert target.id not in roles
         else:
             after = replace(
-                target, num_running=target.num_running + 1, kv_blocks_used=target.kv_blocks_used + size(request),
+                target,
+                num_running=target.num_running + 1,
+                kv_blocks_used=target.kv_blocks_used + size(request),
                 num_by_tier={**target.num_by_tier, request.tier: 1},
-            )  # fmt: skip
+            )
             assert full_freeness(after, headroom) > max(full_freeness(source, headroom), 0.0)
             assert full_freeness(target, headroom) - full_freeness(source, headroom) >= 0.3
 

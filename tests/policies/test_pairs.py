@@ -37,17 +37,22 @@ NUM, SPAN_S, DEADLINE_S, START_S = 32, 1.5, 20.0, 2.0
 PACER = Pacer()
 REGIONS, TIERS, BATCH_TIER = ("a", "b"), 4, 2
 KINDS: dict[str, list[str | None]] = {
-    "router": [*ROUTERS], "ordering": [*ORDERINGS], "migration": [None, *MIGRATIONS],
-    "admission": [None, *ADMISSIONS], "scaler": [None, *SCALERS],
-}  # fmt: skip
+    "router": [*ROUTERS],
+    "ordering": [*ORDERINGS],
+    "migration": [None, *MIGRATIONS],
+    "admission": [None, *ADMISSIONS],
+    "scaler": [None, *SCALERS],
+}
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    **{name: {"plan": {"tps": {"llama-3.1-8b": 400.0}, "step_s": 1.0, "period_s": 2.0, "recent_s": 1.0}}
-       for name in ("lt-i", "lt-u")},
+    **{
+        name: {"plan": {"tps": {"llama-3.1-8b": 400.0}, "step_s": 1.0, "period_s": 2.0, "recent_s": 1.0}}
+        for name in ("lt-i", "lt-u")
+    },
     "lt-ua": {"plan": {"tps": {"llama-3.1-8b": 400.0}, "step_s": 1.0, "period_s": 2.0}, "last_s": 1.0},
     "timetable": {"counts": {"a": [1, 3, 2], "b": [2, 1]}, "step_s": 2.0},
     "queue-manager": {"urgent_after_s": 3.0},
     "by-deadline": {"margin_s": DEADLINE_S - 5.0},
-}  # fmt: skip
+}
 HELD_S: dict[str | None, float] = {None: 0.0, "queue-manager": 3.0 + 1.0, "by-deadline": DEADLINE_S / 2 + 1.0}
 """The longest for which an admission policy holds a request, whatever the load, with its interval."""
 
@@ -60,13 +65,17 @@ def workload() -> Workload:
     at_s = np.sort(rng.uniform(0, SPAN_S, NUM))
     return Workload(
         {
-            "arrival_s": at_s, "prompt_tokens": rng.integers(50, 600, NUM), "output_tokens": output,
-            "reasoning_tokens": (output * rng.uniform(0, 0.9, NUM)).astype(int), "tier": tier,
-            "region": rng.integers(0, 2, NUM), "slo_ttft_s": np.where(tier >= BATCH_TIER, np.nan, 1.0 + tier),
+            "arrival_s": at_s,
+            "prompt_tokens": rng.integers(50, 600, NUM),
+            "output_tokens": output,
+            "reasoning_tokens": (output * rng.uniform(0, 0.9, NUM)).astype(int),
+            "tier": tier,
+            "region": rng.integers(0, 2, NUM),
+            "slo_ttft_s": np.where(tier >= BATCH_TIER, np.nan, 1.0 + tier),
             "deadline_s": np.where(tier >= BATCH_TIER, at_s + DEADLINE_S, np.nan),
         },
         regions=REGIONS,
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -121,11 +130,15 @@ def policies(
     is_preemptive = made().preemptive
     shares = hasattr(made(), "started")
     return Policies(
-        resolve.router(spec(router)), made, ordering_at="gateway" if shares or is_preemptive else "both", window=6,
+        resolve.router(spec(router)),
+        made,
+        ordering_at="gateway" if shares or is_preemptive else "both",
+        window=6,
         preempt_every_s=0.2 if is_preemptive and not shares else None,
         migration=PascalWatched if migration == "pascal" else migration and resolve.migration(spec(migration)),
-        admission=admission and resolve.admission(spec(admission)), scaler=scaler and resolve.scaler(spec(scaler)),
-    )  # fmt: skip
+        admission=admission and resolve.admission(spec(admission)),
+        scaler=scaler and resolve.scaler(spec(scaler)),
+    )
 
 
 Row = dict[str, str | None]

@@ -46,10 +46,16 @@ class Told:
 def follow(scaler: Scaler, first: int, until: int) -> list[dict[str, int]]:
     """What the scaler asks for; nothing is started."""
     pools = [
-        FakePool(name=f"{model} {region}", model=model, region=region, max_replicas=50,
-                 replicas=[FakeReplica(i, combo=i) for i in range(2)])
-        for model in MODELS for region in REGIONS
-    ]  # fmt: skip
+        FakePool(
+            name=f"{model} {region}",
+            model=model,
+            region=region,
+            max_replicas=50,
+            replicas=[FakeReplica(i, combo=i) for i in range(2)],
+        )
+        for model in MODELS
+        for region in REGIONS
+    ]
     totals, wanted = dict.fromkeys(KEYS, 0), []
     for look in range(first, until):
         for key in KEYS:

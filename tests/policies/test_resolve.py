@@ -200,7 +200,7 @@ def test_a_class_of_ones_own() -> None:
         ("..up:Last", "cannot be imported"),
     ],
     ids=str,
-)  # fmt: skip
+)
 @pytest.mark.usefixtures("here")
 def test_what_is_said_about_a_router_spec(spec: Any, says: str) -> None:
     with pytest.raises(HeadwayError) as caught:

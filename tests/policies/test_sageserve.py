@@ -347,9 +347,11 @@ def test_dpa_without_a_ttft_slo_takes_the_deadline() -> None:
     changes = [
         dpa.next_change(request, 0.0)
         for request in (
-            FakeRequest(slo_ttft_s=5.0, deadline_s=90.0), FakeRequest(deadline_s=90.0), FakeRequest(),
+            FakeRequest(slo_ttft_s=5.0, deadline_s=90.0),
+            FakeRequest(deadline_s=90.0),
+            FakeRequest(),
         )
-    ]  # fmt: skip
+    ]
     assert changes == [3.0, 88.0, 58.0]
 
 
@@ -432,8 +434,9 @@ def test_a_look_at_some_replicas_says_what_a_look_at_all_says(replicas: list[Fak
 @pytest.mark.ci
 @given(endpoints, endpoints)
 def test_a_combo_is_as_full_as_the_role_that_uses_more(some: list[FakeReplica], others: list[FakeReplica]) -> None:
-    prefill, decode = ([replace(each, role=role) for each in them] for role, them in
-                       (("prefill", some), ("decode", others)))  # fmt: skip
+    prefill, decode = (
+        [replace(each, role=role) for each in them] for role, them in (("prefill", some), ("decode", others))
+    )
     uses = [effective_use(them) for them in (prefill, decode) if them]
     assert fullest_use(prefill + decode) == max(uses, default=1.0)
     assert fullest_use(some) == effective_use(some), "whose replicas are all alike"

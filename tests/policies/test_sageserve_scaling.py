@@ -128,11 +128,17 @@ def test_cover_is_the_optimum(
 ) -> None:
     pools = [
         pool(
-            0.5, min(num, most), f"p{i}", region=f"r{i}", model="m", min_replicas=fewest, max_replicas=most,
+            0.5,
+            min(num, most),
+            f"p{i}",
+            region=f"r{i}",
+            model="m",
+            min_replicas=fewest,
+            max_replicas=most,
             usd_per_hour=usd,
         )
         for i, (num, fewest, most, usd) in enumerate(given_)
-    ]  # fmt: skip
+    ]
     demand = {("m", f"r{i}"): [window[i] for window in windows] for i in range(3)}
     found = GreedyCover({"m": 10.0}, epsilon, startup_s).instances(demand, pools)
 
@@ -448,10 +454,12 @@ def test_demand_is_looked_at_by_model_and_region() -> None:
     for i in range(1, 3):
         now = 300.0 * i
         arrived = {
-            ("m", "east", 0): (1, round(120 * now)), ("m", "east", 1): (1, round(100 * now)),
-            ("m", "west", 1): (1, round(410 * now)), ("n", "west", 0): (1, round(50 * now)),
+            ("m", "east", 0): (1, round(120 * now)),
+            ("m", "east", 1): (1, round(100 * now)),
+            ("m", "west", 1): (1, round(410 * now)),
+            ("n", "west", 0): (1, round(50 * now)),
             ("n", "west", 2): (1, round(1000 * now)),
-        }  # fmt: skip
+        }
         wanted_ = scaler.scale(FakePools(pools, now, arrived))
     assert wanted_ == {"m-east": 3, "m-west": 5, "n-east": 1, "n-west": 2}  # 50 and a tenth of 1000
 
@@ -590,9 +598,12 @@ def test_a_timetable_scales_the_pools_that_it_names() -> None:
 
 @pytest.mark.parametrize(
     ("plan", "says"),
-    [({"main": 9}, "plans 9 of main; expected 2 to 8"), ({"main": 1}, "plans 1 of main; expected 2 to 8"),
-     ({"mian": 3}, "unknown pool 'mian'")],
-)  # fmt: skip
+    [
+        ({"main": 9}, "plans 9 of main; expected 2 to 8"),
+        ({"main": 1}, "plans 1 of main; expected 2 to 8"),
+        ({"mian": 3}, "unknown pool 'mian'"),
+    ],
+)
 def test_a_plan_beyond_the_bounds_is_refused_and_not_cut(plan: dict[str, int], says: str) -> None:
     class Planner:
         def instances(self, demand_tps: Any, pools: Any) -> dict[str, int]:

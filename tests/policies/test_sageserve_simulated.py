@@ -61,13 +61,20 @@ def run(
     engine = Engine("simulated", max_num_seqs=16, max_num_batched_tokens=2048)
     pools = tuple(
         Pool(
-            f"{region}{suffix}", catalog.model("llama-3.1-8b"), catalog.gpu("a100-80gb"), engine,
-            replicas=4 // len(suffixes), region=region, kv_capacity_tokens=4_000, start_s=120.0,
-            min_replicas=2 if len(suffixes) == 1 else 1, max_replicas=6,
+            f"{region}{suffix}",
+            catalog.model("llama-3.1-8b"),
+            catalog.gpu("a100-80gb"),
+            engine,
+            replicas=4 // len(suffixes),
+            region=region,
+            kv_capacity_tokens=4_000,
+            start_s=120.0,
+            min_replicas=2 if len(suffixes) == 1 else 1,
+            max_replicas=6,
         )
         for region in REGIONS
         for suffix in suffixes
-    )  # fmt: skip
+    )
     router = {"name": "sageserve", "interactive_suffix": "-interactive", "batch_suffix": "-batch"}
     policies = Policies(
         resolve.router(router),
@@ -146,10 +153,14 @@ def test_who_is_let_go_for_a_region_goes_there_whatever_the_router_and_elsewhere
     crash = Fault(100.0, replica=1)
     policies = Policies(resolve.router("round-robin"), resolve.ordering("fcfs"), admission=ToTheWest)
     num = 300
-    table = Workload({
-        "arrival_s": np.arange(num) * 0.5, "prompt_tokens": np.full(num, 100), "output_tokens": np.full(num, 5),
-        "tier": np.where(np.arange(num) % 2, 2, 0),
-    })  # fmt: skip
+    table = Workload(
+        {
+            "arrival_s": np.arange(num) * 0.5,
+            "prompt_tokens": np.full(num, 100),
+            "output_tokens": np.full(num, 5),
+            "tier": np.where(np.arange(num) % 2, 2, 0),
+        }
+    )
     source = TraceSource(table)
     records = simulate(Fleet(pools), source, policies, seed=1, line=lambda pool: line, faults=(crash,))
     requests = records.requests

@@ -30,21 +30,32 @@ routers = pytest.mark.parametrize("name", ROUTERS)
 
 @cache
 def day(
-    name: str, seed: int, rate: float, replicas: int, factor: float = 0.0, by: str = "file",
+    name: str,
+    seed: int,
+    rate: float,
+    replicas: int,
+    factor: float = 0.0,
+    by: str = "file",
     gpus: tuple[str, ...] = ("l40s",),
-) -> Records:  # fmt: skip
+) -> Records:
     """A day of short prompts, one in ten of them long. `factor`: the SLO that is told; 0 = none."""
     slo = {"ttft_s": factor * UNLOADED_S}
     document: dict[str, Any] = {
         "workload": {
-            "arrivals": rate, "duration_s": DAY_S,
-            "mix": [{"share": 0.9, "prompt_tokens": 300, "output_tokens": 40},
-                    {"share": 0.1, "prompt_tokens": 3000, "output_tokens": 40}],
+            "arrivals": rate,
+            "duration_s": DAY_S,
+            "mix": [
+                {"share": 0.9, "prompt_tokens": 300, "output_tokens": 40},
+                {"share": 0.1, "prompt_tokens": 3000, "output_tokens": 40},
+            ],
         },
-        "fleet": [{"name": gpu, "model": "llama-3.1-8b", "gpu": gpu, "replicas": replicas, "engine": "vllm-0.15"}
-                  for gpu in gpus],
-        "policies": {"routing": name}, "seed": seed,
-    }  # fmt: skip
+        "fleet": [
+            {"name": gpu, "model": "llama-3.1-8b", "gpu": gpu, "replicas": replicas, "engine": "vllm-0.15"}
+            for gpu in gpus
+        ],
+        "policies": {"routing": name},
+        "seed": seed,
+    }
     if factor and by == "file":
         document["slo"] = slo
     elif factor:
@@ -116,9 +127,15 @@ def test_an_idle_replica_that_meets_the_slo_is_preferred(name: str, factor: floa
     """After ten seconds in which short prompts went to either replica; one of them is twice the SLO behind now."""
     slo_s = factor * (0.004 + 5e-5 * LONG_TOKENS)
     late = FakeReplica(
-        0, times=TIMES, num_in_flight=12, num_running=4, num_waiting=8, kv_blocks_used=800, kv_blocks_total=20_000,
+        0,
+        times=TIMES,
+        num_in_flight=12,
+        num_running=4,
+        num_waiting=8,
+        kv_blocks_used=800,
+        kv_blocks_total=20_000,
         prefill_tokens_left=int(2 * slo_s / 5e-5),
-    )  # fmt: skip
+    )
     idle = FakeReplica(1, times=TIMES, kv_blocks_total=20_000)
 
     def choice(slo_ttft_s: float | None) -> int:

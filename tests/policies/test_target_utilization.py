@@ -108,15 +108,18 @@ def test_a_queue_in_front_of_replicas_that_are_never_full_is_seen() -> None:
     """Four requests to a replica use next to none of its KV cache, and more come than four at a time can serve."""
     document = {
         "workload": {
-            "arrivals": {"kind": "poisson", "rate": 4.0}, "num_requests": 800,
-            "prompt_tokens": 200, "output_tokens": 200,
+            "arrivals": {"kind": "poisson", "rate": 4.0},
+            "num_requests": 800,
+            "prompt_tokens": 200,
+            "output_tokens": 200,
         },
         "fleet": [{"model": "llama-3.1-8b", "gpu": "a100-80gb", "replicas": 1, "max_replicas": 6, "start_s": 5}],
         "policies": {
-            "ordering_at": "gateway", "window": 4,
+            "ordering_at": "gateway",
+            "window": 4,
             "scaling": {"name": "target-utilization", "kv_use": 0.5, "interval_s": 5},
         },
-    }  # fmt: skip
+    }
     done = scenario.run(scenario.assemble(document, Places(), Path()))
     assert 2 < len(done.records.replicas) <= 6
     assert done.summary.kv_use is not None and done.summary.kv_use.mean < 0.1

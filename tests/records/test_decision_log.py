@@ -62,8 +62,9 @@ def workload(**columns: Any) -> Workload:
 
 def run(table: Workload, policies: Policies, listens: bool = True, **more: Any) -> tuple[Records, list[Decision]]:
     engine = Engine("simulated", max_num_seqs=8, max_num_batched_tokens=1024)
-    pool = Pool("main", catalog.model("llama-3.1-8b"), catalog.gpu("a100-80gb"), engine, replicas=3,
-                kv_capacity_tokens=16_000)  # fmt: skip
+    pool = Pool(
+        "main", catalog.model("llama-3.1-8b"), catalog.gpu("a100-80gb"), engine, replicas=3, kv_capacity_tokens=16_000
+    )
     decisions, listed = DecisionObserver(), []
     if listens:
         decisions.listeners.append(listed.append)

@@ -40,8 +40,12 @@ def test_round_trip(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.requests[name], column[order])
     assert flatten(summarize(found)) == pytest.approx(flatten(summarize(run)))
     assert sorted(p.name for p in (tmp_path / "new" / "run").iterdir()) == [
-        "moves.parquet", "replicas.parquet", "requests.parquet", "segments.parquet", "stretches.parquet",
-    ]  # fmt: skip
+        "moves.parquet",
+        "replicas.parquet",
+        "requests.parquet",
+        "segments.parquet",
+        "stretches.parquet",
+    ]
 
 
 def test_requests_are_a_workload(tmp_path: Path) -> None:

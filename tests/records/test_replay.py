@@ -48,8 +48,9 @@ def chats() -> RequestSource:
 
 def run(source: RequestSource) -> Records:
     engine = Engine("simulated", max_num_seqs=32, max_num_batched_tokens=1024, prefix_caching=True)
-    pool = Pool("main", catalog.model("llama-3.1-8b"), catalog.gpu("a100-80gb"), engine, replicas=2,
-                kv_capacity_tokens=16_000)  # fmt: skip
+    pool = Pool(
+        "main", catalog.model("llama-3.1-8b"), catalog.gpu("a100-80gb"), engine, replicas=2, kv_capacity_tokens=16_000
+    )
     policies = Policies(resolve.router("prefix-affinity"), resolve.ordering("fcfs"))
     return simulate(Fleet((pool,)), source, policies, seed=7)
 

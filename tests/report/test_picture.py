@@ -84,15 +84,21 @@ def test_categories_keep_the_order_that_the_figure_gives(tmp_path: Path) -> None
 
 
 def test_stacked_bars_stand_on_one_another_and_others_side_by_side(tmp_path: Path) -> None:
-    data = [{"type": "bar", "name": name, "x": ["p"], "y": [2], "marker": {"color": color}}
-            for name, color in (("one", "#aa0000"), ("two", "#00aa00"))]  # fmt: skip
+    data = [
+        {"type": "bar", "name": name, "x": ["p"], "y": [2], "marker": {"color": color}}
+        for name, color in (("one", "#aa0000"), ("two", "#00aa00"))
+    ]
 
     def box(mode: str, color: str) -> tuple[float, float, float, float]:
         svg = drawn({"data": data, "layout": layout("", "s") | {"barmode": mode}}, tmp_path)
         path = next(e for e in svg.iter(f"{SVG}path") if f"fill: {color}" in e.get("style", "") and e.get("clip-path"))
         corners = [(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", path.get("d", ""))]
-        return (min(x for x, _ in corners), max(x for x, _ in corners), min(y for _, y in corners),
-                max(y for _, y in corners))  # fmt: skip
+        return (
+            min(x for x, _ in corners),
+            max(x for x, _ in corners),
+            min(y for _, y in corners),
+            max(y for _, y in corners),
+        )
 
     below, above = box("stack", "#aa0000"), box("stack", "#00aa00")
     assert below[:2] == above[:2] and above[3] == pytest.approx(below[2])

@@ -101,13 +101,21 @@ def test_the_note_names_the_pools_and_what_is_missing() -> None:
     labels=st.lists(
         st.dictionaries(
             st.sampled_from(["routing", "ordering", "migration", "scaling", "ordering_at"]),
-            st.sampled_from(["fcfs", f"headway({', '.join(f'argument_{i}={i}' for i in range(14))})",
-                             f"headway({', '.join(f'argument_{i}={i}' for i in range(15))})", "x" * 300]),
+            st.sampled_from(
+                [
+                    "fcfs",
+                    f"headway({', '.join(f'argument_{i}={i}' for i in range(14))})",
+                    f"headway({', '.join(f'argument_{i}={i}' for i in range(15))})",
+                    "x" * 300,
+                ]
+            ),
             min_size=1,
-        ), min_size=1, max_size=3,
+        ),
+        min_size=1,
+        max_size=3,
     ),
     width=st.sampled_from([80, 100, 140, 200]),
-)  # fmt: skip
+)
 def test_a_table_fits_and_has_metrics_whatever_its_labels(labels: list[dict[str, str]], width: int) -> None:
     """Labels are cut before the metrics are; unlike ones stay unlike, and notes have them whole."""
     text = table.render([replace(made(), policies=policies) for policies in labels], width=width)
@@ -299,9 +307,16 @@ def test_a_page_that_was_sent_alone_says_what_is_missing(runs: list[Run], tmp_pa
 def _opened(path: Path) -> str:
     """The page's document after its scripts ran in a browser."""
     command = [
-        chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000",
-        f"--user-data-dir={path.parent / 'profile'}", "--window-size=1280,2400", "--dump-dom", path.as_uri(),
-    ]  # fmt: skip
+        chromium(),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=5000",
+        f"--user-data-dir={path.parent / 'profile'}",
+        "--window-size=1280,2400",
+        "--dump-dom",
+        path.as_uri(),
+    ]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     return re.sub(r"<script[ >].*?</script>", "", dom, flags=re.DOTALL)
 

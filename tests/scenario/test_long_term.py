@@ -224,12 +224,17 @@ def views(chosen: scenario.Scenario) -> list[FakePool]:
     """Pools as the planner sees them at the start."""
     return [
         FakePool(
-            pool.name, [FakeReplica(i, combo=i) for i in range(pool.replicas)], model=pool.model.name,
-            region=pool.region, gpu=pool.gpu.name, gpus={pool.gpu.name: 4}, min_replicas=pool.min_replicas,
+            pool.name,
+            [FakeReplica(i, combo=i) for i in range(pool.replicas)],
+            model=pool.model.name,
+            region=pool.region,
+            gpu=pool.gpu.name,
+            gpus={pool.gpu.name: 4},
+            min_replicas=pool.min_replicas,
             max_replicas=20,
         )
         for pool in chosen.fleet.pools
-    ]  # fmt: skip
+    ]
 
 
 def test_each_pool_has_its_own_least() -> None:
@@ -248,8 +253,9 @@ def test_what_is_not_planned_for_keeps_its_gpus() -> None:
     made = document(long_term())
     made["fleet"] += [{**pool, "name": f"{pool['name']}-8b", "model": "llama-3.1-8b"} for pool in made["fleet"]]
     made["gpu_limits"] = [
-        {"region": "us-east", "gpu": "a100-80gb", "count": 24}, {"region": "us-west", "gpu": "a100-80gb", "count": 80},
-    ]  # fmt: skip
+        {"region": "us-east", "gpu": "a100-80gb", "count": 24},
+        {"region": "us-west", "gpu": "a100-80gb", "count": 80},
+    ]
     chosen = assembled(made)
     planner = long_term_module.ScenarioPlanner("ilp", Planning(tps={"llama-2-70b": 500.0}), demand_of(chosen))
     asked = {("llama-2-70b", region): (500.0 * (9 if region == "us-east" else 1),) for region in REGIONS}
@@ -305,9 +311,15 @@ class Planned:
         self.pools = pools
         kind = SimpleNamespace(num_gpus=2)
         fleet = [
-            SimpleNamespace(name=p.name, model=SimpleNamespace(name=p.model), gpu=SimpleNamespace(name=p.gpu),
-                            region=p.region, parallel=kind) for p in pools
-        ]  # fmt: skip
+            SimpleNamespace(
+                name=p.name,
+                model=SimpleNamespace(name=p.model),
+                gpu=SimpleNamespace(name=p.gpu),
+                region=p.region,
+                parallel=kind,
+            )
+            for p in pools
+        ]
         whole = SimpleNamespace(pools=tuple(fleet), combos=(), gpu_limits=limits)
         self.demand: Any = SimpleNamespace(scenario=SimpleNamespace(fleet=whole))
 
@@ -319,8 +331,16 @@ class Planned:
 
 
 def endpoint(name: str, region: str, fewest: int, most: int, num: int = 0, model: str = "m") -> FakePool:
-    return FakePool(name, [FakeReplica(i, combo=i) for i in range(num)], min_replicas=fewest, max_replicas=most,
-                    model=model, region=region, gpu="a100", gpus={"a100": 2})  # fmt: skip
+    return FakePool(
+        name,
+        [FakeReplica(i, combo=i) for i in range(num)],
+        min_replicas=fewest,
+        max_replicas=most,
+        model=model,
+        region=region,
+        gpu="a100",
+        gpus={"a100": 2},
+    )
 
 
 @pytest.mark.parametrize("planner", ["ilp", "greedy"])
@@ -348,8 +368,9 @@ def test_deployments_of_two_to_three_instances_share_an_endpoint(monkeypatch: py
 
 pools_of = st.lists(
     st.tuples(st.sampled_from("ab"), st.sampled_from("mn"), st.integers(0, 2), st.integers(0, 3), st.integers(0, 6)),
-    min_size=1, max_size=5,
-)  # fmt: skip
+    min_size=1,
+    max_size=5,
+)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

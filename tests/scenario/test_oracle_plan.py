@@ -19,18 +19,27 @@ pytest.importorskip("highspy")
 def two_regions(scaling: Any) -> scenario.Scenario:
     """Two regions for half an hour of varying load."""
     fleet = [
-        {"name": region, "region": region, "model": MODEL, "gpu": "a100-80gb", "replicas": 4, "min_replicas": 1,
-         "max_replicas": 8, "kv_capacity_tokens": 60_000}
+        {
+            "name": region,
+            "region": region,
+            "model": MODEL,
+            "gpu": "a100-80gb",
+            "replicas": 4,
+            "min_replicas": 1,
+            "max_replicas": 8,
+            "kv_capacity_tokens": 60_000,
+        }
         for region in ("us-east", "us-west")
-    ]  # fmt: skip
+    ]
     demand = {"builtin": "sageserve-july-2025", "start_hour": 205, "duration_s": 1800, "scale": 0.2}
     document = {
-        "workload": demand | {"models": {MODEL: 1}}, "fleet": fleet,
+        "workload": demand | {"models": {MODEL: 1}},
+        "fleet": fleet,
         "policies": {"routing": "sageserve", "admission": "queue-manager", "scaling": scaling},
         "provisioning": {"reclaim_s": 60, "acquire_s": 120},
         "gpu_limits": [{"region": "us-east", "gpu": "a100-80gb", "count": 8}],
         "simulation": {"until_s": 1800},
-    }  # fmt: skip
+    }
     return scenario.assemble(document, Places(), Path())
 
 

@@ -272,8 +272,9 @@ def test_combos_are_planned_anew_as_whole_units() -> None:
     made = document([3.0, 14.0])
     made["fleet"] = [made["fleet"][0]]
     part = {"model": LARGE, "tp": 2, **GPU}
-    made["combos"] = [{"name": "large", "prefill": {**part, "replicas": 1}, "decode": {**part, "replicas": 1},
-                       "replicas": 1}]  # fmt: skip
+    made["combos"] = [
+        {"name": "large", "prefill": {**part, "replicas": 1}, "decode": {**part, "replicas": 1}, "replicas": 1}
+    ]
     made["cascade"]["replan"]["num_gpus"] = 16
     done = run(made)
     assert [note for note in done.notes if note.startswith("planned anew")], done.notes

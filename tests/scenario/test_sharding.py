@@ -50,11 +50,12 @@ def _workload(draw: Random, models: list[str], file: Path) -> dict[str, Any]:
         workload: dict[str, Any] = {"trace": {"path": str(file)}}
     else:
         workload = {
-            "num_requests": num, "arrivals": {"kind": "gamma", "rate": 20, "cv": draw.choice([1.0, 4.0])},
+            "num_requests": num,
+            "arrivals": {"kind": "gamma", "rate": 20, "cv": draw.choice([1.0, 4.0])},
             "prompt_tokens": {"kind": "lognormal", "mean": 500, "cv": 1},
             "output_tokens": draw.choice([1, 20, {"kind": "lognormal", "mean": 40, "cv": 1}]),
             "models": {name: draw.choice([1, 3]) for name in models},
-        }  # fmt: skip
+        }
         if draw.random() < 0.3:
             workload["prefixes"] = {"num_groups": 3, "prefix_tokens": 200}
     if draw.random() < 0.4:
@@ -70,8 +71,9 @@ def _document(draw: Random, folder: Path) -> dict[str, Any]:
     workload = _workload(draw, list(dict.fromkeys(pool["model"] for pool in fleet)), folder / "trace.csv")
     policies: dict[str, Any] = {
         "routing": draw.choice(["round-robin", "random", "least-kv", "power-of-two", "prefix-affinity"]),
-        "ordering": draw.choice(["fcfs", "priority"]), "ordering_at": draw.choice(["replica", "both"]),
-    }  # fmt: skip
+        "ordering": draw.choice(["fcfs", "priority"]),
+        "ordering_at": draw.choice(["replica", "both"]),
+    }
     document = {"workload": workload, "fleet": fleet, "policies": policies, "seed": draw.randrange(9)}
     if draw.random() < 0.3:
         document["simulation"] = {"until_s": draw.choice([0.5, 2.0])}
@@ -150,7 +152,7 @@ def test_the_command_uses_processes(tmp_path: Path) -> None:
         ({"observe": {"period_s": 0.5}}, "observe"),
         ({"policies": {"routing": "round-robin", "ordering": "fair", "ordering_at": "gateway"}}, "a policy that"),
     ],
-)  # fmt: skip
+)
 def test_what_is_shared_keeps_one_process(more: dict[str, Any], reason: str, tmp_path: Path) -> None:
     scenario = assemble({**_document(Random(1), tmp_path / "trace"), **more}, Places(), Path())
     found = sharding.what_couples(scenario, policies_of(scenario))

@@ -149,7 +149,7 @@ class Own:
         ("scaling", "None", "policy Own: `scale` returned None; expected a whole number of replicas by pool, as in"),
         ("scaling", "{'a100-80gb': 1.5}", "policy Own: `scale` returned {'a100-80gb': 1.5}; expected a whole number"),
     ],
-)  # fmt: skip
+)
 def test_what_a_policy_returned_and_what_is_expected_is_told(
     kind: str, value: str, message: str, tmp_path: Path
 ) -> None:

@@ -70,9 +70,11 @@ def fleet(tmp_path: Path) -> Path:
 
 def proposal(name: str = "routing: least-loaded", value: Any = AFTER, low: float = 0.2) -> dict[str, Any]:
     return {
-        "name": name, "kinds": ["routing"], "changes": [{"key": ["policies", "routing"], "value": value}],
+        "name": name,
+        "kinds": ["routing"],
+        "changes": [{"key": ["policies", "routing"], "value": value}],
         "attainment": {"mean": low + 0.1, "low": low, "high": low + 0.2},
-    }  # fmt: skip
+    }
 
 
 def answer(*proposals: dict[str, Any]) -> dict[str, Any]:
@@ -85,9 +87,14 @@ def staged(fleet: Path, staging: Staging, value: str = AFTER, began_s: float = N
     document = yaml.safe_load(files.text())
     changed = yaml.safe_dump(document | {"policies": {"routing": value}})
     change = Change(
-        f"routing: {value}", ("routing",), files.version_of(files.text()), files.version_of(changed),
-        Bounds(0.2, 0.4), 0.0, staging,
-    )  # fmt: skip
+        f"routing: {value}",
+        ("routing",),
+        files.version_of(files.text()),
+        files.version_of(changed),
+        Bounds(0.2, 0.4),
+        0.0,
+        staging,
+    )
     files.save(Stored(State("staged", change), began_s))
 
 
@@ -95,10 +102,14 @@ def pilot(fleet: Path, ask: Any = None, refuses: str = "") -> Autopilot:
     """An autopilot at a gateway that only notes its policies; `refuses`: the reload of this router fails."""
     file = FleetFile(fleet, lambda read: read)
     gateway = SimpleNamespace(
-        telemetry=SimpleNamespace(trial=None, decisions=None), clock=Clock(1000.0), plan=file.plan,
-        driver=SimpleNamespace(requests={}, take_turns=lambda on: None), replicas=[], autopilot=None,
+        telemetry=SimpleNamespace(trial=None, decisions=None),
+        clock=Clock(1000.0),
+        plan=file.plan,
+        driver=SimpleNamespace(requests={}, take_turns=lambda on: None),
+        replicas=[],
+        autopilot=None,
         request_reload=None,
-    )  # fmt: skip
+    )
 
     async def reload(cause: str) -> Reload:
         plan = file.read_again(gateway.plan)
@@ -408,16 +419,22 @@ def test_after_kill_9_in_any_stage_the_fleet_file_is_the_old_or_the_promoted_ver
 ) -> None:
     stage, verdict, is_new = STAGES[killed_in]
     path = serving.fleet_file(
-        tmp_path, ["http://127.0.0.1:1"], policies={"routing": BEFORE}, autopilot={"allow": ["routing"], "at": None},
-        slo={"e2e_s": 60}, gateway={"admin_keys": [digest("root")], "records_period_s": 0.1, "hold_s": 0},
-    )  # fmt: skip
+        tmp_path,
+        ["http://127.0.0.1:1"],
+        policies={"routing": BEFORE},
+        autopilot={"allow": ["routing"], "at": None},
+        slo={"e2e_s": 60},
+        gateway={"admin_keys": [digest("root")], "records_period_s": 0.1, "hold_s": 0},
+    )
     files, before = AutopilotFiles(path), path.read_text()
     if stage is not None:
         staged(path, Staging(0.0, 60.0, 0.0, 40), began_s=time.time())
         stored = files.load()
-        files.save(msgspec.structs.replace(
-            stored, state=msgspec.structs.replace(stored.state, stage=stage, verdict=verdict, gains=(0.3,))
-        ))  # fmt: skip
+        files.save(
+            msgspec.structs.replace(
+                stored, state=msgspec.structs.replace(stored.state, stage=stage, verdict=verdict, gains=(0.3,))
+            )
+        )
         if is_new:
             files.use("fleet.v2.yaml")
     options = ("--autopilot", "--records", str(tmp_path / "records"), "--decisions", str(tmp_path / "log.jsonl"))
@@ -451,9 +468,13 @@ def test_a_change_goes_on_after_kill_9_and_is_judged_by_what_clients_got(
 ) -> None:
     (tmp_path / "own.py").write_text(HALF)
     path = serving.fleet_file(
-        tmp_path, [each.url for each in engines], policies={"routing": before}, autopilot={"allow": ["routing"]},
-        slo={"e2e_s": 60}, gateway={"admin_keys": [digest("root")], "records_period_s": 0.5},
-    )  # fmt: skip
+        tmp_path,
+        [each.url for each in engines],
+        policies={"routing": before},
+        autopilot={"allow": ["routing"]},
+        slo={"e2e_s": 60},
+        gateway={"admin_keys": [digest("root")], "records_period_s": 0.5},
+    )
     staged(path, Staging(0.1, 0.5, 0.0, 40), after, time.time())
     text = path.read_text()
     beside = ("--records", str(tmp_path / "records"), "--decisions", str(tmp_path / "log.jsonl"))

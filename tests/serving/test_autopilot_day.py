@@ -29,9 +29,11 @@ def fleet(folder: Path, routing: str, slo_s: float = 0.25, judge_s: float = 240.
             {"name": "fast", "gpu": "h100", "endpoints": [FAST], **pool},
             {"name": "slow", "gpu": "l40s", "endpoints": [SLOW], **pool},
         ],
-        "slo": {"e2e_s": slo_s}, "policies": {"routing": routing},
-        "autopilot": {"allow": ["routing"], "judge_s": judge_s}, "gateway": {"records_period_s": 5},
-    }  # fmt: skip
+        "slo": {"e2e_s": slo_s},
+        "policies": {"routing": routing},
+        "autopilot": {"allow": ["routing"], "judge_s": judge_s},
+        "gateway": {"records_period_s": 5},
+    }
     path = folder / "fleet.yaml"
     path.write_text("# served since May\n" + yaml.safe_dump(data))
     return path
@@ -66,8 +68,12 @@ def test_a_better_router_is_found_at_night_tried_and_kept(tmp_path: Path, capsys
     assert path.read_text() == before.replace("routing: round-robin", best["name"])
     assert (tmp_path / "fleet.v1.yaml").read_text() == before
     assert (tmp_path / "fleet.v2.yaml").read_text() == path.read_text()
-    names = ["looks for a change", f"{best['name']} is staged", f"{best['name']} is judged: promote",
-             f"{best['name']} is promoted"]  # fmt: skip
+    names = [
+        "looks for a change",
+        f"{best['name']} is staged",
+        f"{best['name']} is judged: promote",
+        f"{best['name']} is promoted",
+    ]
     assert [line.startswith(name) for line, name in zip(day.told, names, strict=True)] == [True] * 4
     reloaded = [each for each in day.decisions if each.what == "reloaded"]
     assert len(reloaded) == 1

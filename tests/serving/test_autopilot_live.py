@@ -41,15 +41,22 @@ def fleet(engines: tuple[list[serving.Process], list[serving.Process]], tmp_path
     real, emulated = engines
     (tmp_path / "own.py").write_text(HALF)
     pools = [
-        {"name": "emulated", "model": MODEL, "gpu": "h100", "engine": "vllm-0.15",
-         "endpoints": [each.url for each in emulated]},
+        {
+            "name": "emulated",
+            "model": MODEL,
+            "gpu": "h100",
+            "engine": "vllm-0.15",
+            "endpoints": [each.url for each in emulated],
+        },
         {"name": "real", "model": "tiny-llama", "engine": "llama.cpp", "endpoints": [each.url for each in real]},
-    ]  # fmt: skip
+    ]
     data = {
-        "fleet": pools, "slo": {"e2e_s": 60}, "policies": {"routing": "round-robin"},
+        "fleet": pools,
+        "slo": {"e2e_s": 60},
+        "policies": {"routing": "round-robin"},
         "autopilot": {"allow": ["routing"], "at": None},
         "gateway": {"admin_keys": [digest("root")], "records_period_s": 0.5, "scrape_period_s": 0.5},
-    }  # fmt: skip
+    }
     path = tmp_path / "fleet.yaml"
     path.write_text(yaml.safe_dump(data))
     return path

@@ -36,10 +36,11 @@ def fleet(folder: Path, **sections: Any) -> FleetFile:
 async def ask(kinds: Any) -> dict[str, Any]:
     assert kinds == ("scaling.settings",)
     proposal = {
-        "name": "scaling: freeness, out below 0.3", "kinds": ["scaling.settings"],
+        "name": "scaling: freeness, out below 0.3",
+        "kinds": ["scaling.settings"],
         "changes": [{"key": ["policies", "scaling"], "value": LATER}],
         "attainment": {"mean": 0.3, "low": 0.2, "high": 0.4},
-    }  # fmt: skip
+    }
     return {"is_withheld": False, "proposals": [proposal], "today": {"attainment": 0.5}}
 
 
@@ -48,9 +49,7 @@ def test_settings_are_tried_in_turns_and_what_the_scaler_knows_goes_over(
     gain: float, outcome: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     allowed = {"allow": ["scaling.settings"], "max_usd_per_h": 9}
-    file = fleet(
-        tmp_path, fleet=[STARTED], policies={"scaling": FREENESS}, slo={"e2e_s": 60}, autopilot=allowed
-    )  # fmt: skip
+    file = fleet(tmp_path, fleet=[STARTED], policies={"scaling": FREENESS}, slo={"e2e_s": 60}, autopilot=allowed)
 
     async def story() -> None:
         gateway = Gateway(file.plan, Recording(enabled=False))

@@ -24,10 +24,12 @@ FLEETS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "scaled": ({"fleet": [POOL], "policies": {"scaling": "target-utilization"}}, ()),
     "several": ({"fleet": [POOL], "policies": {"scaling": "target-utilization"}, "gateway": PEERS}, ()),
     "secrets": ({"fleet": [{**POOL, "api_key": "${ENGINE}"}], "gateway": {"admin_keys": ["${ADMIN}"]}}, ()),
-    "combos": ({"combos": [{"name": "pair", "prefill": {**POOL, "name": ""}, "decode": {**POOL, "name": ""}}]},
-               ("--kind", "Deployment")),
+    "combos": (
+        {"combos": [{"name": "pair", "prefill": {**POOL, "name": ""}, "decode": {**POOL, "name": ""}}]},
+        ("--kind", "Deployment"),
+    ),
     "picker": ({"fleet": [POOL, {**POOL, "name": "code", "model": "qwen3-8b"}]}, ("--inference-pool",)),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +71,14 @@ def test_the_chart_makes_what_the_export_makes(chart: Any, tmp_path: Path, name:
 
 
 PLATFORM = {
-    "extraArgs": ["--log-level", "debug"], "imagePullSecrets": [{"name": "mine"}], "records": {"claim": "days"},
-    "modelCache": {"claim": "weights"}, "podDisruptionBudget": {"minAvailable": 1},
-    "podMonitor": {"enabled": True}, "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
-}  # fmt: skip
+    "extraArgs": ["--log-level", "debug"],
+    "imagePullSecrets": [{"name": "mine"}],
+    "records": {"claim": "days"},
+    "modelCache": {"claim": "weights"},
+    "podDisruptionBudget": {"minAvailable": 1},
+    "podMonitor": {"enabled": True},
+    "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
+}
 
 
 def test_a_platforms_values_reach_the_gateway_and_the_engines(chart: Any, tmp_path: Path) -> None:

@@ -20,37 +20,50 @@ from headway.serving.discover.pools import pools
 from headway.serving.discover.probe import FoundEngine, probe
 
 VLLM = {
-    "/v1/models": {"data": [
-        {"id": "chat", "root": "meta-llama/Llama-3.1-8B-Instruct", "parent": None, "owned_by": "vllm"},
-        {"id": "sql", "root": "/adapters/sql", "parent": "chat", "owned_by": "vllm"},
-    ]},
+    "/v1/models": {
+        "data": [
+            {"id": "chat", "root": "meta-llama/Llama-3.1-8B-Instruct", "parent": None, "owned_by": "vllm"},
+            {"id": "sql", "root": "/adapters/sql", "parent": "chat", "owned_by": "vllm"},
+        ]
+    },
     "/version": {"version": "0.25.1"},
     "/metrics": (
         'vllm:cache_config_info{block_size="16",cache_dtype="auto",enable_prefix_caching="True",engine="0",'
         'gpu_memory_utilization="0.92",num_gpu_blocks="28934",num_cpu_blocks="None"} 1.0\n'
         'vllm:num_requests_running{engine="0",model_name="chat"} 0.0\n'
     ),
-}  # fmt: skip
+}
 SGLANG = {
     "/v1/models": {"data": [{"id": "Qwen/Qwen3-32B", "root": "Qwen/Qwen3-32B", "owned_by": "sglang"}]},
     "/get_server_info": {
-        "model_path": "Qwen/Qwen3-32B", "version": "0.5.6", "tp_size": 2, "dp_size": 1, "pp_size": 1, "page_size": 1,
-        "max_total_num_tokens": 303845, "max_running_requests": 256, "chunked_prefill_size": 8192,
-        "context_length": None, "disable_radix_cache": False, "mem_fraction_static": 0.88,
+        "model_path": "Qwen/Qwen3-32B",
+        "version": "0.5.6",
+        "tp_size": 2,
+        "dp_size": 1,
+        "pp_size": 1,
+        "page_size": 1,
+        "max_total_num_tokens": 303845,
+        "max_running_requests": 256,
+        "chunked_prefill_size": 8192,
+        "context_length": None,
+        "disable_radix_cache": False,
+        "mem_fraction_static": 0.88,
         "kv_events_config": '{"publisher": "zmq", "endpoint": "tcp://*:5557"}',
     },
-}  # fmt: skip
+}
 LLAMA = {
     "/v1/models": {"models": [{"name": "x"}], "data": [{"id": "gemma.gguf", "owned_by": "llamacpp"}]},
     "/props": {
-        "total_slots": 4, "model_path": "/m/gemma-Q4_K_M.gguf", "build_info": "b6600-1a2b3c",
+        "total_slots": 4,
+        "model_path": "/m/gemma-Q4_K_M.gguf",
+        "build_info": "b6600-1a2b3c",
         "default_generation_settings": {"n_ctx": 4096},
     },
-}  # fmt: skip
+}
 OLLAMA = {
     "/v1/models": {"data": [{"id": "qwen3:8b", "owned_by": "library"}, {"id": "llama3.1:8b", "owned_by": "library"}]},
     "/api/version": {"version": "0.12.3"},
-}  # fmt: skip
+}
 TRT = {"/v1/models": {"data": [{"id": "gpt-oss-20b", "owned_by": "tensorrt_llm"}]}, "/version": {"version": "1.2.0"}}
 
 
@@ -101,10 +114,13 @@ def test_slots_of_llama_cpp_and_what_others_say() -> None:
 @pytest.mark.parametrize(
     "pages",
     [
-        {}, {"/v1/models": "<html>"}, {"/v1/models": []}, {"/v1/models": {"data": None}},
+        {},
+        {"/v1/models": "<html>"},
+        {"/v1/models": []},
+        {"/v1/models": {"data": None}},
         {"/v1/models": {"data": [{"object": "model"}]}},
     ],
-)  # fmt: skip
+)
 def test_a_server_without_models_is_none(pages: dict[str, Any]) -> None:
     with pytest.raises(HeadwayError, match="http://a:8000: lists no models at /v1/models"):
         asked(pages)

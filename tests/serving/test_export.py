@@ -20,18 +20,32 @@ from headway.serving.export.engines import drain_command
 POOL = {"name": "chat", "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "replicas": 3, "tp": 2}
 SCALING = {"scaling": {"name": "target-utilization", "in_flight": 8}}
 SHAPE = {
-    "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
-}  # fmt: skip
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
 HANDOVER = {
-    "combos": [{
-        "name": "pair", "replicas": 2, "prefill": {**POOL, "replicas": 2, "name": ""},
-        "decode": {**POOL, "replicas": 1, "tp": 4, "gpu": "h200", "name": ""},
-    }],
-}  # fmt: skip
-SGLANG = {"combos": [{**HANDOVER["combos"][0], **{
-    part: {**HANDOVER["combos"][0][part], "engine": "sglang"} for part in ("prefill", "decode")
-}}]}  # fmt: skip
+    "combos": [
+        {
+            "name": "pair",
+            "replicas": 2,
+            "prefill": {**POOL, "replicas": 2, "name": ""},
+            "decode": {**POOL, "replicas": 1, "tp": 4, "gpu": "h200", "name": ""},
+        }
+    ],
+}
+SGLANG = {
+    "combos": [
+        {
+            **HANDOVER["combos"][0],
+            **{part: {**HANDOVER["combos"][0][part], "engine": "sglang"} for part in ("prefill", "decode")},
+        }
+    ]
+}
 
 
 def _export(folder: Path, document: dict[str, Any], *options: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -94,10 +108,14 @@ def test_vllm_gets_the_options_of_the_fleet(tmp_path: Path) -> None:
     workload = made["StatefulSet", "chat"]
     args = _args(workload)
     expected = {
-        "--model": "meta-llama/Llama-3.1-8B", "--tensor-parallel-size": "2", "--pipeline-parallel-size": "2",
-        "--max-num-seqs": "64", "--max-num-batched-tokens": "8192", "--kv-cache-dtype": "fp8",
+        "--model": "meta-llama/Llama-3.1-8B",
+        "--tensor-parallel-size": "2",
+        "--pipeline-parallel-size": "2",
+        "--max-num-seqs": "64",
+        "--max-num-batched-tokens": "8192",
+        "--kv-cache-dtype": "fp8",
         "--scheduling-policy": "priority",
-    }  # fmt: skip
+    }
     assert {name: _option(args, name) for name in expected} == expected
     assert "--no-enable-prefix-caching" in args and "--kv-transfer-config" not in args
     pod = workload["spec"]["template"]["spec"]
@@ -165,8 +183,9 @@ def test_an_inference_pool_has_its_picker(tmp_path: Path, monkeypatch: pytest.Mo
     picker.check(serving.gateway.read(file))
     read = yaml.safe_load(file.read_text())
     assert [pool["inference_pool"] for pool in read["fleet"]] == [
-        {"name": "chat", "namespace": "llm"}, {"name": "code", "namespace": "llm"},
-    ]  # fmt: skip
+        {"name": "chat", "namespace": "llm"},
+        {"name": "code", "namespace": "llm"},
+    ]
     spec = made["InferencePool", "chat"]["spec"]
     pods = made["Deployment", "chat"]["spec"]["template"]["metadata"]["labels"]
     assert spec["selector"]["matchLabels"].items() <= pods.items() and "code" not in str(spec)
@@ -220,9 +239,13 @@ def test_combos_transfer_kv_caches_and_are_served(tmp_path: Path) -> None:
     file.write_text(made["ConfigMap", "headway"]["data"]["fleet.yaml"])
     _, plan = serving.load(file)
     assert [url.split(".")[0] for _, url in in_order(plan.pools)] == [
-        "http://pair-prefill-0", "http://pair-prefill-1", "http://pair-decode-0",
-        "http://pair-prefill-2", "http://pair-prefill-3", "http://pair-decode-1",
-    ]  # fmt: skip
+        "http://pair-prefill-0",
+        "http://pair-prefill-1",
+        "http://pair-decode-0",
+        "http://pair-prefill-2",
+        "http://pair-prefill-3",
+        "http://pair-decode-1",
+    ]
 
 
 @pytest.mark.parametrize("engine", ["vllm-0.15", "sglang"])
@@ -251,9 +274,12 @@ def test_combos_that_scale_are_workloads_of_the_gateway(
 
 def test_nothing_is_deployed_for_a_hosted_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hosted = {
-        "name": "hosted", "model": "gpt-x", "hosted": {}, "endpoints": ["https://api.example.com/v1"],
+        "name": "hosted",
+        "model": "gpt-x",
+        "hosted": {},
+        "endpoints": ["https://api.example.com/v1"],
         "api_key": "${SERVICE_KEY}",
-    }  # fmt: skip
+    }
     own = {**POOL, "fallback": ["hosted"], "api_key": "${VLLM_KEY}"}
     made = _export(tmp_path, {"fleet": [own, hosted]}, "--kind", "Deployment")
     assert not any(name == "hosted" for _, name in made) and ("Deployment", "chat") in made

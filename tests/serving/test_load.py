@@ -227,7 +227,7 @@ ODD = {
     "reported an error in the stream": HEAD + event(" a") + f"data: {OUT_OF_MEMORY}\n\n",
     "answered without a token": HEAD + "data: [DONE]\n\n",
     "answered without a stream": "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}",
-}  # fmt: skip
+}
 
 
 def test_errors_are_counted_by_their_kind(
@@ -321,13 +321,17 @@ STREAMS = {
     "token ids": ([with_ids(" a", 5), with_ids(" b c d", 6, 7, 8), with_ids(" e", 9), END], [1, 3, 1]),
     "usage by chunk": ([event(" a", **usage(1)), event(" b c d", **usage(4)), event(" e", **usage(5)), END], [1, 3, 1]),
     "timings": (
-        [event(" a", timings={"predicted_n": 1}), event(" bcd", timings={"predicted_n": 4}),
-         event(" e", timings={"predicted_n": 5}), END],
+        [
+            event(" a", timings={"predicted_n": 1}),
+            event(" bcd", timings={"predicted_n": 4}),
+            event(" e", timings={"predicted_n": 5}),
+            END,
+        ],
         [1, 3, 1],
     ),
     "unsaid": ([event(" a"), event(" b c d"), event(" e"), event("", "length", **usage(5))], [1, 1, 1]),
     "unsaid, with text at the end": ([event(" a"), event(" b c d"), event(" e", "length", **usage(5))], [1, 1, 1]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", STREAMS)

@@ -22,8 +22,11 @@ POOL = {
 }
 SLOTTED = {**POOL, "engine": "llama.cpp", "slots": "."}
 HOSTED = {
-    "name": "hosted", "model": "m", "hosted": {"ttft_s": 0.1, "tokens_per_s": 50}, "endpoints": ["http://10.0.0.2:1"],
-}  # fmt: skip
+    "name": "hosted",
+    "model": "m",
+    "hosted": {"ttft_s": 0.1, "tokens_per_s": 50},
+    "endpoints": ["http://10.0.0.2:1"],
+}
 HELD = {"ordering_at": "gateway", "window": 2}
 CASCADE = {"name": "both", "models": ["qwen3-8b", "llama-3.1-8b"], "policy": {"name": "thresholds", "thresholds": [50]}}
 
@@ -57,7 +60,7 @@ def refused(changes: dict[str, Any], folder: Path) -> str:
         ({"fleet": [{**POOL, "endpoints": ["https://10.0.0.1:8000"]}]}, "expected http://ADDRESS:PORT"),
     ],
     ids=lambda value: None if isinstance(value, str) else str(sorted(value)),
-)  # fmt: skip
+)
 def test_what_needs_the_answers_way_through_headway_is_refused(
     changes: dict[str, Any], text: str, tmp_path: Path
 ) -> None:

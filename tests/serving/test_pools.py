@@ -45,9 +45,11 @@ def test_replicas_are_limited_by_ports(tmp_path: Path) -> None:
 
 def test_engines_order_by_tier_unless_the_gateway_does(tmp_path: Path) -> None:
     for policies, expected in (
-        ({"ordering": "priority"}, True), ({"ordering": {"name": "priority"}}, True), ({"ordering": "fcfs"}, False),
+        ({"ordering": "priority"}, True),
+        ({"ordering": {"name": "priority"}}, True),
+        ({"ordering": "fcfs"}, False),
         ({"ordering": "priority", "ordering_at": "gateway"}, False),
-    ):  # fmt: skip
+    ):
         path = tmp_path / "fleet.yaml"
         path.write_text(yaml.safe_dump({"fleet": [POOL], "policies": policies}))
         assert uses_engine_priority(serving.read(path).spec) == expected

@@ -128,16 +128,24 @@ def test_stretches_change_nothing_with_adapters(preemptive: bool, max_loras: int
     arrivals_s = np.cumsum(rng.exponential(0.03, 80))
     made = tuple(
         request(
-            i, float(arrivals_s[i]), int(rng.integers(1, 200)), int(rng.integers(1, 100)), tier=int(rng.integers(0, 3)),
-            lora=str(rng.choice(("", *NAMES))), timeout_s=3.0 if i % 9 == 0 else None,
+            i,
+            float(arrivals_s[i]),
+            int(rng.integers(1, 200)),
+            int(rng.integers(1, 100)),
+            tier=int(rng.integers(0, 3)),
+            lora=str(rng.choice(("", *NAMES))),
+            timeout_s=3.0 if i % 9 == 0 else None,
         )
         for i in range(80)
-    )  # fmt: skip
+    )
     few = with_slots(max_loras, load_s=0.02, replicas=2, kv_capacity_tokens=900, max_num_seqs=6, prefix_caching=True)
     scenario = Scenario(
-        made, (few,), LoraAffinityRouter, ordering=lambda: PriorityOrdering(preemptive=preemptive),
+        made,
+        (few,),
+        LoraAffinityRouter,
+        ordering=lambda: PriorityOrdering(preemptive=preemptive),
         faults=(Fault(at_s=1.0, replica=1, down_s=0.5),),
-    )  # fmt: skip
+    )
     records = assert_agree(scenario)
     assert (records.requests["preemptions"] > 0).any()
 

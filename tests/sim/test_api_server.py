@@ -48,9 +48,13 @@ def ends_s(token_overhead_s: float, step: str = "stretch", num: int = 64) -> np.
     """When clients have their last tokens, of as many equal requests at once."""
     engine = replace(catalog.engine("vllm-0.25"), token_overhead_s=token_overhead_s)
     pool = Pool("p", catalog.model("llama-3.1-8b"), catalog.gpu("h100"), engine)
-    table = Workload({
-        "arrival_s": np.arange(num) * 1e-3, "prompt_tokens": np.full(num, 50), "output_tokens": np.full(num, 60),
-    })  # fmt: skip
+    table = Workload(
+        {
+            "arrival_s": np.arange(num) * 1e-3,
+            "prompt_tokens": np.full(num, 50),
+            "output_tokens": np.full(num, 60),
+        }
+    )
     policies = Policies(router("least-loaded"), ordering("fcfs"))
     records = simulate(Fleet((pool,)), TraceSource(table), policies, seed=0, step=step)
     return np.sort(records.requests["end_s"])

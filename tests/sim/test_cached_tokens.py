@@ -119,9 +119,13 @@ def test_a_crash_empties_what_is_known() -> None:
         reader = Reader()
         one = pool(prefix_caching=True)
         play(
-            requests, one, router=lambda reader=reader: reader, line=seconds(0.5), faults=(Fault(250.0, 0, 20.0),),
+            requests,
+            one,
+            router=lambda reader=reader: reader,
+            line=seconds(0.5),
+            faults=(Fault(250.0, 0, 20.0),),
             scrape=Scrape(cache=CacheObservation(source)),
-        )  # fmt: skip
+        )
         assert reader.cached == [0, 160, 160, 0, 160, 160], source
 
 

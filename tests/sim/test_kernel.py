@@ -47,8 +47,15 @@ def test_replicas_decide_last_and_in_order_of_id() -> None:
     kernel.at(2.0, FINISH, 0, happen, ("finish", 1))
     kernel.run()
     assert [entry[1] for entry in log] == [
-        "finish", "command", "arrival", "tick", "decide", "decide", "finish", "decide",
-    ]  # fmt: skip
+        "finish",
+        "command",
+        "arrival",
+        "tick",
+        "decide",
+        "decide",
+        "finish",
+        "decide",
+    ]
     assert [entry[2] for entry in log if entry[1] == "decide"] == [0, 2, 1]
 
 

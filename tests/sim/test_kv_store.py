@@ -158,14 +158,16 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "capacity": ({}, {"kv_store": {"capacity_bytes": 0}}, "kv_store.capacity_bytes: expected number > 0.0"),
     "keep": (
-        {"engine": {"name": "vllm-0.15", "prefix_caching": False, "kv_keep_s": 5}}, {},
+        {"engine": {"name": "vllm-0.15", "prefix_caching": False, "kv_keep_s": 5}},
+        {},
         "fleet[0].engine.kv_keep_s: keeps blocks of the prefix cache; set prefix_caching: true",
     ),
     "share": (
-        {"engine": {"name": "vllm-0.15", "kv_keep_s": 5, "kv_keep_share": 2}}, {},
+        {"engine": {"name": "vllm-0.15", "kv_keep_s": 5, "kv_keep_share": 2}},
+        {},
         "fleet[0].engine.kv_keep_share: 2.0; expected a share, 0 to 1",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)

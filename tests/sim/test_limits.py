@@ -25,10 +25,16 @@ def run(folder: Path, limits: dict[str, Any], trace: list[tuple[float, str]], **
     path = folder / "day.yaml"
     pool = {"model": "qwen3-8b", "gpu": "h100", "engine": "vllm-0.15"}
     pool |= {"usd_per_million_input_tokens": 1.0, "usd_per_million_output_tokens": 10.0}
-    path.write_text(yaml.safe_dump({
-        "workload": {"trace": "day.csv"}, "fleet": [pool], **more,
-        "simulation": {"limits": limits, **more.get("simulation", {})},
-    }))  # fmt: skip
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "workload": {"trace": "day.csv"},
+                "fleet": [pool],
+                **more,
+                "simulation": {"limits": limits, **more.get("simulation", {})},
+            }
+        )
+    )
     return scenario.run(scenario.load(path))
 
 
@@ -81,9 +87,11 @@ def test_all_models_of_a_cascade_are_charged(tmp_path: Path) -> None:
     pools = [{"model": name, "gpu": "h100", "engine": "vllm-0.15"} for name in ("qwen3-8b", "qwen3-14b")]
     cascade = {"models": ["qwen3-8b", "qwen3-14b"], "policy": {"name": "thresholds", "thresholds": [50]}}
     workload = {
-        "tenants": {"a": 1, "b": 0.001}, "num_requests": 6, "arrivals": {"kind": "deterministic", "rate": 0.1},
+        "tenants": {"a": 1, "b": 0.001},
+        "num_requests": 6,
+        "arrivals": {"kind": "deterministic", "rate": 0.1},
         "quality": {"path": "answers.csv"},
-    }  # fmt: skip
+    }
     answers = ["request,model,score,output_tokens", "r,qwen3-8b,10,50", "r,qwen3-14b,90,50"]
     (tmp_path / "answers.csv").write_text("\n".join(answers))
     path = tmp_path / "cascade.yaml"
@@ -131,10 +139,15 @@ def test_errors_name_the_file_the_key_and_the_nearest_name(tmp_path: Path) -> No
     with pytest.raises(HeadwayError, match=r"limits\.a: the workload has no tenants"):
         path = tmp_path / "plain.yaml"
         pool = {"model": "qwen3-8b", "gpu": "h100"}
-        path.write_text(yaml.safe_dump({
-            "workload": {"num_requests": 2, "arrivals": 1, "prompt_tokens": 9, "output_tokens": 9}, "fleet": [pool],
-            "simulation": {"limits": {"a": {"requests_per_minute": 2}}},
-        }))  # fmt: skip
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "workload": {"num_requests": 2, "arrivals": 1, "prompt_tokens": 9, "output_tokens": 9},
+                    "fleet": [pool],
+                    "simulation": {"limits": {"a": {"requests_per_minute": 2}}},
+                }
+            )
+        )
         scenario.run(scenario.load(path))
 
 

@@ -103,9 +103,12 @@ def test_a_prompt_of_its_own_is_cached_whether_it_has_a_name_or_not(
     arrivals_s = accumulate(gap_s for gap_s, _, _ in rows)
     blocks = max(-(-(prompt + output) // block) for _, prompt, output in rows) + spare
     small = pool(
-        prefix_caching=True, block_size_tokens=block, kv_capacity_tokens=blocks * block, max_num_seqs=8,
+        prefix_caching=True,
+        block_size_tokens=block,
+        kv_capacity_tokens=blocks * block,
+        max_num_seqs=8,
         max_num_batched_tokens=budget,
-    )  # fmt: skip
+    )
     requests = [
         request(id, at_s, prompt, output)
         for id, (at_s, (_, prompt, output)) in enumerate(zip(arrivals_s, rows, strict=True))

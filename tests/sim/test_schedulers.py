@@ -18,14 +18,23 @@ from headway.sim.schedulers import Schedulers, SchedulerState
 
 
 def scenario(schedulers: dict[str, Any] | None = None, replicas: int = 3, **changes: Any) -> hw.Scenario:
-    return hw.load({
-        "workload": {"builtin": "chat-sessions", "num_requests": 250, "arrivals": 12.0},
-        "fleet": [{"name": "pool", "model": "llama-3.1-8b", "gpu": "l40s", "replicas": replicas,
-                   "engine": {"name": "vllm-0.15", "max_num_seqs": 24}}],
-        "policies": {"routing": "least-loaded"},
-        "observe": {"period_s": 1.0, **({} if schedulers is None else {"schedulers": schedulers})},
-        **changes,
-    })  # fmt: skip
+    return hw.load(
+        {
+            "workload": {"builtin": "chat-sessions", "num_requests": 250, "arrivals": 12.0},
+            "fleet": [
+                {
+                    "name": "pool",
+                    "model": "llama-3.1-8b",
+                    "gpu": "l40s",
+                    "replicas": replicas,
+                    "engine": {"name": "vllm-0.15", "max_num_seqs": 24},
+                }
+            ],
+            "policies": {"routing": "least-loaded"},
+            "observe": {"period_s": 1.0, **({} if schedulers is None else {"schedulers": schedulers})},
+            **changes,
+        }
+    )
 
 
 def test_own_counts_of_all_schedulers_are_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,8 +48,9 @@ def test_own_counts_of_all_schedulers_are_the_replicas(monkeypatch: pytest.Monke
             for each in self._own:
                 total.add(load_of(each[number]))
             assert (total.num_in_flight, total.prefill_tokens_left) == (
-                replica.num_in_flight, replica.prefill_tokens_left
-            )  # fmt: skip
+                replica.num_in_flight,
+                replica.prefill_tokens_left,
+            )
             assert total.tokens_generated == replica.tokens_generated
             assert total.expected_cached_tokens == replica.expected_cached_tokens
             assert total.num_by_tier == {tier: num for tier, num in replica.num_by_tier.items() if num}
@@ -75,9 +85,17 @@ def test_prompts_that_others_placed_are_found_once_they_are_told(source: str) ->
     """Turns of a conversation arrive at any scheduler: one that hears nothing does not know where the last one was."""
 
     def cached_tokens(schedulers: dict[str, Any]) -> int:
-        run = hw.simulate(scenario(policies={"routing": "lmetric"}, observe={
-            "cache": {"source": source, "period_s": 1e6}, "schedulers": schedulers,
-        }, workload={"builtin": "chat-sessions", "num_requests": 80, "arrivals": 4.0}, replicas=6))  # fmt: skip
+        run = hw.simulate(
+            scenario(
+                policies={"routing": "lmetric"},
+                observe={
+                    "cache": {"source": source, "period_s": 1e6},
+                    "schedulers": schedulers,
+                },
+                workload={"builtin": "chat-sessions", "num_requests": 80, "arrivals": 4.0},
+                replicas=6,
+            )
+        )
         return int(run.records.requests["cached_prompt_tokens"].sum())
 
     one, shared, silent = cached_tokens({}), cached_tokens({"num": 3}), cached_tokens({"num": 3, "shared": False})

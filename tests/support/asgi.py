@@ -55,8 +55,10 @@ class Engine:
         self._writers.add(writer)
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
-                length = next((line.split(b":")[1] for line in head.lower().split(b"\r\n")
-                               if line.startswith(b"content-length")), b"0")  # fmt: skip
+                length = next(
+                    (line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")),
+                    b"0",
+                )
                 body = await reader.readexactly(int(length))
                 if self.keeps_bodies:
                     self.heads.append(head)
@@ -136,9 +138,14 @@ class Reply:
 
 
 async def send_request(
-    app: Any, path: str, body: Any, send: Any, headers: Any = (), gone: asyncio.Event | None = None,
+    app: Any,
+    path: str,
+    body: Any,
+    send: Any,
+    headers: Any = (),
+    gone: asyncio.Event | None = None,
     method: str = "POST",
-) -> None:  # fmt: skip
+) -> None:
     """Send a request to an ASGI application, whose messages `send` takes. A body that is no bytes is sent as JSON.
 
     The client disconnects when `gone` is set.
@@ -156,9 +163,18 @@ async def send_request(
 
     pairs = [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in headers]
     scope = {
-        "type": "http", "method": method, "path": path, "headers": pairs, "query_string": b"", "root_path": "",
-        "app": app, "http_version": "1.1", "scheme": "http", "server": ("h", 1), "client": ("c", 1),
-    }  # fmt: skip
+        "type": "http",
+        "method": method,
+        "path": path,
+        "headers": pairs,
+        "query_string": b"",
+        "root_path": "",
+        "app": app,
+        "http_version": "1.1",
+        "scheme": "http",
+        "server": ("h", 1),
+        "client": ("c", 1),
+    }
     await app(scope, receive, send)
 
 
@@ -204,9 +220,13 @@ class Inside:
             await asyncio.sleep(0.001)
 
     async def post(
-        self, body: Any, path: str = "/v1/chat/completions", headers: Any = (), gone: asyncio.Event | None = None,
+        self,
+        body: Any,
+        path: str = "/v1/chat/completions",
+        headers: Any = (),
+        gone: asyncio.Event | None = None,
         method: str = "POST",
-    ) -> Reply:  # fmt: skip
+    ) -> Reply:
         """Send a request. The client disconnects when `gone` is set."""
         reply = Reply()
         await send_request(self.app, path, body, reply.send, headers, gone, method)

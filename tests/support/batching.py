@@ -64,9 +64,11 @@ def slow(engine: serving.Process, folder: Path, **batches: Any) -> Path:
     """A fleet whose batches take their time: one line each 50 ms, 100 tokens each."""
     folder.mkdir(exist_ok=True)
     return serving.fleet_file(
-        folder, [engine.url], policies={"admission": {"name": "queue-manager", "interval_s": 0.05}, "window": 4},
+        folder,
+        [engine.url],
+        policies={"admission": {"name": "queue-manager", "interval_s": 0.05}, "window": 4},
         gateway={"batches": {"max_open": 10, **batches}},
-    )  # fmt: skip
+    )
 
 
 def num_completed(front: serving.Process, batch: str) -> int:

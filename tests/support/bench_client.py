@@ -47,11 +47,18 @@ async def _run(host: str, model: str, load: Load, token_ids: tuple[int, int]) ->
     draw = random.Random(load.seed)
     lengths = [(draw.randint(*load.prompt_tokens), draw.randint(*load.output_tokens)) for _ in range(load.num)]
     bodies = [
-        {"model": model, "prompt": [draw.randint(*token_ids) for _ in range(prompt)], "max_tokens": output,
-         "temperature": 0, "ignore_eos": True, "stream": True, "cache_prompt": False,
-         "stream_options": {"include_usage": True}}
+        {
+            "model": model,
+            "prompt": [draw.randint(*token_ids) for _ in range(prompt)],
+            "max_tokens": output,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "cache_prompt": False,
+            "stream_options": {"include_usage": True},
+        }
         for prompt, output in lengths
-    ]  # fmt: skip
+    ]
     begun_s = time.perf_counter()
     if load.rate_rps is None:
         free = asyncio.Semaphore(load.concurrency or load.num)
@@ -118,9 +125,11 @@ def _result(
     }  # fmt: skip
     tpots = [(e2el - one.ttft_s) / (one.tokens - 1) for one, e2el in zip(good, e2els, strict=True) if one.tokens > 1]
     kinds = {
-        "ttft": [one.ttft_s for one in good], "tpot": tpots, "itl": [gap for one in good for gap in one.gaps_s],
+        "ttft": [one.ttft_s for one in good],
+        "tpot": tpots,
+        "itl": [gap for one in good for gap in one.gaps_s],
         "e2el": e2els,
-    }  # fmt: skip
+    }
     for name, values in kinds.items():
         found |= dict(_statistics(name, values))
     return found

@@ -23,12 +23,18 @@ TOKEN_IDS = (300, 1300)
 def write_config(path: Path) -> None:
     """The model's config.json, as Hugging Face has it."""
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": tiny_llama.HIDDEN,
-        "intermediate_size": tiny_llama.FEED, "num_hidden_layers": tiny_llama.LAYERS,
-        "num_attention_heads": tiny_llama.HEADS, "num_key_value_heads": tiny_llama.HEADS,
-        "vocab_size": len(tiny_llama.vocabulary()[0]), "max_position_embeddings": tiny_llama.CONTEXT,
-        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": tiny_llama.HIDDEN,
+        "intermediate_size": tiny_llama.FEED,
+        "num_hidden_layers": tiny_llama.LAYERS,
+        "num_attention_heads": tiny_llama.HEADS,
+        "num_key_value_heads": tiny_llama.HEADS,
+        "vocab_size": len(tiny_llama.vocabulary()[0]),
+        "max_position_embeddings": tiny_llama.CONTEXT,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
     path.write_text(json.dumps(config))
 
 

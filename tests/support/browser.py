@@ -90,10 +90,18 @@ class Page:
 def opened(url: str, folder: Path, width: int = 1280, height: int = 1200, *options: str) -> Iterator[Page]:
     """A browser that shows this page."""
     command = [
-        chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-port=0",
-        "--remote-allow-origins=*", f"--user-data-dir={folder / 'profile'}", f"--window-size={width},{height}",
-        *options, url,
-    ]  # fmt: skip
+        chromium(),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--remote-debugging-port=0",
+        "--remote-allow-origins=*",
+        f"--user-data-dir={folder / 'profile'}",
+        f"--window-size={width},{height}",
+        *options,
+        url,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     page = None
     try:

@@ -27,9 +27,13 @@ def litellm(url: str, model: str) -> dict[str, Any]:
     from litellm import completion
 
     options: dict[str, Any] = {
-        "model": f"openai/{model}", "api_base": f"{url}/v1", "api_key": "any", "max_tokens": TOKENS, "temperature": 0,
+        "model": f"openai/{model}",
+        "api_base": f"{url}/v1",
+        "api_key": "any",
+        "max_tokens": TOKENS,
+        "temperature": 0,
         "messages": [{"role": "user", "content": QUESTION}],
-    }  # fmt: skip
+    }
     whole = completion(**options)
     chunks = [chunk.choices[0].delta.content or "" for chunk in completion(**options, stream=True) if chunk.choices]
     return {"text": whole.choices[0].message.content, "streamed": "".join(chunks), "num": whole.usage.completion_tokens}

@@ -29,9 +29,12 @@ def pair_file(folder: Path, prefill: list[str], decode: list[str], num: int = 1,
     """A fleet of `num` instances of a combo of single-phase SGLang engines."""
     side = {"model": MODEL, "gpu": "h100", "engine": "sglang"}
     combo = {
-        "name": "pair", "prefill": {**side, "endpoints": prefill}, "decode": {**side, "endpoints": decode},
-        "replicas": num, **changes.pop("combo", {}),
-    }  # fmt: skip
+        "name": "pair",
+        "prefill": {**side, "endpoints": prefill},
+        "decode": {**side, "endpoints": decode},
+        "replicas": num,
+        **changes.pop("combo", {}),
+    }
     # One attempt more than two failures need: an engine may close an idle connection as a request is sent on it.
     settings = {"scrape_period_s": 0.1, "max_attempts": 4, **changes.pop("gateway", {})}
     path = folder / "fleet.yaml"

@@ -114,9 +114,14 @@ class Fleet:
             members.setdefault(replica.model, []).append(member)
         names = {model: (model, model.upper()) for model in members}
         self.control.configure(
-            Policies(router, **{"ordering": FcfsOrdering, **policies}), members, names, 0,
-            lambda services: scaling(self.effects, services), observer, fallbacks,
-        )  # fmt: skip
+            Policies(router, **{"ordering": FcfsOrdering, **policies}),
+            members,
+            names,
+            0,
+            lambda services: scaling(self.effects, services),
+            observer,
+            fallbacks,
+        )
 
     @property
     def service(self) -> Service:

@@ -66,10 +66,9 @@ class Driven:
         self.clock: Any = ManualClock()
         pool = Pool("p", model(MODEL), gpu("h100"), engine("vllm-0.15"))
         self.replicas = [
-            LiveReplica(
-                i, pool, f"http://h:{i}", ADAPTERS["vllm"], 1000, FcfsOrdering(), Pacer(), self.clock, 5.0
-            ) for i in range(num_replicas)
-        ]  # fmt: skip
+            LiveReplica(i, pool, f"http://h:{i}", ADAPTERS["vllm"], 1000, FcfsOrdering(), Pacer(), self.clock, 5.0)
+            for i in range(num_replicas)
+        ]
         for replica, role in zip(self.replicas, roles, strict=False):
             replica.combo, replica.role = 0, role
         self.outcomes: dict[int, Outcome] = {}

@@ -91,9 +91,12 @@ def gateways(folder: Path, **pool: str) -> Iterator[Callable[..., serving.Proces
 
         def start(engines: list[serving.Process], *options: str, **sections: Any) -> serving.Process:
             path = serving.fleet_file(
-                folder, [engine.url for engine in engines], pool=pool,
-                gateway={"admin_keys": [sha256(KEY.encode()).hexdigest()]}, **sections,
-            )  # fmt: skip
+                folder,
+                [engine.url for engine in engines],
+                pool=pool,
+                gateway={"admin_keys": [sha256(KEY.encode()).hexdigest()]},
+                **sections,
+            )
             front = serving.gateway(path, *options)
             started.enter_context(serving.closing(front))
             serving.all_up(front, len(engines))

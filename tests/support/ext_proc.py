@@ -68,14 +68,20 @@ class Call:
         self._requests.put_nowait(message)
 
     def request(
-        self, body: Any = CHAT, headers: Mapping[str, str] | None = None, path: str = "/v1/chat/completions",
-        subset: Sequence[str] | None = None, method: str = "POST",
-    ) -> None:  # fmt: skip
+        self,
+        body: Any = CHAT,
+        headers: Mapping[str, str] | None = None,
+        path: str = "/v1/chat/completions",
+        subset: Sequence[str] | None = None,
+        method: str = "POST",
+    ) -> None:
         """Say the headers, and the body at once where Envoy would."""
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        hint = None if subset is None else {
-            "envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": list(subset)}
-        }  # fmt: skip
+        hint = (
+            None
+            if subset is None
+            else {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": list(subset)}}
+        )
         self.send(
             hint,
             request_headers=headers_message(

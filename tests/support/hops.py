@@ -16,9 +16,14 @@ _ROOT = str(Path(headway.__file__).parent) + "/"
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 Call = tuple[str, str]
 """File below `src/headway`, and the function's qualified name."""
-_PERIODIC = frozenset({
-    "Gateway._check_stalls", "LoopDelay._sample", "RunTelemetry._compare_predictions", "StallWatch._step_s",
-})  # fmt: skip
+_PERIODIC = frozenset(
+    {
+        "Gateway._check_stalls",
+        "LoopDelay._sample",
+        "RunTelemetry._compare_predictions",
+        "StallWatch._step_s",
+    }
+)
 """What the gateway does every so often, however many requests there are."""
 
 

@@ -60,10 +60,15 @@ def arrivals(num: int, mean_gap_s: float, most_prompt: int, most_output: int, se
         reasoning = chance.choice([0, chance.randint(1, output - 1), chance.randint(1, output - 1)])
         made.append(
             Request(
-                id, now, chance.randint(5, most_prompt), output, tier=chance.randint(0, 3), reasoning_tokens=reasoning,
+                id,
+                now,
+                chance.randint(5, most_prompt),
+                output,
+                tier=chance.randint(0, 3),
+                reasoning_tokens=reasoning,
                 deadline_s=now + chance.uniform(10, 5 * most_output),
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -91,13 +96,18 @@ def described(requests: Sequence[Request]) -> list[dict[str, Any]]:
     """The same requests as vLLM gets them."""
     return [
         {
-            "id": each.id, "arrival_s": each.arrival_s, "prompt_tokens": each.prompt_tokens, "tier": each.tier,
-            "output_tokens": each.output_tokens, "reasoning_tokens": each.reasoning_tokens,
-            "headway_output_tokens": each.output_tokens, "headway_reasoning_tokens": each.reasoning_tokens,
+            "id": each.id,
+            "arrival_s": each.arrival_s,
+            "prompt_tokens": each.prompt_tokens,
+            "tier": each.tier,
+            "output_tokens": each.output_tokens,
+            "reasoning_tokens": each.reasoning_tokens,
+            "headway_output_tokens": each.output_tokens,
+            "headway_reasoning_tokens": each.reasoning_tokens,
             "headway_deadline_s": (each.deadline_s or each.arrival_s) - each.arrival_s,
         }
         for each in requests
-    ]  # fmt: skip
+    ]
 
 
 def in_vllm(
@@ -122,5 +132,8 @@ def in_vllm(
 
 
 ENV = {
-    "VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
-}  # fmt: skip
+    "VLLM_TARGET_DEVICE": "cpu",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}

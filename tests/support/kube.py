@@ -201,8 +201,11 @@ class InferencePool:
             with self._changed:
                 items, version = list(self.pods.values()), str(self._version)
             return 200, {
-                "kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": version}, "items": items,
-            }  # fmt: skip
+                "kind": "PodList",
+                "apiVersion": "v1",
+                "metadata": {"resourceVersion": version},
+                "items": items,
+            }
         return 404, {"kind": "Status", "status": "Failure", "code": 404, "message": parts.path}
 
     def _events(self, version: int) -> Iterator[Any]:

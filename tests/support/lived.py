@@ -132,9 +132,15 @@ class _WithoutBlocks(emulated.EmulatedEngine):
 
 
 async def _emulate(
-    stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: str, reasoning_tokens: int, caches_prefixes: bool,
-    front: Front | None, throttle: tuple[float, float] | None,
-) -> None:  # fmt: skip
+    stack: AsyncExitStack,
+    pool: Pool,
+    ordering: Ordering,
+    url: str,
+    reasoning_tokens: int,
+    caches_prefixes: bool,
+    front: Front | None,
+    throttle: tuple[float, float] | None,
+) -> None:
     """An engine, as `headway emulate` has it."""
     host, port = url.removeprefix("http://").split(":")
     link, config = (
@@ -199,10 +205,14 @@ async def ask_once(
 
 @asynccontextmanager
 async def served_plan(
-    plan: ServingPlan, decisions: list[Decision], reasoning_tokens: int = 0, caches_prefixes: bool = False,
-    front: Front | None = None, make: Callable[[], Gateway] | None = None,
+    plan: ServingPlan,
+    decisions: list[Decision],
+    reasoning_tokens: int = 0,
+    caches_prefixes: bool = False,
+    front: Front | None = None,
+    make: Callable[[], Gateway] | None = None,
     throttles: Mapping[str, tuple[float, float]] | None = None,
-) -> AsyncIterator[tuple[Any, Any]]:  # fmt: skip
+) -> AsyncIterator[tuple[Any, Any]]:
     """The gateway's application, and a function that returns the gateway. `make`: another than of the plan.
     `throttles`: of the engines of a pool, seconds and how many times as long iterations take from then on."""
     gateways: list[Gateway] = []
@@ -219,18 +229,26 @@ async def served_plan(
             for url in served.endpoints:
                 ordering = FcfsOrdering() if plan.policies.ordering_at == "gateway" else plan.policies.ordering()
                 await _emulate(
-                    stack, served.pool, ordering, url, reasoning_tokens, caches_prefixes, front,
+                    stack,
+                    served.pool,
+                    ordering,
+                    url,
+                    reasoning_tokens,
+                    caches_prefixes,
+                    front,
                     (throttles or {}).get(served.pool.name),
-                )  # fmt: skip
+                )
         app = application(made, lambda gateway: None, None if front is None else front.beside)
         async with app.router.lifespan_context(app):
             yield app, lambda: gateways[0]
 
 
 async def _day(
-    path: Path, front: Front | None = None, unstreamed: Container[int] = (),
+    path: Path,
+    front: Front | None = None,
+    unstreamed: Container[int] = (),
     refused: dict[int, dict[str, Any]] | None = None,
-) -> tuple[Records, list[Decision]]:  # fmt: skip
+) -> tuple[Records, list[Decision]]:
     decisions: list[Decision] = []
     chosen, plan = serving.load(path)
     ran = scenario.Simulator().records(chosen)
@@ -274,9 +292,12 @@ def _rows(ran: Records) -> Iterator[tuple[float, int, int, int, str, str, list[t
 
 
 def streams(
-    data: dict[str, Any], folder: Path, asked: Sequence[tuple[float, dict[str, Any]]], reasoning_tokens: int = 0,
+    data: dict[str, Any],
+    folder: Path,
+    asked: Sequence[tuple[float, dict[str, Any]]],
+    reasoning_tokens: int = 0,
     reloaded: tuple[float, dict[str, Any]] | None = None,
-) -> tuple[list[list[tuple[float, bytes]]], Records]:  # fmt: skip
+) -> tuple[list[list[tuple[float, bytes]]], Records]:
     """What the clients of these requests were sent, and when; and the gateway's records. `reloaded`: a time, and the
     fleet file from then on."""
     path = folder / "fleet.yaml"
@@ -297,9 +318,12 @@ def streams(
 
 
 def lived(
-    data: dict[str, Any], folder: Path, front: Front | None = None, unstreamed: Container[int] = (),
+    data: dict[str, Any],
+    folder: Path,
+    front: Front | None = None,
+    unstreamed: Container[int] = (),
     refused: dict[int, dict[str, Any]] | None = None,
-) -> tuple[Records, list[Decision]]:  # fmt: skip
+) -> tuple[Records, list[Decision]]:
     """The records and decisions of a scenario that is lived through. `unstreamed`: requests without `stream`. `refused`
     gets the errors that clients were told, by request; without it, none may be told but that a request is shed."""
     path = folder / "day.yaml"

@@ -70,9 +70,16 @@ def attention(system: str = "h100_sxm") -> list[Row]:
 
 def _attention(batch: int, new: int, step: int, heads: int, seconds: float, system: str) -> Row:
     return {
-        "kernel_source": "made_up", "batch_size": batch, "isl": new, "step": step, "num_heads": heads,
-        "num_key_value_heads": 8, "latency_ms": seconds * 1e3, "system": system, "vllm": "1.0",
-    }  # fmt: skip
+        "kernel_source": "made_up",
+        "batch_size": batch,
+        "isl": new,
+        "step": step,
+        "num_heads": heads,
+        "num_key_value_heads": 8,
+        "latency_ms": seconds * 1e3,
+        "system": system,
+        "vllm": "1.0",
+    }
 
 
 def all_reduce(num_gpus: int = 4, system: str = "h100_sxm") -> list[Row]:
@@ -83,11 +90,20 @@ def all_reduce(num_gpus: int = 4, system: str = "h100_sxm") -> list[Row]:
     for size in sizes:
         wire_s = 2 * (num_gpus - 1) / num_gpus * size / (GPU.link_bytes_per_s * c.link_efficiency)
         seconds = (c.latency_s + c.ramp_s_per_sqrt_byte * size**0.5 + wire_s) * next(factor)
-        rows.append({
-            "system": system, "src": "made up", "op_name": "all_reduce", "kernel_source": "NCCL", "backend": "",
-            "allreduce_dtype": "", "nccl_dtype": "half", "num_gpus": num_gpus, "message_size": size,
-            "latency_ms": seconds * 1e3,
-        })  # fmt: skip
+        rows.append(
+            {
+                "system": system,
+                "src": "made up",
+                "op_name": "all_reduce",
+                "kernel_source": "NCCL",
+                "backend": "",
+                "allreduce_dtype": "",
+                "nccl_dtype": "half",
+                "num_gpus": num_gpus,
+                "message_size": size,
+                "latency_ms": seconds * 1e3,
+            }
+        )
     return rows
 
 

@@ -49,7 +49,7 @@ REFUSED = {
     "a proxy's method": b"CONNECT h:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(80),
     "nothing but zeros": bytes(100),
-}  # fmt: skip
+}
 
 UNUSUAL = {
     "a whole address": (b"GET http://localhost:9/version HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n", 200),
@@ -61,9 +61,10 @@ UNUSUAL = {
     "half a letter": (b"GET /%C3 HTTP/1.1\r\nConnection: close\r\n\r\n", 404),
     "a star": (b"OPTIONS * HTTP/1.1\r\nConnection: close\r\n\r\n", 404),
     "a notice at a chunk": (
-        chat(CHUNKED, b"Connection: close", body=b"%x;note=1\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)), 200
+        chat(CHUNKED, b"Connection: close", body=b"%x;note=1\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)),
+        200,
     ),
     "trailers": (chat(CHUNKED, b"Connection: close", body=b"%x\r\n%s\r\n0\r\nX: y\r\n\r\n" % (len(BODY), BODY)), 200),
     "a pause to be asked": (chat(LENGTH, b"Expect: 100-continue", b"Connection: close"), 200),
     "no body": (chat(b"Connection: close", body=b""), 400),
-}  # fmt: skip
+}

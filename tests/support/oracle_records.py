@@ -111,9 +111,14 @@ class Replica:
         if not job.tokens and job.admitted_s != job.admitted_s:
             job.admitted_s, job.placed_s = self.now, job.ready_s
         job.segment = {
-            "request": job.id, "replica": self.id, "attempt": job.attempts - 1, "stage": -1, "enqueued_s": job.ready_s,
-            "admitted_s": self.now, "prefill_end_s": NAN,
-        }  # fmt: skip
+            "request": job.id,
+            "replica": self.id,
+            "attempt": job.attempts - 1,
+            "stage": -1,
+            "enqueued_s": job.ready_s,
+            "admitted_s": self.now,
+            "prefill_end_s": NAN,
+        }
 
     def iterate(self, joining: list[Job]) -> None:
         rng = self.run.rng
@@ -148,12 +153,18 @@ class Replica:
         self.close_stretch()
         rng = self.run.rng
         self.stretch = {
-            "replica": self.id, "tick": self.tick, "start_s": self.now, "a_s": rng.uniform(0.01, 0.03),
-            "b_s": rng.choice([0.0, rng.uniform(0, 1e-3)]), "iterations": 0, "advances": int(advances),
-            "num_decode": len(self.decoding), "prefill_tokens": sum(job.prompt for job in joining),
+            "replica": self.id,
+            "tick": self.tick,
+            "start_s": self.now,
+            "a_s": rng.uniform(0.01, 0.03),
+            "b_s": rng.choice([0.0, rng.uniform(0, 1e-3)]),
+            "iterations": 0,
+            "advances": int(advances),
+            "num_decode": len(self.decoding),
+            "prefill_tokens": sum(job.prompt for job in joining),
             "context_tokens": sum(job.prompt + len(job.tokens) for job in self.decoding),
             "num_waiting": len(self.waiting),
-        }  # fmt: skip
+        }
 
 
 class Run:
@@ -230,12 +241,20 @@ class Run:
         }
         replicas = tuple(
             ReplicaRecord(
-                id=r.id, pool="pool", model=("llama-a", "llama-b")[r.id % 2], gpu="h100", region="east",
-                num_gpus=2, usd_per_hour=4.0, watts=700.0, kv_capacity_tokens=4000, max_num_seqs=6,
+                id=r.id,
+                pool="pool",
+                model=("llama-a", "llama-b")[r.id % 2],
+                gpu="h100",
+                region="east",
+                num_gpus=2,
+                usd_per_hour=4.0,
+                watts=700.0,
+                kv_capacity_tokens=4000,
+                max_num_seqs=6,
                 up=((0.0, self.end_s),),
             )
             for r in self.replicas
-        )  # fmt: skip
+        )
         return Records(
             workload=workload,
             models=("llama-a", "llama-b"),

@@ -27,9 +27,16 @@ POLICIES: list[dict[str, Any]] = [
     *({"admission": name} for name in ADMISSIONS),
 ]
 BY_CACHE = {
-    "headway", "prefix-affinity", "session-affinity", "lmetric", "dynamo-cost", "llm-d-scorers", "preble", "dualmap",
+    "headway",
+    "prefix-affinity",
+    "session-affinity",
+    "lmetric",
+    "dynamo-cost",
+    "llm-d-scorers",
+    "preble",
+    "dualmap",
     "dlpm",
-}  # fmt: skip
+}
 """Routers that look for cached prefixes."""
 BY_HASH = {"prefix-affinity", "dualmap"}
 """Routers by a hash of the prompt's beginning. A simulation has the id of a trace's prefix in its place, so its choices
@@ -61,18 +68,24 @@ def day_of(policies: dict[str, Any], urls: Sequence[str], num_requests: int) -> 
         load["prompt_tokens"] = {"kind": "uniform", "min": 20, "max": 200}
         load["prefixes"], observe["cache"] = {"num_groups": 6, "prefix_tokens": 512}, {"source": "placements"}
     pool = {
-        "name": "pool", "model": MODEL, "gpu": "h100", "engine": _ENGINE, "endpoints": list(urls),
+        "name": "pool",
+        "model": MODEL,
+        "gpu": "h100",
+        "engine": _ENGINE,
+        "endpoints": list(urls),
         "kv_capacity_tokens": 100_000,
-    }  # fmt: skip
+    }
     return {"fleet": [pool], "policies": policies, "workload": load, "gateway": gateway, "observe": observe}
 
 
 def _workload(num_requests: int) -> dict[str, Any]:
     return {
-        "arrivals": 24.0, "num_requests": num_requests, "tiers": _TIERS,
+        "arrivals": 24.0,
+        "num_requests": num_requests,
+        "tiers": _TIERS,
         "prompt_tokens": {"kind": "uniform", "min": 50, "max": 2000},
         "output_tokens": {"kind": "uniform", "min": 2, "max": 40},
-    }  # fmt: skip
+    }
 
 
 def decide_alike(log: Sequence[Decision], other: Sequence[Decision]) -> bool:

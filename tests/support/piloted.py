@@ -52,11 +52,19 @@ class Lived:
 
 
 def lived_day(
-    path: Path, records: Path, *, rate: float, prompt_tokens: int, output_tokens: int, most_s: float = 800.0,
-    seed: int = 1, throttles: Mapping[str, tuple[float, float]] | None = None,
+    path: Path,
+    records: Path,
+    *,
+    rate: float,
+    prompt_tokens: int,
+    output_tokens: int,
+    most_s: float = 800.0,
+    seed: int = 1,
+    throttles: Mapping[str, tuple[float, float]] | None = None,
     look: Callable[[Path, Sequence[str]], dict[str, Any]] | None = None,
-    after_s: float = 0.0, set_by_s: Callable[[float], float] = lambda _: 0.0,
-) -> Lived:  # fmt: skip
+    after_s: float = 0.0,
+    set_by_s: Callable[[float], float] = lambda _: 0.0,
+) -> Lived:
     """Serve the fleet file with an autopilot from two minutes to 2:00 on, while requests come at random, until
     a change is promoted or rolled back or none begins, and `after_s` more. `look(records, kinds)` answers in place of
     `headway advise`. `set_by_s(time)`: by how much the wall clock was set by then."""

@@ -76,9 +76,14 @@ class Server:
 
     def _run(self, program: str, *args: str) -> None:
         subprocess.run(
-            [str(self._programs / program), *args], check=True, stdout=subprocess.DEVNULL, user=_owner(),
-            cwd=self._folder, env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}, timeout=60,
-        )  # fmt: skip
+            [str(self._programs / program), *args],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            user=_owner(),
+            cwd=self._folder,
+            env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"},
+            timeout=60,
+        )
 
 
 @contextmanager

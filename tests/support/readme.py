@@ -11,9 +11,17 @@ from headway.report.page import library_name
 
 BLOCKS = bash_blocks("README.md")
 WRITTEN = {
-    "out/requests.csv", "out/plan.yaml", "chat.yaml", "headway.schema.json", "out/chat.html", f"out/{library_name()}",
-    "out/chat.json", "out/arena.html", "demand.yaml", "out/scaled.yaml",
-}  # fmt: skip
+    "out/requests.csv",
+    "out/plan.yaml",
+    "chat.yaml",
+    "headway.schema.json",
+    "out/chat.html",
+    f"out/{library_name()}",
+    "out/chat.json",
+    "out/arena.html",
+    "demand.yaml",
+    "out/scaled.yaml",
+}
 """Files that the blocks write without a real engine."""
 
 

@@ -216,9 +216,15 @@ class Scenario:
     def cluster(self, step: Step = "stretch") -> Cluster:
         """A fleet that is about to run it."""
         policies = Policies(
-            self.router, self.ordering, self.ordering_at, self.window, migration=self.migration,
-            admission=self.admission, cascade=self.cascade, scaler=self.scaler,
-        )  # fmt: skip
+            self.router,
+            self.ordering,
+            self.ordering_at,
+            self.window,
+            migration=self.migration,
+            admission=self.admission,
+            cascade=self.cascade,
+            scaler=self.scaler,
+        )
         fleet = Fleet(self.pools, self.combos, self.network, self.provisioning, self.gpu_limits, self.kv_store)
         line = self.line or _measured
         return Cluster(fleet, self.source(), policies, self.seed, step, self.scrape, None, line, Pacer())
@@ -469,10 +475,14 @@ _role_changes = st.builds(
     st.sampled_from(("mixed", "prefill", "decode")),
     st.sampled_from((0.0, 0.0, 0.25, 1.5)),
 )
-_kv_stores = st.sampled_from((
-    None, None, KvStoreConfig(capacity_bytes=4e8, bytes_per_s=1e9, latency_s=0.0625),
-    KvStoreConfig(capacity_bytes=1e11),
-))  # fmt: skip
+_kv_stores = st.sampled_from(
+    (
+        None,
+        None,
+        KvStoreConfig(capacity_bytes=4e8, bytes_per_s=1e9, latency_s=0.0625),
+        KvStoreConfig(capacity_bytes=1e11),
+    )
+)
 _scrapes = st.sampled_from((Scrape(), Scrape(), Scrape(0.125, 0.0625, 0.2)))
 _prompts = st.one_of(st.sampled_from((1, 16, 17, 100)), st.integers(1, 400))
 _outputs = st.one_of(st.sampled_from((1, 2, 17)), st.integers(1, 150))

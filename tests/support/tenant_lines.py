@@ -17,9 +17,7 @@ class Lines:
 
     def add(self, tenant: str, prompt_tokens: int = 100, tier: int = 0) -> FakeRequest:
         self.id += 1
-        request = FakeRequest(
-            self.id, arrival_s=float(self.id), prompt_tokens=prompt_tokens, tier=tier, tenant=tenant
-        )  # fmt: skip
+        request = FakeRequest(self.id, arrival_s=float(self.id), prompt_tokens=prompt_tokens, tier=tier, tenant=tenant)
         self.waiting.setdefault(tenant, deque()).append(request)
         return request
 

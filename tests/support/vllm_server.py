@@ -22,9 +22,12 @@ OPTIONS = (
     " --scheduling-policy priority --reasoning-parser qwen3"
 ).split()
 ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}  # fmt: skip
+}
 
 
 def write_model(folder: Path, seed: int = 0) -> None:
@@ -74,17 +77,22 @@ def _write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 def _write_tokenizer(folder: Path, tokens: list[str]) -> None:
     """The same one as llama.cpp is given."""
     levels = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    model = {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)}, "merges": [
-        f"{token[:-1]} {token[-1]}" for token in tokens[THINK_END + 1 :]
-    ]}  # fmt: skip
+    model = {
+        "type": "BPE",
+        "vocab": {token: i for i, token in enumerate(tokens)},
+        "merges": [f"{token[:-1]} {token[-1]}" for token in tokens[THINK_END + 1 :]],
+    }
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     marks = [{"id": i, "content": tokens[i], "special": i == END, **plain} for i in range(END, THINK_END + 1)]
     whole = {"version": "1.0", "added_tokens": marks, "pre_tokenizer": levels, "decoder": levels, "model": model}
     (folder / "tokenizer.json").write_text(json.dumps(whole))
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokens[END], "chat_template": TEMPLATE,
-        "clean_up_tokenization_spaces": False, "model_max_length": CONTEXT,
-    }  # fmt: skip
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": tokens[END],
+        "chat_template": TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": CONTEXT,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 

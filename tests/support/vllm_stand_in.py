@@ -18,11 +18,19 @@ from unittest.mock import patch
 
 ANSWER, END = 7, 9
 MODULES = {
-    "vllm": (), "vllm.logger": ("init_logger",), "vllm.utils": (), "vllm.utils.math_utils": ("cdiv",), "vllm.v1": (),
-    "vllm.v1.core": (), "vllm.v1.core.sched": (), "vllm.v1.core.sched.async_scheduler": ("AsyncScheduler",),
-    "vllm.v1.core.sched.interface": ("PauseState",), "vllm.v1.core.sched.output": ("SchedulerOutput",),
-    "vllm.v1.core.sched.request_queue": ("SchedulingPolicy",), "vllm.v1.request": ("Request",),
-}  # fmt: skip
+    "vllm": (),
+    "vllm.logger": ("init_logger",),
+    "vllm.utils": (),
+    "vllm.utils.math_utils": ("cdiv",),
+    "vllm.v1": (),
+    "vllm.v1.core": (),
+    "vllm.v1.core.sched": (),
+    "vllm.v1.core.sched.async_scheduler": ("AsyncScheduler",),
+    "vllm.v1.core.sched.interface": ("PauseState",),
+    "vllm.v1.core.sched.output": ("SchedulerOutput",),
+    "vllm.v1.core.sched.request_queue": ("SchedulingPolicy",),
+    "vllm.v1.request": ("Request",),
+}
 
 
 class PauseState(Enum):

@@ -35,10 +35,12 @@ def logger(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Makes the logger of an engine, by the name of its scheduler's class and its ordering."""
     PAGE.clear()
     names: dict[str, dict[str, Any]] = {
-        "vllm": {}, "vllm.v1": {}, "vllm.v1.metrics": {},
+        "vllm": {},
+        "vllm.v1": {},
+        "vllm.v1.metrics": {},
         "vllm.v1.metrics.loggers": {"AggregateStatLoggerBase": object},
         "prometheus_client": {"Gauge": Gauge, "REGISTRY": SimpleNamespace(_collector_to_names={})},
-    }  # fmt: skip
+    }
     for name, contents in names.items():
         module = ModuleType(name)
         module.__dict__.update(contents)
@@ -66,10 +68,14 @@ def test_counts_have_stable_names_and_a_failure_shows_fcfs(logger: Callable[...,
     assert PAGE == {("headway:ordering_info", "0", "pascal"): 1}
     record(one)
     assert PAGE == {
-        ("headway:ordering_info", "0", "pascal"): 1, ("headway:ordering_failures", "0"): 0,
-        ("headway:kv_blocks_used", "0"): 7, ("headway:kv_blocks_total", "0"): 99,
-        ("headway:kv_blocks_demanded", "0"): 3, ("headway:requests", "0", "0"): 2, ("headway:requests", "0", "4"): 0,
-    }  # fmt: skip
+        ("headway:ordering_info", "0", "pascal"): 1,
+        ("headway:ordering_failures", "0"): 0,
+        ("headway:kv_blocks_used", "0"): 7,
+        ("headway:kv_blocks_total", "0"): 99,
+        ("headway:kv_blocks_demanded", "0"): 3,
+        ("headway:requests", "0", "0"): 2,
+        ("headway:requests", "0", "4"): 0,
+    }
     record(one, **{FAILURES: 1})
     assert {key: value for key, value in PAGE.items() if key[0] == "headway:ordering_info"} == {
         ("headway:ordering_info", "0", "fcfs"): 1

@@ -28,9 +28,15 @@ def test_what_vllm_knows() -> None:
 
 def test_what_the_client_says() -> None:
     _, view, complaints = made(
-        priority=2, headway_tier=1, headway_deadline_s=2, headway_slo_ttft_s=0.5, headway_tenant="acme",
-        headway_output_tokens=9, headway_reasoning_tokens=4.0, other="x",
-    )  # fmt: skip
+        priority=2,
+        headway_tier=1,
+        headway_deadline_s=2,
+        headway_slo_ttft_s=0.5,
+        headway_tenant="acme",
+        headway_output_tokens=9,
+        headway_reasoning_tokens=4.0,
+        other="x",
+    )
     assert (view.tier, view.deadline_s, view.slo_ttft_s, view.tenant) == (1, 9.5, 0.5, "acme")
     assert (view.output_tokens, view.reasoning_tokens) == (9, 4) and not complaints
 

@@ -214,9 +214,11 @@ def test_counts_that_freeness_needs_are_exact() -> None:
     one = scheduler("priority", Engine(2, 100))
     requests = arrivals(3, 0.1, 100, 40)
     assert one.make_stats().num_kv_fetch_reqs_by_stage == {
-        "headway:ordering_failures": 0, "headway:kv_blocks_used": 0, "headway:kv_blocks_total": 100,
+        "headway:ordering_failures": 0,
+        "headway:kv_blocks_used": 0,
+        "headway:kv_blocks_total": 100,
         "headway:kv_blocks_demanded": 0,
-    }  # fmt: skip
+    }
     for each in described(requests):
         one.add_request(request_of(each))
     one.schedule()

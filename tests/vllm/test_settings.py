@@ -85,8 +85,12 @@ def test_little_is_imported_into_vllms_process() -> None:
         "parts = {name.split('.')[1] for name in sys.modules if name.startswith('headway.')};"
         "print(sorted(tops - own - {'__main__'}), sorted(parts))"
     )
-    done = subprocess.run([sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"],
-                          capture_output=True, text=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.strip().replace(", 'typing_extensions'", "") == (
         "['headway', 'msgspec', 'numpy'] ['core', 'policies', 'vllm']"
     )

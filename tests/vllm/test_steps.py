@@ -60,8 +60,10 @@ def test_what_an_iteration_held(logged: Any, tmp_path: Path) -> None:
     log = read(tmp_path)
     assert log.about == {"model": "org/model", "rank": 1} and log.num_rows == 3
     assert [one for span in log.spans for one in span.iterations] == [
-        Iteration(1, 101, ((30, 0),)), Iteration(1, 102, ((20, 30),)), Iteration(2, 103 + 51, ()),
-    ]  # fmt: skip
+        Iteration(1, 101, ((30, 0),)),
+        Iteration(1, 102, ((20, 30),)),
+        Iteration(2, 103 + 51, ()),
+    ]
 
 
 def test_files_are_closed_at_their_size_and_the_oldest_goes(logged: Any, tmp_path: Path, monkeypatch: Any) -> None:

@@ -26,10 +26,16 @@ ANSWER, END = 7, 9
 def made(model, run):
     """A scheduler of the run's class, which is vLLM's own without an ordering."""
     config = EngineArgs(
-        model=model, max_model_len=4096, max_num_seqs=run["seats"], max_num_batched_tokens=run["budget"],
-        block_size=BLOCK, dtype="bfloat16", enforce_eager=True, enable_prefix_caching=False,
+        model=model,
+        max_model_len=4096,
+        max_num_seqs=run["seats"],
+        max_num_batched_tokens=run["budget"],
+        block_size=BLOCK,
+        dtype="bfloat16",
+        enforce_eager=True,
+        enable_prefix_caching=False,
         scheduler_reserve_full_isl=False,
-    ).create_engine_config()  # fmt: skip
+    ).create_engine_config()
     config.cache_config.num_gpu_blocks = run["blocks"]
     if "ordering" in run:
         config.additional_config = {"headway_ordering": run["ordering"], "headway_reasoning_end": END}
@@ -50,9 +56,13 @@ def request_of(each):
     if not each.get("reasoning_tokens"):
         prompt[-1] = END  # as templates write it where the model shall not reason
     return Request(
-        str(each["id"]), prompt, sampling, None, arrival_time=each["arrival_s"],
+        str(each["id"]),
+        prompt,
+        sampling,
+        None,
+        arrival_time=each["arrival_s"],
         priority=each.get("tier", 0),
-    )  # fmt: skip
+    )
 
 
 def tokens_of(scheduler, output, reasoning):

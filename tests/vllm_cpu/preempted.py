@@ -23,9 +23,17 @@ def engine(model, run):
         config = {"headway_ordering": run["ordering"]}
         ours = {"scheduler_cls": "headway.vllm.Scheduler", "additional_config": config}
     return LLM(
-        model, max_model_len=512, max_num_seqs=run["seats"], block_size=BLOCK, dtype=run["dtype"], enforce_eager=True,
-        num_gpu_blocks_override=run["blocks"] + 1, disable_log_stats=False, seed=0, **ours,
-    )  # fmt: skip
+        model,
+        max_model_len=512,
+        max_num_seqs=run["seats"],
+        block_size=BLOCK,
+        dtype=run["dtype"],
+        enforce_eager=True,
+        num_gpu_blocks_override=run["blocks"] + 1,
+        disable_log_stats=False,
+        seed=0,
+        **ours,
+    )
 
 
 def preemptions(llm):
@@ -36,11 +44,14 @@ def answered(llm, requests):
     prompts = [{"prompt_token_ids": each["prompt"]} for each in requests]
     sampling = [
         SamplingParams(
-            temperature=0, max_tokens=each["output_tokens"], ignore_eos=True, logprobs=2,
+            temperature=0,
+            max_tokens=each["output_tokens"],
+            ignore_eos=True,
+            logprobs=2,
             extra_args={key: value for key, value in each.items() if key.startswith("headway_")},
         )
         for each in requests
-    ]  # fmt: skip
+    ]
     before = preemptions(llm)
     outputs = [each.outputs[0] for each in llm.generate(prompts, sampling, use_tqdm=False)]
     margins = []
@@ -48,9 +59,10 @@ def answered(llm, requests):
         ranked = [sorted((each.logprob for each in step.values()), reverse=True) for step in output.logprobs]
         margins.append([first - second for first, second, *_ in ranked])
     return {
-        "tokens": [list(output.token_ids) for output in outputs], "margins": margins,
+        "tokens": [list(output.token_ids) for output in outputs],
+        "margins": margins,
         "preemptions": preemptions(llm) - before,
-    }  # fmt: skip
+    }
 
 
 def main():

@@ -74,7 +74,7 @@ class Server:
                 stdout=stack.enter_context(self.log.open("wb")),
                 stderr=STDOUT,
             )
-        )  # fmt: skip
+        )
         stack.callback(self.process.terminate)
 
     def wait(self) -> None:
@@ -96,9 +96,13 @@ class Server:
     def complete(self, prompt: list[int], output_tokens: int, **fields: Any) -> Any:
         """The answer to a prompt, without a gateway."""
         body = {
-            "model": "tiny", "prompt": prompt, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True,
+            "model": "tiny",
+            "prompt": prompt,
+            "max_tokens": output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
             **fields,
-        }  # fmt: skip
+        }
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(f"{self.url}/v1/completions", msgspec.json.encode(body), headers)
         with urllib.request.urlopen(request, timeout=300) as reply:
@@ -110,10 +114,13 @@ async def fleet(path: Path, servers: list[Server], **sections: Any) -> AsyncIter
     """A gateway before the servers, with the sections of the fleet file, once all are up. `pool` adds to the pool,
     whose profile has another block size than the servers."""
     pool = {
-        "model": "llama-3.1-8b", "gpu": "h100", "engine": {"name": "vllm-0.15", "block_size_tokens": 16},
-        "kv_capacity_tokens": NUM_BLOCKS * BLOCK, "endpoints": [each.url for each in servers],
+        "model": "llama-3.1-8b",
+        "gpu": "h100",
+        "engine": {"name": "vllm-0.15", "block_size_tokens": 16},
+        "kv_capacity_tokens": NUM_BLOCKS * BLOCK,
+        "endpoints": [each.url for each in servers],
         **sections.pop("pool", {}),
-    }  # fmt: skip
+    }
     path.write_text(yaml.safe_dump({"fleet": [pool], **sections}))
     _, plan = serving.load(path)
     gateways: list[Gateway] = []

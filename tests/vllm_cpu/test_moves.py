@@ -35,12 +35,16 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, li
     blocks.mkdir()
     tier = {"type": "fs", "root_dir": str(blocks), "n_read_threads": 2, "n_write_threads": 2}
     connector = {
-        "kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
         "kv_connector_extra_config": {
-            "spec_name": "CpuTieringSpec", "spec_module_path": "headway.vllm.cpu_offload",
-            "cpu_bytes_to_use": 64 << 20, "offload_prompt_only": False, "secondary_tiers": [tier],
+            "spec_name": "CpuTieringSpec",
+            "spec_module_path": "headway.vllm.cpu_offload",
+            "cpu_bytes_to_use": 64 << 20,
+            "offload_prompt_only": False,
+            "secondary_tiers": [tier],
         },
-    }  # fmt: skip
+    }
     # What is computed again, is in another batch: in bfloat16 that decides between tokens that are nearly as likely.
     option = "--dtype", "float32", "--kv-transfer-config", msgspec.json.encode(connector).decode()
     with ExitStack() as stack:
@@ -101,9 +105,14 @@ async def moved(gateway: Gateway, app: Any, prompt: list[int], blocks: Path | No
     `blocks`: the folder of the KV caches, which is emptied before the move: only the tokens go to the other server.
     """
     body = {
-        "model": "llama-3.1-8b", "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True,
-        "stream": True, "return_token_ids": True,
-    }  # fmt: skip
+        "model": "llama-3.1-8b",
+        "prompt": prompt,
+        "max_tokens": OUTPUT_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
     client = Client(gateway, blocks)
     await send_request(app, "/v1/completions", body, client.send)
     assert client.status == 200 and len(client.tokens) == OUTPUT_TOKENS, client.body[-500:]

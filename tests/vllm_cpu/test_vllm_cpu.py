@@ -36,9 +36,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, li
     folder = tmp_path_factory.mktemp("vllm")
     model = make_model(folder)
     events = {
-        "enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"ipc://{folder}/{{port}}",
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"ipc://{folder}/{{port}}",
         "replay_endpoint": f"ipc://{folder}/{{port}}-replay",
-    }  # fmt: skip
+    }
     option = "--kv-events-config", msgspec.json.encode(events).decode()
     with ExitStack() as stack:
         made = [Server(folder, model, stack, *option) for _ in range(NUM_ENGINES)]

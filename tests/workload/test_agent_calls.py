@@ -121,7 +121,7 @@ BAD: dict[str, tuple[list[dict[str, Any]], str]] = {
     "delay": ([SESSIONS[0], {**SESSIONS[2], "delay": -5}], "line 2: delay and tool_wait_ms: -5.0; expected"),
     "hashes": ([SESSIONS[0], {**SESSIONS[2], "hash_ids": [1]}], "line 1: 2 hash_ids for 32 tokens; no usual size"),
     "nameless": ([{"session_id": 1, "timestamp": 1, "wait_for": ["a"], **LENGTHS}], "line 1: wait_for: expected a"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)

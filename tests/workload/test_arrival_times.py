@@ -38,8 +38,9 @@ def _iso(form: str) -> list[str]:
 def test_epochs_start_at_0(tmp_path: Path, per_s: float, unit: str) -> None:
     made = read(_csv(tmp_path, [round((FIRST + offset) * per_s, 3) for offset in OFFSETS_S]))
     assert made.arrival_s.tolist() == EXPECTED
-    assert made.notes == (f"arrival times are {unit} since 1970: shifted to start at 0, which was"
-                          " 2025-10-09 08:53:20+00:00",)  # fmt: skip
+    assert made.notes == (
+        f"arrival times are {unit} since 1970: shifted to start at 0, which was 2025-10-09 08:53:20+00:00",
+    )
 
 
 @pytest.mark.parametrize("column", ["arrival_s", "timestamp"])

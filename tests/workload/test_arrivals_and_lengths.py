@@ -116,14 +116,21 @@ def test_curves_and_bursts_follow_their_steps() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"kind":"poisson","rate":0}', '{"kind":"poisson","rate":-1}', '{"kind":"gamma","rate":1,"cv":0}',
-     '{"kind":"diurnal","rate":1,"peak_to_trough":0.5}', '{"kind":"curve","rates":[],"step_s":1}',
-     '{"kind":"curve","rates":[0,0],"step_s":1}', '{"kind":"replay","path":"x","rate_scale":0}',
-     '{"kind":"bursts","rate":1,"bursts":[{"from_s":2,"to_s":1,"factor":2}]}',
-     '{"kind":"bursts","rate":1,"bursts":[{"from_s":0,"to_s":5,"factor":2}],"repeat_s":4}',
-     '{"kind":"bursts","rate":1,"bursts":[{"from_s":0,"to_s":5,"factor":0}],"repeat_s":5}',
-     '{"kind":"poisson","rate":1,"ratt":2}', '{"kind":"poison","rate":1}'],
-)  # fmt: skip
+    [
+        '{"kind":"poisson","rate":0}',
+        '{"kind":"poisson","rate":-1}',
+        '{"kind":"gamma","rate":1,"cv":0}',
+        '{"kind":"diurnal","rate":1,"peak_to_trough":0.5}',
+        '{"kind":"curve","rates":[],"step_s":1}',
+        '{"kind":"curve","rates":[0,0],"step_s":1}',
+        '{"kind":"replay","path":"x","rate_scale":0}',
+        '{"kind":"bursts","rate":1,"bursts":[{"from_s":2,"to_s":1,"factor":2}]}',
+        '{"kind":"bursts","rate":1,"bursts":[{"from_s":0,"to_s":5,"factor":2}],"repeat_s":4}',
+        '{"kind":"bursts","rate":1,"bursts":[{"from_s":0,"to_s":5,"factor":0}],"repeat_s":5}',
+        '{"kind":"poisson","rate":1,"ratt":2}',
+        '{"kind":"poison","rate":1}',
+    ],
+)
 def test_invalid_arrivals_are_errors(text: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(text, type=Arrivals)
@@ -158,14 +165,23 @@ def test_uniform_geometric_fixed_and_quantiles() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"kind":"lognormal","mean":10}', '{"kind":"lognormal","mean":10,"cv":1,"p50":3}',
-     '{"kind":"lognormal"}', '{"kind":"lognormal","p50":9,"p99":1e999}',
-     '{"kind":"lognormal","mean":-1,"cv":1}', '{"kind":"lognormal","p50":9,"p99":3}',
-     '{"kind":"uniform","min":0,"max":5}', '{"kind":"uniform","min":9,"max":5}',
-     '{"kind":"quantiles","quantiles":[0,1],"tokens":[5,1]}', '{"kind":"geometric","mean":0.5}',
-     '{"kind":"quantiles","quantiles":[0,0.5],"tokens":[1,5]}',
-     '{"kind":"quantiles","quantiles":[0,1],"tokens":[1]}', "1.5", "true"],
-)  # fmt: skip
+    [
+        '{"kind":"lognormal","mean":10}',
+        '{"kind":"lognormal","mean":10,"cv":1,"p50":3}',
+        '{"kind":"lognormal"}',
+        '{"kind":"lognormal","p50":9,"p99":1e999}',
+        '{"kind":"lognormal","mean":-1,"cv":1}',
+        '{"kind":"lognormal","p50":9,"p99":3}',
+        '{"kind":"uniform","min":0,"max":5}',
+        '{"kind":"uniform","min":9,"max":5}',
+        '{"kind":"quantiles","quantiles":[0,1],"tokens":[5,1]}',
+        '{"kind":"geometric","mean":0.5}',
+        '{"kind":"quantiles","quantiles":[0,0.5],"tokens":[1,5]}',
+        '{"kind":"quantiles","quantiles":[0,1],"tokens":[1]}',
+        "1.5",
+        "true",
+    ],
+)
 def test_invalid_lengths_are_errors(text: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(text, type=lengths.Length)

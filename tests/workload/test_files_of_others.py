@@ -92,12 +92,16 @@ def test_a_clock_that_ticks_is_said_and_can_be_spread(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        ROWS.replace("\n", "\r").encode(), ROWS.replace("\n", "\r\n").encode(), ROWS.encode("utf-16"),
-        b"\xef\xbb\xbf" + ROWS.encode(), ROWS.replace("\n", "\r\n").encode("utf-16"),
-        gzip.compress(ROWS.replace("\n", "\r").encode()), ROWS.strip().encode(),
+        ROWS.replace("\n", "\r").encode(),
+        ROWS.replace("\n", "\r\n").encode(),
+        ROWS.encode("utf-16"),
+        b"\xef\xbb\xbf" + ROWS.encode(),
+        ROWS.replace("\n", "\r\n").encode("utf-16"),
+        gzip.compress(ROWS.replace("\n", "\r").encode()),
+        ROWS.strip().encode(),
     ],
     ids=["CR", "CRLF", "UTF-16", "BOM", "UTF-16 with CRLF", "gzip with CR", "no last line end"],
-)  # fmt: skip
+)
 def test_line_ends_and_encodings_change_nothing(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(data)
@@ -147,9 +151,13 @@ def test_encodings_change_nothing_in_any_format(name: str, tmp_path: Path) -> No
     assert detect(path) == name
     plain = read(path)
     for data in (
-        text.replace("\n", "\r\n").encode(), text.replace("\n", "\r").encode(), text.encode("utf-16"),
-        text.encode("utf-8-sig"), gzip.compress(text.encode()), text.strip().encode(),
-    ):  # fmt: skip
+        text.replace("\n", "\r\n").encode(),
+        text.replace("\n", "\r").encode(),
+        text.encode("utf-16"),
+        text.encode("utf-8-sig"),
+        gzip.compress(text.encode()),
+        text.strip().encode(),
+    ):
         path.write_bytes(data)
         again = read(path)
         assert again.notes == plain.notes and len(again) == len(plain)
@@ -226,10 +234,15 @@ def test_one_search_finds_the_size_of_blocks(
     """With an id for the last block, which is not full, or without; for requests and for calls of agents."""
     prompts = [3 * size + 5, 2 * size + 1, size + 7]
     rows = [
-        {"timestamp": 900 * i, "input_length": tokens, "output_length": 5, **keys,
-         "hash_ids": list(range(tokens // size + has_last))}
+        {
+            "timestamp": 900 * i,
+            "input_length": tokens,
+            "output_length": 5,
+            **keys,
+            "hash_ids": list(range(tokens // size + has_last)),
+        }
         for i, tokens in enumerate(prompts)
-    ]  # fmt: skip
+    ]
     found = read(lines(tmp_path / "a.jsonl", *rows))
     assert found.prefix is not None and found.prefix.tokens.max() == size
     assert any(f"blocks of {size} tokens" in note for note in found.notes) == (size != 512)

@@ -46,9 +46,12 @@ def test_a_folder_is_its_requests(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["workload describe {}", "simulate --trace {} --model llama-3.1-8b --gpu h100",
-     "simulate --workload {} --model llama-3.1-8b --gpu h100"],
-)  # fmt: skip
+    [
+        "workload describe {}",
+        "simulate --trace {} --model llama-3.1-8b --gpu h100",
+        "simulate --workload {} --model llama-3.1-8b --gpu h100",
+    ],
+)
 def test_commands_take_a_folder(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outputs = []
     for each in (folder, folder / "requests.parquet"):

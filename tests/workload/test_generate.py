@@ -181,10 +181,14 @@ def test_adapters_are_drawn_by_their_shares_and_leave_all_else_as_it_was() -> No
 @pytest.mark.parametrize(
     ("mix", "expected"),
     [
-        ({}, "shares or count"), ({"count": 2, "shares": {"a": 1}}, "shares or count"), ({"shares": {}}, "shares"),
-        ({"shares": {"a": -1}}, "from 0"), ({"count": 0}, "count"), ({"count": 2, "base_share": 2}, "base_share"),
+        ({}, "shares or count"),
+        ({"count": 2, "shares": {"a": 1}}, "shares or count"),
+        ({"shares": {}}, "shares"),
+        ({"shares": {"a": -1}}, "from 0"),
+        ({"count": 0}, "count"),
+        ({"count": 2, "base_share": 2}, "base_share"),
     ],
-)  # fmt: skip
+)
 def test_mixes_of_adapters_that_make_no_sense(mix: dict[str, object], expected: str) -> None:
     spec = {"arrivals": 1.0, "num_requests": 1, "prompt_tokens": 1, "output_tokens": 1, "loras": mix}
     with pytest.raises(msgspec.ValidationError, match=expected):

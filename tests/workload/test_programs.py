@@ -16,14 +16,22 @@ from headway.workload.table import Workload
 
 def fork() -> ProgramCalls:
     """A step, two calls beside each other that go on from it, a step after both; and a program of one call."""
-    rows = Workload({
-        "arrival_s": np.array([0.0, 0.0, 0.0, 0.0, 5.0]), "prompt_tokens": np.array([100, 10, 20, 30, 7]),
-        "output_tokens": np.array([5, 6, 7, 8, 9]),
-    })  # fmt: skip
+    rows = Workload(
+        {
+            "arrival_s": np.array([0.0, 0.0, 0.0, 0.0, 5.0]),
+            "prompt_tokens": np.array([100, 10, 20, 30, 7]),
+            "output_tokens": np.array([5, 6, 7, 8, 9]),
+        }
+    )
     return ProgramCalls(
-        rows, np.array([0, 4, 5]), np.array([-1, 0, 0, 0, -1]), [(), (0,), (0,), (1, 2), ()],
-        np.array([0.0, 1.0, 2.0, 3.0, 0.0]), np.array([0, -1], "i4"), np.array([50], "i4"),
-    )  # fmt: skip
+        rows,
+        np.array([0, 4, 5]),
+        np.array([-1, 0, 0, 0, -1]),
+        [(), (0,), (0,), (1, 2), ()],
+        np.array([0.0, 1.0, 2.0, 3.0, 0.0]),
+        np.array([0, -1], "i4"),
+        np.array([50], "i4"),
+    )
 
 
 def ended(source: Programs, request: Request, now_s: float, outcome: Outcome = Outcome.FINISHED) -> None:
@@ -74,10 +82,14 @@ def test_a_call_that_depends_on_a_later_one_is_an_error() -> None:
 
 
 SPEC = WorkloadSpec(
-    arrivals=1.0, num_requests=500, prompt_tokens=100, output_tokens=20, slo=None,
+    arrivals=1.0,
+    num_requests=500,
+    prompt_tokens=100,
+    output_tokens=20,
+    slo=None,
     prefixes=PrefixGroups(num_groups=2, prefix_tokens=1000),
     agents=AgentsSpec(steps=6, tool_s=2.0, tool_cv=0, fan_out_share=0.5, fan_out=3, sub_steps=2),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("sub_context", ["parent", "opening"])
@@ -117,9 +129,13 @@ def test_programs_as_a_table_stand_their_tools_apart() -> None:
 
 def test_prefixes_of_tenants_are_their_own() -> None:
     spec = WorkloadSpec(
-        arrivals=1.0, num_requests=2000, prompt_tokens=100, output_tokens=20, tenants={"a": 1.0, "b": 3.0},
+        arrivals=1.0,
+        num_requests=2000,
+        prompt_tokens=100,
+        output_tokens=20,
+        tenants={"a": 1.0, "b": 3.0},
         prefixes=PrefixGroups(num_groups=3, prefix_tokens=500, per_tenant=True),
-    )  # fmt: skip
+    )
     table = generate(spec, 1)
     assert table.prefix is not None
     assert np.array_equal(table.prefix.ids // 3, table.columns["tenant"].astype("i8"))

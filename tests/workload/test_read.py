@@ -108,11 +108,17 @@ def test_servegen_spreads_windows_and_adds_reasoning(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [(AZURE, "azure"), (AZURE_2024, "azure"), (BURST, "burstgpt"), (BURST_SESSIONS, "burstgpt"),
-     (MOONCAKE, "mooncake"), (SERVEGEN, "servegen"),
-     ("timestamp_ms,input_length,output_length,n_hash_blocks\n0,1,2,3\n", "mooncake-lengths"),
-     ("arrival_s,prompt_tokens,output_tokens\n0,1,2\n", "headway-csv")],
-)  # fmt: skip
+    [
+        (AZURE, "azure"),
+        (AZURE_2024, "azure"),
+        (BURST, "burstgpt"),
+        (BURST_SESSIONS, "burstgpt"),
+        (MOONCAKE, "mooncake"),
+        (SERVEGEN, "servegen"),
+        ("timestamp_ms,input_length,output_length,n_hash_blocks\n0,1,2,3\n", "mooncake-lengths"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,1,2\n", "headway-csv"),
+    ],
+)
 def test_formats_are_recognised_by_the_first_line(tmp_path: Path, text: str, name: str) -> None:
     path = put(tmp_path, text)
     assert detect(path) == name
@@ -228,13 +234,15 @@ def test_unknown_formats_and_headers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [('{"timestamp": 1}', "missing required field `input_length`"),
-     ('{"timestamp": 1, "input_length": "x", "output_length": 1}', "Expected `int`, got `str`"),
-     ('{"timestamp": 1, "input_length": -1, "output_length": 1}', "input_length: -1; expected 0 to"),
-     ('{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [-4]}', "hash_ids: expected ids"),
-     ('{"timestamp": -1, "input_length": 1, "output_length": 1}', "timestamp: -1"),
-     ("{", "Input data was truncated")],
-)  # fmt: skip
+    [
+        ('{"timestamp": 1}', "missing required field `input_length`"),
+        ('{"timestamp": 1, "input_length": "x", "output_length": 1}', "Expected `int`, got `str`"),
+        ('{"timestamp": 1, "input_length": -1, "output_length": 1}', "input_length: -1; expected 0 to"),
+        ('{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [-4]}', "hash_ids: expected ids"),
+        ('{"timestamp": -1, "input_length": 1, "output_length": 1}', "timestamp: -1"),
+        ("{", "Input data was truncated"),
+    ],
+)
 def test_bad_json_lines(tmp_path: Path, line: str, message: str) -> None:
     lines = MOONCAKE.splitlines()
     path = put(tmp_path, "\n".join([lines[0], line, *lines[1:]]), "m.jsonl")

@@ -14,8 +14,10 @@ from headway.workload.series import DemandSeries, read_series
 
 LONG = "model,tier,t_seconds,tokens,rate\n" + "".join(
     f"{model},{tier},{60 * t},{t + 100 * (model == 'B')},{t / 2}\n"
-    for t in range(4) for model in "AB" for tier in ("prod", "dev")
-)  # fmt: skip
+    for t in range(4)
+    for model in "AB"
+    for tier in ("prod", "dev")
+)
 
 
 def written(folder: Path, text: str, name: str = "series.csv") -> Path:

@@ -115,11 +115,20 @@ def test_prompt_of_a_turn_contains_the_conversation() -> None:
     assert source.num_requests == 5
     seen = [r for r, _, _ in drive(source, after(2))]
     assert [(r.arrival_s, r.session_id, r.prompt_tokens) for r in seen] == [
-        (0.0, 0, 110), (5.0, 1, 40), (8.0, 1, 94), (12.0, 0, 131), (34.0, 0, 163),
-    ]  # fmt: skip
+        (0.0, 0, 110),
+        (5.0, 1, 40),
+        (8.0, 1, 94),
+        (12.0, 0, 131),
+        (34.0, 0, 163),
+    ]
     assert seen[4].prefix == (
-        Segment(1, 100), Segment(2, 10), Segment(3, 1), Segment(4, 20), Segment(5, 2), Segment(6, 30),
-    )  # fmt: skip
+        Segment(1, 100),
+        Segment(2, 10),
+        Segment(3, 1),
+        Segment(4, 20),
+        Segment(5, 2),
+        Segment(6, 30),
+    )
     assert [r.output_id for r in seen] == [3, 9, 11, 5, 7]
     assert all(r.timeout_s == 9 and r.deadline_s == r.arrival_s + 7 for r in seen)
     assert list(starmap(Request, source.table().validate().tuples())) == seen

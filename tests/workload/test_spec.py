@@ -96,8 +96,9 @@ timeout_s: 90
     )
     rows = list(starmap(Request, workload.tuples()))
     assert {(r.tier, r.slo_ttft_s, r.slo_e2e_s, r.timeout_s, r.region) for r in rows} == {
-        (0, 1.0, 60.0, 90.0, "eu-west"), (2, 4.0, 60.0, 20.0, "eu-west"),
-    }  # fmt: skip
+        (0, 1.0, 60.0, 90.0, "eu-west"),
+        (2, 4.0, 60.0, 20.0, "eu-west"),
+    }
     assert np.mean([r.tier == 2 for r in rows]) == pytest.approx(0.75, abs=0.03)
     assert np.mean([r.model == "big" for r in rows]) == pytest.approx(0.5, abs=0.03)
     assert all((r.deadline_s is None) == (r.tier == 2) for r in rows)
@@ -171,8 +172,11 @@ def test_traces_by_path_or_in_full(tmp_path: Path) -> None:
     rest = "limit: 8, from_s: 2, to_s: 6, rate_scale: 2, models: {m: llama}"
     part = issue(build(spec(f"{{trace: {{path: t.csv, {rest}}}, timeout_s: 3}}"), 1, tmp_path))
     assert [(r.arrival_s, r.prompt_tokens, r.model, r.timeout_s) for r in part] == [
-        (0.0, 3, "llama", 3.0), (0.5, 4, "llama", 3.0), (1.0, 5, "llama", 3.0), (1.5, 6, "llama", 3.0),
-    ]  # fmt: skip
+        (0.0, 3, "llama", 3.0),
+        (0.5, 4, "llama", 3.0),
+        (1.0, 5, "llama", 3.0),
+        (1.5, 6, "llama", 3.0),
+    ]
     loop = build(spec("{trace: t.csv, concurrency: 2, models: m}"), 1, tmp_path)
     assert isinstance(loop, ClosedLoop) and loop.pop(Request).model == "m"
     with pytest.raises(

@@ -243,8 +243,10 @@ def test_with_slo_touches_only_its_tier() -> None:
     workload = with_slo(plain(3, tier=[0, 1, 0]), ttft_s=9.0)
     rows = list(starmap(Request, with_slo(workload, tier=1, ttft_s=2.0, deadline_after_s=4.0, timeout_s=7.0).tuples()))
     assert [(r.slo_ttft_s, r.deadline_s, r.timeout_s) for r in rows] == [
-        (9.0, None, None), (2.0, 4.5, 7.0), (9.0, None, None),
-    ]  # fmt: skip
+        (9.0, None, None),
+        (2.0, 4.5, 7.0),
+        (9.0, None, None),
+    ]
 
 
 def test_describe_against_numbers_worked_out_by_hand() -> None:

@@ -195,12 +195,15 @@ def test_page_and_markdown_show_ranking_and_cells(folder: Path, capsys: pytest.C
         ("arrivals: 5", "arivals: 5", r"grid.yaml:8: workload.arivals: unknown key"),
         ("seeds: 2", "metric: goodput", r"grid.yaml:10: metric: unknown metric 'goodput'; did you mean 'goodput_rps'"),
         ("seeds: 2", "capacity: lmetrik", r"grid.yaml:10: .*unknown router 'lmetrik'; did you mean 'lmetric'"),
-        ("arrivals: 5, prompt_tokens: 400, output_tokens: {kind: uniform, min: 10, max: 60}", "trace: my.jsonl",
-         r"grid.yaml:8: workloads.chat: my.jsonl: no such file beside the grid, or in the folder of --data"),
+        (
+            "arrivals: 5, prompt_tokens: 400, output_tokens: {kind: uniform, min: 10, max: 60}",
+            "trace: my.jsonl",
+            r"grid.yaml:8: workloads.chat: my.jsonl: no such file beside the grid, or in the folder of --data",
+        ),
         ("[round-robin, least-loaded, jsq-tokens-oracle]", "[]", r"grid.yaml:12: policies: expected routing, ordering"),
         ("jsq-tokens-oracle", "round-robin", r"'round-robin' is there twice"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, message: str
 ) -> None:

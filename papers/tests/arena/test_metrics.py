@@ -22,11 +22,14 @@ def test_calls_begin_with_their_program_and_single_requests_alone() -> None:
 def test_calls_after_the_last_program_began_do_not_count() -> None:
     document = {
         "workload": {
-            "arrivals": 1, "num_requests": 40, "prompt_tokens": 100, "output_tokens": 5,
+            "arrivals": 1,
+            "num_requests": 40,
+            "prompt_tokens": 100,
+            "output_tokens": 5,
             "sessions": {"turns": 4, "think_s": 20},
         },
         "fleet": [{"model": "llama-3.1-8b", "gpu": "h100-80gb-sxm", "engine": "vllm-0.15"}],
-    }  # fmt: skip
+    }
     records = Simulator().records(assemble(document, Places(), Path()))
     arrival_s = records.workload["arrival_s"]
     last_s = begin_s(records.workload).max()

@@ -45,9 +45,15 @@ class Biased:
 
 class Kinds:
     def __init__(
-        self, weight: float = 2.0, num: int = 4, flag: bool = False, how: Literal["a", "b"] = "a", start: float = 0.0,
-        most: int | None = None, name: str = "x",
-    ) -> None:  # fmt: skip
+        self,
+        weight: float = 2.0,
+        num: int = 4,
+        flag: bool = False,
+        how: Literal["a", "b"] = "a",
+        start: float = 0.0,
+        most: int | None = None,
+        name: str = "x",
+    ) -> None:
         pass
 
     def route(self, request: Any, view: Any) -> Any:

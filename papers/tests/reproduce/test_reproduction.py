@@ -325,8 +325,10 @@ def test_the_abstract_comes_first_with_the_verdicts_of_its_readings(
     assert said == [(each.says, each.experiment) for each in reproduced.ABSTRACT]
     readings = [each for sentence in printed["abstract"] for each in sentence["readings"]]
     assert [(each["claim"], each["chosen"]) for each in readings] == [
-        ("speed-up", "before"), ("tpot", "after"), ("plan", "before")
-    ]  # fmt: skip
+        ("speed-up", "before"),
+        ("tpot", "after"),
+        ("plan", "before"),
+    ]
     for each in readings:
         assert {key: each[key] for key in ("paper", "headway", "verdict")} == {
             key: rows[each["claim"]][key] for key in ("paper", "headway", "verdict")
@@ -334,11 +336,18 @@ def test_the_abstract_comes_first_with_the_verdicts_of_its_readings(
     file = tmp_path / "tiny.md"
     out, _ = run_cli(capsys, tiny, "--jobs", 1, "--markdown", file)
     for text in (out, file.read_text()):
-        places = [text.index(each) for each in (
-            "Twice the replicas halve", "It holds with no reading that was run.", "What would change this: A load",
-            "It costs 12 GPUs.", "It holds with plan. What", "All claims",
-            reproduced.CLAIMS[0].claim,
-        )]  # fmt: skip
+        places = [
+            text.index(each)
+            for each in (
+                "Twice the replicas halve",
+                "It holds with no reading that was run.",
+                "What would change this: A load",
+                "It costs 12 GPUs.",
+                "It holds with plan. What",
+                "All claims",
+                reproduced.CLAIMS[0].claim,
+            )
+        ]
         assert places == sorted(places)
     one, _ = run_cli(capsys, tiny, "--jobs", 1, "--claim", "tpot")
     assert "Twice the replicas halve" in one and "mean E2E" not in one and "12 GPUs" not in one

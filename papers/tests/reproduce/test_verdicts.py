@@ -113,8 +113,9 @@ def holds_anyway(rule: Rule) -> bool:
     assert judged(rule, values) == HOLDS
     others = [swapped(value, equal) for value in values]
     most = [labels for labels in product((0, 1), repeat=SEEDS) if 2 * sum(labels) >= SEEDS]
-    mixed = [[pair[label] for pair, label in zip(zip(values, others, strict=True), labels, strict=True)]
-             for labels in most]  # fmt: skip
+    mixed = [
+        [pair[label] for pair, label in zip(zip(values, others, strict=True), labels, strict=True)] for labels in most
+    ]
     return (
         judged(rule, [equal] * SEEDS) != REFUTED
         or judged(rule, others) != REFUTED

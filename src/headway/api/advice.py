@@ -33,10 +33,17 @@ from headway.serving import endpoints_file, gateway
 
 @checked
 def advise(
-    fleet: ScenarioLike, records: Sequence[str], *, attainment: float = ATTAINMENT,
-    slo: Mapping[str, Seconds] | None = None, kinds: Sequence[str] = KINDS, max_rehearsals: int = MOST_REHEARSALS,
-    max_requests: int = MOST_REQUESTS, jobs: int = 1, cache: str | Path | None = None,
-) -> Plan:  # fmt: skip
+    fleet: ScenarioLike,
+    records: Sequence[str],
+    *,
+    attainment: float = ATTAINMENT,
+    slo: Mapping[str, Seconds] | None = None,
+    kinds: Sequence[str] = KINDS,
+    max_rehearsals: int = MOST_REHEARSALS,
+    max_requests: int = MOST_REQUESTS,
+    jobs: int = 1,
+    cache: str | Path | None = None,
+) -> Plan:
     """What to change in a fleet, by folders of records of days that it served: `headway advise`.
 
     `fleet`: the fleet file as it is served today. `records`: folders, a day each. `attainment`: the share of requests
@@ -49,22 +56,37 @@ def advise(
     file = fleet_file(fleet, in_seconds("", dict(slo or {})))
     with processes(jobs) as pool:
         answer = planned(
-            file, [Path(each) for each in records], options, Simulator(), None if cache is None else Path(cache),
-            None, pool,
-        )  # fmt: skip
+            file,
+            [Path(each) for each in records],
+            options,
+            Simulator(),
+            None if cache is None else Path(cache),
+            None,
+            pool,
+        )
     rows = [
         {
-            "change": each.name, "kinds": list(each.kinds), "usd_per_month": each.usd_per_month.mean,
-            "usd_per_month_low": each.usd_per_month.low, "usd_per_month_high": each.usd_per_month.high,
-            "attainment": each.attainment.mean, "attainment_low": each.attainment.low,
-            "attainment_high": each.attainment.high, "worst_day": each.worst.day, "diff": each.diff,
+            "change": each.name,
+            "kinds": list(each.kinds),
+            "usd_per_month": each.usd_per_month.mean,
+            "usd_per_month_low": each.usd_per_month.low,
+            "usd_per_month_high": each.usd_per_month.high,
+            "attainment": each.attainment.mean,
+            "attainment_low": each.attainment.low,
+            "attainment_high": each.attainment.high,
+            "worst_day": each.worst.day,
+            "diff": each.diff,
         }
         for each in answer.proposals
-    ]  # fmt: skip
+    ]
     return Plan(
-        answer, not answer.is_withheld, tuple(rows), "\n".join(sentences(answer)) + "\n",
-        lambda: fleet_yaml(answer, file.text), lambda: page(answer, "import headway"),
-    )  # fmt: skip
+        answer,
+        not answer.is_withheld,
+        tuple(rows),
+        "\n".join(sentences(answer)) + "\n",
+        lambda: fleet_yaml(answer, file.text),
+        lambda: page(answer, "import headway"),
+    )
 
 
 def fleet_file(source: ScenarioLike, slo: Mapping[str, float]) -> FleetFile:
@@ -80,9 +102,12 @@ def fleet_file(source: ScenarioLike, slo: Mapping[str, float]) -> FleetFile:
 
     is_served = not why_not_served(document)
     return FleetFile(
-        document, text, Path(source).name if is_file else "fleet.yaml",  # type: ignore[arg-type]
-        _assembling(places, base_dir), why_not_served if is_served else None,
-    )  # fmt: skip
+        document,
+        text,
+        Path(source).name if is_file else "fleet.yaml",  # type: ignore[arg-type]
+        _assembling(places, base_dir),
+        why_not_served if is_served else None,
+    )
 
 
 def _assembling(places: Places, base_dir: Path) -> Callable[[Mapping[str, Any]], Any]:

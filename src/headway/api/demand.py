@@ -61,11 +61,16 @@ class Demand(Tabular):
         low, median, high = (self.answer.rates(q) for q in (0.1, 0.5, 0.9))
         line = {"type": "scatter", "mode": "lines", "x": hours}
         hidden = {**line, "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-        return Figure({
-            "data": [{**hidden, "y": low}, {**hidden, "y": high, "fill": "tonexty"},
-                     {**line, "y": median, "line": {"color": COLORS[0]}, "name": "median"}],
-            "layout": layout("", "requests/s", 360),
-        })  # fmt: skip
+        return Figure(
+            {
+                "data": [
+                    {**hidden, "y": low},
+                    {**hidden, "y": high, "fill": "tonexty"},
+                    {**line, "y": median, "line": {"color": COLORS[0]}, "name": "median"},
+                ],
+                "layout": layout("", "requests/s", 360),
+            }
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write a .parquet file that `headway plan ... --demand` reads."""
@@ -92,10 +97,16 @@ def _cell(value: object) -> str:
 
 @checked
 def forecast_demand(
-    days: Sequence[str | Path] | str | Path, *, growth: float = 1.0, months: float = 1.0, time_zone: str = "UTC",
-    begins: str | None = None, first: str | None = None, methods: Sequence[str] = demand.METHODS,
+    days: Sequence[str | Path] | str | Path,
+    *,
+    growth: float = 1.0,
+    months: float = 1.0,
+    time_zone: str = "UTC",
+    begins: str | None = None,
+    first: str | None = None,
+    methods: Sequence[str] = demand.METHODS,
     assumed_spread: float = demand.SPREAD,
-) -> Demand:  # fmt: skip
+) -> Demand:
     """The requests of the coming weeks by hour, with quantiles, from recorded days: `headway forecast demand`.
 
     `days`: folders of records, or files of requests in any format that a trace may have; one, or a list. `growth`: the
@@ -106,7 +117,15 @@ def forecast_demand(
         days = [days]
     if not isinstance(days, Sequence) or not all(isinstance(day, str | Path) for day in days):
         raise HeadwayError(f"days: {days!r}; expected paths of recorded days")
-    return Demand(demand.forecast_days(
-        days, growth_per_month=growth, months=months, time_zone=time_zone, begins=begins, first=first, methods=methods,
-        assumed_spread=assumed_spread,
-    ))  # fmt: skip
+    return Demand(
+        demand.forecast_days(
+            days,
+            growth_per_month=growth,
+            months=months,
+            time_zone=time_zone,
+            begins=begins,
+            first=first,
+            methods=methods,
+            assumed_spread=assumed_spread,
+        )
+    )

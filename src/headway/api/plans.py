@@ -122,13 +122,20 @@ def plan_capacity(
     """
     check_counts(max_replicas=max_replicas, jobs=jobs)
     targets = Targets(
-        seconds_of("ttft_p99_s", ttft_p99_s), seconds_of("tpot_p99_s", tpot_p99_s), seconds_of("e2e_p99_s", e2e_p99_s),
+        seconds_of("ttft_p99_s", ttft_p99_s),
+        seconds_of("tpot_p99_s", tpot_p99_s),
+        seconds_of("e2e_p99_s", e2e_p99_s),
         attainment,
-    )  # fmt: skip
+    )
     options = capacity.CapacityOptions(
-        gpus=tuple(gpus), tps=tuple(tps), routings=tuple(routings), orderings=tuple(orderings), targets=targets,
-        situations=tuple(situations), max_replicas=max_replicas,
-    )  # fmt: skip
+        gpus=tuple(gpus),
+        tps=tuple(tps),
+        routings=tuple(routings),
+        orderings=tuple(orderings),
+        targets=targets,
+        situations=tuple(situations),
+        max_replicas=max_replicas,
+    )
     if demand is not None:
         prices = {"reserved_usd_per_gpu_hour": reserved_usd, "spot_usd_per_gpu_hour": spot_usd}
         return _for_demand(scenario, demand, options, chance, prices, jobs, _folder(cache))
@@ -137,18 +144,26 @@ def plan_capacity(
         best, rehearsal = capacity.plan(document, places, base_dir, options, Simulator(), _folder(cache), None, pool)
     rows = [
         {
-            "gpu": each.candidate.gpu, "tp": each.candidate.parallel.tp, "policy": each.candidate.policy,
-            "status": each.status, "replicas": each.replicas, "usd_per_hour": each.usd_per_hour,
-            "bound_usd_per_hour": each.bound_usd_per_hour, "is_calibrated": not each.uncalibrated,
+            "gpu": each.candidate.gpu,
+            "tp": each.candidate.parallel.tp,
+            "policy": each.candidate.policy,
+            "status": each.status,
+            "replicas": each.replicas,
+            "usd_per_hour": each.usd_per_hour,
+            "bound_usd_per_hour": each.bound_usd_per_hour,
+            "is_calibrated": not each.uncalibrated,
             "reason": each.reason,
         }
         for each in best.options
-    ]  # fmt: skip
+    ]
     return Plan(
-        best, best.choice is not None, tuple(rows), capacity_text.render(best, width=WIDTH),
+        best,
+        best.choice is not None,
+        tuple(rows),
+        capacity_text.render(best, width=WIDTH),
         lambda: capacity.scenario_yaml(best, rehearsal),
         lambda: capacity_page.page(best, str(document.get("name", "capacity")), _COMMAND),
-    )  # fmt: skip
+    )
 
 
 def _forecast(demand: Demand | str | Path) -> DemandForecast:
@@ -156,9 +171,14 @@ def _forecast(demand: Demand | str | Path) -> DemandForecast:
 
 
 def _for_demand(
-    scenario: ScenarioLike, demand: Demand | str | Path, options: capacity.CapacityOptions, chance: float,
-    prices: Mapping[str, float | None], jobs: int, folder: Path | None,
-) -> Plan:  # fmt: skip
+    scenario: ScenarioLike,
+    demand: Demand | str | Path,
+    options: capacity.CapacityOptions,
+    chance: float,
+    prices: Mapping[str, float | None],
+    jobs: int,
+    folder: Path | None,
+) -> Plan:
     """The replicas of each week of a forecast: `headway plan capacity --demand`."""
     forecast = _forecast(demand)
     if isinstance(scenario, Mapping) and "workload" not in scenario:
@@ -184,10 +204,13 @@ def _for_demand(
         )
     rows = tuple(msgspec.to_builtins(week) for week in answer.weeks)
     return Plan(
-        answer, answer.status == "met", rows, demand_text.render(answer),
+        answer,
+        answer.status == "met",
+        rows,
+        demand_text.render(answer),
         lambda: by_week.scenario_yaml(answer, rehearsal, forecast),
         lambda: demand_page.page(answer, forecast, _COMMAND),
-    )  # fmt: skip
+    )
 
 
 @checked
@@ -215,28 +238,41 @@ def plan_combos(
     offers = tuple(each if isinstance(each, Offer) else offer_of(each, gpus_per_server, find) for each in gpus)
     service = combos.service_scenario(document, places, base_dir, simulator, rps)
     options = combos.ComboOptions(
-        offers=offers, counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(), objective=objective,
-        attainment=attainment, per_pair=sizes or None, ranking=select, top=top, num_requests=profile_requests,
+        offers=offers,
+        counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(),
+        objective=objective,
+        attainment=attainment,
+        per_pair=sizes or None,
+        ranking=select,
+        top=top,
+        num_requests=profile_requests,
         routings=tuple(routings),
-    )  # fmt: skip
+    )
     if curve:
         return _for_curve(service, options, simulator, _folder(cache))
     answer = combos.plan([service], options, simulator, _folder(cache))
     rows = [
         {
-            "combo": each.combo.label, "usd_per_hour": each.combo.usd_per_hour, "goodput_rps": each.goodput_rps,
-            "tokens_per_usd": each.tokens_per_usd, "is_calibrated": each.calibrated,
+            "combo": each.combo.label,
+            "usd_per_hour": each.combo.usd_per_hour,
+            "goodput_rps": each.goodput_rps,
+            "tokens_per_usd": each.tokens_per_usd,
+            "is_calibrated": each.calibrated,
             "planned": answer.plan.counts.get((each.service, each.combo.label), 0),
         }
         for each in answer.selection.candidates
-    ]  # fmt: skip
+    ]
     planned = ", ".join(f"{each.count} x {each.combo.label}" for each in answer.plan.combos) or "nothing"
     lines = [f"{answer.plan.status}: {planned}; ${answer.plan.usd_per_hour:,.2f} an hour"]
     text = "\n".join([*lines, *map(combos_page.kept, answer.rehearsals.values()), ""])
     return Plan(
-        answer, answer.plan.status != "short", tuple(rows), text, lambda: combos.scenario_yaml(answer, service),
+        answer,
+        answer.plan.status != "short",
+        tuple(rows),
+        text,
+        lambda: combos.scenario_yaml(answer, service),
         lambda: combos_page.page(answer.plan, answer.selection, answer.others, answer.rehearsals, _COMMAND),
-    )  # fmt: skip
+    )
 
 
 def _for_curve(
@@ -246,17 +282,26 @@ def _for_curve(
     answer = plan_curve(service, options, simulator, folder)
     rows = [
         {
-            "way": each.way, "k": each.k, "quantile": each.quantile, "planned_rps": each.planned_rps,
+            "way": each.way,
+            "k": each.k,
+            "quantile": each.quantile,
+            "planned_rps": each.planned_rps,
             "fleet": ", ".join(f"{part.count} {part.combo.label}" for part in each.plan.combos),
-            "attainment": each.run.attainment, "usd_per_hour": (each.other or each.run).usd_per_hour,
-            "is_met": each.is_met, "planned": each is answer.chosen,
+            "attainment": each.run.attainment,
+            "usd_per_hour": (each.other or each.run).usd_per_hour,
+            "is_met": each.is_met,
+            "planned": each is answer.chosen,
         }
         for each in answer.sizings
-    ]  # fmt: skip
+    ]
     return Plan(
-        answer, answer.chosen is not None, tuple(rows), f"{curve_page.headline(answer)}\n",
-        lambda: curve_yaml(answer, service, options), lambda: curve_page.curve_page(answer, _COMMAND),
-    )  # fmt: skip
+        answer,
+        answer.chosen is not None,
+        tuple(rows),
+        f"{curve_page.headline(answer)}\n",
+        lambda: curve_yaml(answer, service, options),
+        lambda: curve_page.curve_page(answer, _COMMAND),
+    )
 
 
 @checked
@@ -311,38 +356,56 @@ def _fleet(answer: FleetPlan, question: fleet.FleetQuestion) -> Plan:
     document, base_dir, offers = question.document, question.base_dir, question.options.offers
     rows = [
         {
-            "fleet": each.label, "kind": each.kind, "router": each.router, "usd_per_hour": each.usd_per_hour,
-            "num_gpus": sum(sum(part.gpus.values()) for part in each.parts), "attainment": each.attainment,
+            "fleet": each.label,
+            "kind": each.kind,
+            "router": each.router,
+            "usd_per_hour": each.usd_per_hour,
+            "num_gpus": sum(sum(part.gpus.values()) for part in each.parts),
+            "attainment": each.attainment,
             "attainment_low": each.interval and each.interval.low,
-            "attainment_high": each.interval and each.interval.high, "is_met": each.is_met,
+            "attainment_high": each.interval and each.interval.high,
+            "is_met": each.is_met,
             "is_calibrated": all(part.calibrated for part in each.parts),
         }
         for each in answer.points
-    ]  # fmt: skip
+    ]
     return Plan(
-        answer, answer.status == "met", tuple(rows), "\n".join(answer.sentences) + "\n",
+        answer,
+        answer.status == "met",
+        tuple(rows),
+        "\n".join(answer.sentences) + "\n",
         lambda: fleet.scenario_yaml(answer, document, base_dir, offers),
         lambda: fleet_page.page(answer, str(document.get("name", "fleet")), _COMMAND),
-    )  # fmt: skip
+    )
 
 
 def _fleets_by_week(answer: fleets.FleetDemandPlan, largest: Mapping[str, Any], question: fleet.FleetQuestion) -> Plan:
     """The fleets of a forecast's weeks: `headway plan fleet --demand`."""
     base_dir, offers, title = question.base_dir, question.options.offers, str(question.document.get("name", "fleet"))
     return Plan(
-        answer, answer.status == "met", tuple(msgspec.to_builtins(week) for week in answer.weeks),
+        answer,
+        answer.status == "met",
+        tuple(msgspec.to_builtins(week) for week in answer.weeks),
         "\n".join(fleets.sentences(answer)) + "\n",
         lambda: fleet.scenario_yaml(answer.largest, largest, base_dir, offers),
         lambda: fleet_page.page(answer.largest, title, _COMMAND),
-    )  # fmt: skip
+    )
 
 
 @checked
 def plan_cascade(
-    scenario: ScenarioLike, *, quality: float | None = None, latency_s: Seconds | None = None,
-    gpus: int | Gpus | None = None, gpus_per_server: int | None = None, rps: float | None = None,
-    combos: bool = False, alternatives: bool = True, fresh_draws: int = 5, cache: str | Path | None = None,
-) -> Plan:  # fmt: skip
+    scenario: ScenarioLike,
+    *,
+    quality: float | None = None,
+    latency_s: Seconds | None = None,
+    gpus: int | Gpus | None = None,
+    gpus_per_server: int | None = None,
+    rps: float | None = None,
+    combos: bool = False,
+    alternatives: bool = True,
+    fresh_draws: int = 5,
+    cache: str | Path | None = None,
+) -> Plan:
     """Thresholds, GPUs per model and replica shapes of a cascade: `headway plan cascade`.
 
     `quality`: the mean score to reach, at the least p95 latency; `latency_s`: the p95 to keep, at the best quality;
@@ -357,24 +420,38 @@ def plan_cascade(
     document, places, base_dir = document_of(scenario)
     find = own_gpus([document], places)
     request = make_request(
-        document, places, base_dir, _target(quality, seconds_of("latency_s", latency_s)), Simulator(),
+        document,
+        places,
+        base_dir,
+        _target(quality, seconds_of("latency_s", latency_s)),
+        Simulator(),
         num_gpus=gpus if isinstance(gpus, int) else None,
         gpus=tuple(each if isinstance(each, Offer) else offer_of(each, gpus_per_server, find) for each in offers),
-        gpus_per_server=gpus_per_server, rps=rps, combos=combos,
-    )  # fmt: skip
+        gpus_per_server=gpus_per_server,
+        rps=rps,
+        combos=combos,
+    )
     answer = cascade.plan(request, _folder(cache), None, alternatives, fresh_draws=fresh_draws)
     rows = [
         {
-            "model": stage.model, "gpus": stage.gpus, "replicas": stage.shapes, "threshold": stage.threshold,
-            "share": stage.processing_ratio, "p95_latency_s": stage.p95_latency_s,
+            "model": stage.model,
+            "gpus": stage.gpus,
+            "replicas": stage.shapes,
+            "threshold": stage.threshold,
+            "share": stage.processing_ratio,
+            "p95_latency_s": stage.p95_latency_s,
         }
         for stage in answer.chosen.plan.stages
-    ]  # fmt: skip
+    ]
     stages = "\n".join(f"{row['model']}: {row['replicas']} on {row['gpus']} GPUs" for row in rows)
     return Plan(
-        answer, answer.chosen.is_met, tuple(rows), "\n".join([*cascade_page.reached(answer), stages, ""]),
-        lambda: cascade.scenario_yaml(answer, request), lambda: cascade_page.page(answer, _COMMAND),
-    )  # fmt: skip
+        answer,
+        answer.chosen.is_met,
+        tuple(rows),
+        "\n".join([*cascade_page.reached(answer), stages, ""]),
+        lambda: cascade.scenario_yaml(answer, request),
+        lambda: cascade_page.page(answer, _COMMAND),
+    )
 
 
 def _target(quality: float | None, latency_s: float | None) -> Target:
@@ -388,9 +465,13 @@ def _target(quality: float | None, latency_s: float | None) -> Target:
 
 @checked
 def plan_tiers(
-    scenario: ScenarioLike, *, num_tiers: Sequence[int] = (1, 2, 3, 4, 6, 8), decays: Sequence[float] = (0.5, 1.0, 2.0),
-    seeds: int = 5, tolerance: float = 0.01,
-) -> Plan:  # fmt: skip
+    scenario: ScenarioLike,
+    *,
+    num_tiers: Sequence[int] = (1, 2, 3, 4, 6, 8),
+    decays: Sequence[float] = (0.5, 1.0, 2.0),
+    seeds: int = 5,
+    tolerance: float = 0.01,
+) -> Plan:
     """How many tiers of service a workload needs: `headway plan tiers`. `tolerance`: a loss of attainment."""
     check_counts(seeds=seeds)
     if tolerance < 0:
@@ -410,11 +491,16 @@ def plan_tiers(
     )
     rows = [
         {
-            "num_tiers": each.num_tiers, "decay": each.decay, "attainment": each.mean, "loss_low": each.loss[0],
-            "loss_high": each.loss[1], "is_tied": each.is_tied, "is_enough": each.is_enough,
+            "num_tiers": each.num_tiers,
+            "decay": each.decay,
+            "attainment": each.mean,
+            "loss_low": each.loss[0],
+            "loss_high": each.loss[1],
+            "is_tied": each.is_tied,
+            "is_enough": each.is_enough,
         }
         for each in answer.settings
-    ]  # fmt: skip
+    ]
     text = f"{answer.chosen.num_tiers} tiers, decay {answer.chosen.decay:g}: {answer.chosen.mean:.2%} meet their SLOs\n"
     return Plan(answer, True, tuple(rows), text, _no_fleet)
 

@@ -29,13 +29,20 @@ class Why(Tabular):
 
         rows = [
             {
-                "request": each.request, "row": each.row, "model": each.model, "replica": each.replica,
-                "outcome": each.outcome, "e2e_s": each.e2e_s, "ttft_s": each.ttft_s, "tpot_s": each.tpot_s,
-                "biggest": each.biggest, "cause": each.cause,
+                "request": each.request,
+                "row": each.row,
+                "model": each.model,
+                "replica": each.replica,
+                "outcome": each.outcome,
+                "e2e_s": each.e2e_s,
+                "ttft_s": each.ttft_s,
+                "tpot_s": each.tpot_s,
+                "biggest": each.biggest,
+                "cause": each.cause,
                 **{f"{term.term.replace(' ', '_')}_s": term.seconds for term in each.terms},
             }
             for each in self.requests
-        ]  # fmt: skip
+        ]
         columns = list(dict.fromkeys(name for row in rows for name in row))
         return pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
 

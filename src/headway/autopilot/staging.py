@@ -39,7 +39,7 @@ class Staging(Struct, frozen=True):
 
 def staging(
     gain: float, attainment: float, requests_per_s: float, e2e_s: float, time_s: float, alpha: float
-) -> Staging:  # fmt: skip
+) -> Staging:
     """How a change is tried that is to add `gain` to the SLO attainment.
 
     `attainment`: today's. `e2e_s`: nearly the longest time of a request, after which those of before are over. Periods

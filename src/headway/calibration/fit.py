@@ -226,7 +226,14 @@ def _too_few(samples: OperatorSamples, coefficients: tuple[Coefficient, ...]) ->
 
 
 FITS = {
-    "gemm": _gemm, "moe": _moe, "prefill_attention": _prefill, "decode_attention": _decode,
-    "mla_attention": _latent, "device_copy": _copy, "host_copy": _copy, "top_p_sort": _sampling,
-    "top_p": _sampling, "penalties": _sampling,
-}  # fmt: skip
+    "gemm": _gemm,
+    "moe": _moe,
+    "prefill_attention": _prefill,
+    "decode_attention": _decode,
+    "mla_attention": _latent,
+    "device_copy": _copy,
+    "host_copy": _copy,
+    "top_p_sort": _sampling,
+    "top_p": _sampling,
+    "penalties": _sampling,
+}

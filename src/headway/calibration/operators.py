@@ -40,7 +40,13 @@ OperatorKind = Literal[
 SHAPES: dict[OperatorKind, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "moe": (
-        "num_tokens", "hidden_size", "intermediate_size", "experts_per_token", "num_experts", "tp", "balanced",
+        "num_tokens",
+        "hidden_size",
+        "intermediate_size",
+        "experts_per_token",
+        "num_experts",
+        "tp",
+        "balanced",
     ),
     "prefill_attention": ("batch_size", "new_tokens", "context_tokens", "num_heads", "num_kv_heads", "head_dim"),
     "decode_attention": ("batch_size", "context_tokens", "num_heads", "num_kv_heads", "head_dim"),
@@ -48,9 +54,10 @@ SHAPES: dict[OperatorKind, tuple[str, ...]] = {
     "all_reduce": ("num_gpus", "num_bytes"),
     "device_copy": ("num_bytes",),
     "host_copy": ("num_bytes",),
-    "top_p_sort": ("batch_size", "vocab_size"), "top_p": ("batch_size", "vocab_size"),
+    "top_p_sort": ("batch_size", "vocab_size"),
+    "top_p": ("batch_size", "vocab_size"),
     "penalties": ("batch_size", "vocab_size"),
-}  # fmt: skip
+}
 """Columns of the shape, by kind of operator. `mla_attention` decodes over latent vectors; the last three are the
 sampler's: candidates cut by sorting, cut without, and penalties of repetition, each beyond greedy decoding."""
 MAY_BE_ZERO = ("context_tokens", "balanced")
@@ -59,9 +66,18 @@ FIRST_COLUMNS = (
     "head_dim", "num_gpus", "num_bytes", "latency_s", "gpu", "software",
 )  # fmt: skip
 COLUMNS = (
-    *FIRST_COLUMNS, "num_tokens", "hidden_size", "intermediate_size", "experts_per_token", "num_experts", "tp",
-    "balanced", "kv_lora_rank", "rope_head_dim", "vocab_size",
-)  # fmt: skip
+    *FIRST_COLUMNS,
+    "num_tokens",
+    "hidden_size",
+    "intermediate_size",
+    "experts_per_token",
+    "num_experts",
+    "tp",
+    "balanced",
+    "kv_lora_rank",
+    "rope_head_dim",
+    "vocab_size",
+)
 """Columns of the files of `headway measure`. A row has values for the columns of its operator. Older files have
 `FIRST_COLUMNS` alone."""
 SYSTEMS = {"a100_sxm": "a100-80gb", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200"}

@@ -88,12 +88,17 @@ def fit_served(
     errors = fit.held_out(found)
     pinned = tuple(term.name for term, x in zip(fit.terms, found.x, strict=True) if _is_at_bound(term, float(x)))
     result = FitResult(
-        key=f"overhead.{engine.name}", values=values_at(fit.terms, found.x), num_fitted=num, num_held_out=num,
-        residual=errors["itl_mean_median"], bias=errors["itl_mean_bias"], at_bounds=pinned,
+        key=f"overhead.{engine.name}",
+        values=values_at(fit.terms, found.x),
+        num_fitted=num,
+        num_held_out=num,
+        residual=errors["itl_mean_median"],
+        bias=errors["itl_mean_bias"],
+        at_bounds=pinned,
         prior=values_at(fit.terms, np.zeros(len(fit.terms))),
         width={term.name: float(width) for term, width in zip(fit.terms, found.width, strict=True)},
         held_out={key: value for key, value in errors.items() if not key.startswith("itl_mean_")},
-    )  # fmt: skip
+    )
     return result, applied(result.values, known, engine), list(_notes(fit.terms, found))
 
 

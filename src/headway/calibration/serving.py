@@ -29,8 +29,14 @@ CsvRow = dict[str, str]
 """Cells by column."""
 
 LATENCIES = (
-    "e2e_mean_ms", "e2e_p90_ms", "e2e_p99_ms", "ttft_mean_ms", "ttft_p90_ms", "ttft_p99_ms", "itl_mean_ms",
-)  # fmt: skip
+    "e2e_mean_ms",
+    "e2e_p90_ms",
+    "e2e_p99_ms",
+    "ttft_mean_ms",
+    "ttft_p90_ms",
+    "ttft_p99_ms",
+    "itl_mean_ms",
+)
 REQUIRED = (
     "exp_id", "model", "gpu", "tp", "max_num_batched_tokens", "sys_prompt_len", "question_len", "output_len",
     "stage", "rate_rps", "duration_s", *LATENCIES,

@@ -226,10 +226,17 @@ _MIXERS = {
 }
 _STATES = {"mamba": "mamba", "conv": "conv"}
 _FEED_FORWARD = {
-    "mixtral": "block_sparse_moe", "minimax": "block_sparse_moe", "minimax_m2": "block_sparse_moe",
-    "minimax_m3_vl_text": "block_sparse_moe", "nemotron_h": "mixer", "llama4_text": "feed_forward",
-    "lfm2": "feed_forward", "lfm2_moe": "feed_forward", "jamba": "feed_forward", "step3p7": "moe",
-}  # fmt: skip
+    "mixtral": "block_sparse_moe",
+    "minimax": "block_sparse_moe",
+    "minimax_m2": "block_sparse_moe",
+    "minimax_m3_vl_text": "block_sparse_moe",
+    "nemotron_h": "mixer",
+    "llama4_text": "feed_forward",
+    "lfm2": "feed_forward",
+    "lfm2_moe": "feed_forward",
+    "jamba": "feed_forward",
+    "step3p7": "moe",
+}
 """Names of the module that has the experts in checkpoints, where it is not `mlp`."""
 
 
@@ -289,8 +296,16 @@ def _dtype(config: ConfigKeys) -> str:
 
 # Context.
 
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_seq_length", "max_sequence_length",
-              "seq_length", "model_max_length", "n_ctx")  # fmt: skip
+_POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_seq_length",
+    "max_sequence_length",
+    "seq_length",
+    "model_max_length",
+    "n_ctx",
+)
 _UNSTATED_CONTEXT_TOKENS = 2048
 """What vLLM takes where the config states no length."""
 _INCLUDED = ("su", "longrope", "llama3", "default", "mrope", "proportional")

@@ -22,31 +22,56 @@ UNGATED = {
 }  # fmt: skip
 """Families whose feed-forward has two matrices, up and down, not three."""
 GATED_ATTENTION = {
-    "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "afmoe", "hy_v4", "axk2",
-}  # fmt: skip
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "afmoe",
+    "hy_v4",
+    "axk2",
+}
 """Families whose attention has a gate as large as the queries."""
 LEARNED_POSITIONS = {"opt", "gpt2", "gpt-sw3", "gpt_bigcode", "gpt_neo", "biogpt"}
 """Families with an embedding for each position."""
 _UNGATED_ACTIVATIONS = {"relu", "relu2", "xielu", "gelu_new", "gelu_fast", "squared_relu"}
 _GATED_ACTIVATIONS = {"silu", "swish", "swiglu", "geglu", "gegelu", "swigluoai", "situ"}
 EXPERTS = (
-    "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", "num_routed_experts",
+    "n_routed_experts",
+    "num_local_experts",
+    "num_experts",
+    "moe_num_experts",
+    "num_routed_experts",
     "moe_num_primary_experts",
-)  # fmt: skip
+)
 PER_TOKEN = (
-    "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k",
-    "top_k_experts", "num_selected_experts", "experts_top_k",
-)  # fmt: skip
+    "num_experts_per_tok",
+    "experts_per_token",
+    "num_experts_per_token",
+    "moe_k",
+    "moe_topk",
+    "moe_top_k",
+    "top_k_experts",
+    "num_selected_experts",
+    "experts_top_k",
+)
 EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "expert_intermediate_size", "moe_ffn_hidden_size")
 SHARED_WIDTH = (
-    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "share_expert_dim",
-    "shared_intermediate_size", "moe_shared_intermediate_size",
-)  # fmt: skip
+    "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "share_expert_dim",
+    "shared_intermediate_size",
+    "moe_shared_intermediate_size",
+)
 NUM_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 DENSE_WIDTH = (
-    "intermediate_size_mlp", "dense_intermediate_size", "prefix_dense_intermediate_size", "intermediate_size",
-    "ffn_hidden_size", "ffn_dim", "n_inner", "ff_intermediate_size",
-)  # fmt: skip
+    "intermediate_size_mlp",
+    "dense_intermediate_size",
+    "prefix_dense_intermediate_size",
+    "intermediate_size",
+    "ffn_hidden_size",
+    "ffn_dim",
+    "n_inner",
+    "ff_intermediate_size",
+)
 _FOUR_TIMES = {"gpt2", "gpt-sw3", "gpt_bigcode", "gptj", "codegen", "gpt_neo", "bloom", "falcon", "mpt", "opt"}
 """Families whose feed-forward is four times as wide as the hidden state where the config gives no width."""
 
@@ -135,8 +160,12 @@ def _is_gated(keys: ConfigKeys, assume: bool) -> bool:
         return False
     if assume:
         return True
-    raise keys.error("hidden_act", activation, "silu, or a family that is known: it does not say how many matrices "
-                     "the feed-forward has (--assume takes three)")  # fmt: skip
+    raise keys.error(
+        "hidden_act",
+        activation,
+        "silu, or a family that is known: it does not say how many matrices "
+        "the feed-forward has (--assume takes three)",
+    )
 
 
 def _first(value: Any) -> Any:
@@ -246,9 +275,15 @@ def _mixer(keys: ConfigKeys, i: int, num_layers: int, kind: Kind, hidden: int, h
             params += float(hidden * heads * mla.v_head_dim)
         index_bytes, index_params = _indexer(keys, i, num_layers, hidden, mla)
         return Layers(
-            num=1, num_heads=heads, num_kv_heads=heads, head_dim=mla.v_head_dim, v_head_dim=mla.v_head_dim,
-            is_windowed=kind == "window", mixer_params=params + index_params, index_bytes=index_bytes,
-        )  # fmt: skip
+            num=1,
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=mla.v_head_dim,
+            v_head_dim=mla.v_head_dim,
+            is_windowed=kind == "window",
+            mixer_params=params + index_params,
+            index_bytes=index_bytes,
+        )
     return _attention(keys, i, num_layers, kind, hidden, heads)
 
 
@@ -305,11 +340,17 @@ def _attention(keys: ConfigKeys, i: int, num_layers: int, kind: Kind, hidden: in
     index_bytes, index_params = _block_index(keys, i, num_layers, hidden)
     params = float(queries + projections + values + gate) + state.mixer_params + index_params
     return Layers(
-        num=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, v_head_dim=v_head_dim, is_windowed=windowed,
-        has_cache=not shares, mixer_params=params,
+        num=1,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        v_head_dim=v_head_dim,
+        is_windowed=windowed,
+        has_cache=not shares,
+        mixer_params=params,
         index_bytes=index_bytes,
         state_bytes=state.state_bytes,
-    )  # fmt: skip
+    )
 
 
 def _heads_names(windowed: bool) -> tuple[str, ...]:
@@ -486,9 +527,13 @@ def _of_blocks(keys: ConfigKeys, blocks: list[Any], hidden: int, heads: int, gat
         if not attention.get("no_op"):
             kv_heads = heads // (attention.get("n_heads_in_group") or 1)
             layer = Layers(
-                num=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, v_head_dim=dim,
+                num=1,
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                head_dim=dim,
+                v_head_dim=dim,
                 mixer_params=2.0 * hidden * dim * (heads + kv_heads),
-            )  # fmt: skip
+            )
         width = 0
         if not ffn.get("no_op"):
             width = ffn.get("intermediate_size") or 256 * -(-int(2 * (ffn.get("ffn_mult") or 0) * hidden / 3) // 256)

@@ -24,9 +24,15 @@ _MODELOPT = {
     "W8A16": "w8a16", "NO_QUANT": "bf16",
 }  # fmt: skip
 _SIMPLE = {
-    "fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp8": "fp8", "modelopt_fp8": "fp8", "mxfp4": "int4", "gpt_oss_mxfp4": "int4",
-    "modelopt_fp4": "nvfp4", "nvfp4": "nvfp4",
-}  # fmt: skip
+    "fp8": "fp8",
+    "fbgemm_fp8": "fp8",
+    "mxfp8": "fp8",
+    "modelopt_fp8": "fp8",
+    "mxfp4": "int4",
+    "gpt_oss_mxfp4": "int4",
+    "modelopt_fp4": "nvfp4",
+    "nvfp4": "nvfp4",
+}
 EXPECTED = (
     "fp8, mxfp4, nvfp4, awq, gptq, bitsandbytes, compressed-tensors, modelopt, quark of 4 or 8 bits, or no quantisation"
 )

@@ -45,37 +45,62 @@ from headway.scenario import Simulator
 @click.argument("fleet", type=PATH)
 @click.argument("days", type=PATH, nargs=-1)
 @click.option(
-    "--records", "first_days", type=PATH, multiple=True, metavar="DAY...",
+    "--records",
+    "first_days",
+    type=PATH,
+    multiple=True,
+    metavar="DAY...",
     help="Folders that headway serve --records wrote, each a day. Several: after one --records, or one after each.",
-)  # fmt: skip
+)
 @click.option(
-    "--attainment", type=click.FloatRange(0, 1, min_open=True), default=ATTAINMENT, show_default=True,
+    "--attainment",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=ATTAINMENT,
+    show_default=True,
     help="Share of requests that should meet their SLOs.",
-)  # fmt: skip
+)
 @click.option("--slo", help="Of requests without SLOs of their own: ttft=2s,tpot=50ms,e2e=30s.")
 @list_option("--kinds", default=",".join(KINDS), show_default=True, help="Kinds of changes to try.")
 @click.option(
-    "--max-rehearsals", type=POSITIVE, default=MOST_REHEARSALS, show_default=True,
+    "--max-rehearsals",
+    type=POSITIVE,
+    default=MOST_REHEARSALS,
+    show_default=True,
     help="Rehearsals at most; what is cut is printed.",
-)  # fmt: skip
+)
 @click.option(
-    "--max-requests", type=POSITIVE, default=MOST_REQUESTS, show_default=True,
+    "--max-requests",
+    type=POSITIVE,
+    default=MOST_REQUESTS,
+    show_default=True,
     help="Requests of one rehearsal of a change at most; longer days are cut into parts.",
-)  # fmt: skip
+)
 @click.option(
-    "--candidate", type=PATH,
+    "--candidate",
+    type=PATH,
     help="Compare the policies of this fleet file with today's, in place of trying others.",
-)  # fmt: skip
+)
 @click.option(
-    "--last", "last_s", type=SECONDS_ABOVE_0,
+    "--last",
+    "last_s",
+    type=SECONDS_ABOVE_0,
     help="Of runs that are under way: the requests of the last time, such as 1h or 90min.",
-)  # fmt: skip
+)
 @jobs_option
 @plan_options
 def command(
-    fleet: Path, days: tuple[Path, ...], first_days: tuple[Path, ...], attainment: float, slo: str | None, kinds: str,
-    max_rehearsals: int, max_requests: int, candidate: Path | None, last_s: float | None, **outputs: Any,
-) -> int:  # fmt: skip
+    fleet: Path,
+    days: tuple[Path, ...],
+    first_days: tuple[Path, ...],
+    attainment: float,
+    slo: str | None,
+    kinds: str,
+    max_rehearsals: int,
+    max_requests: int,
+    candidate: Path | None,
+    last_s: float | None,
+    **outputs: Any,
+) -> int:
     """Say what to change in a fleet, by recorded days.
 
     FLEET is the fleet file as it is served today. Each day is rehearsed as it ran; if its latencies do not come out,

@@ -84,11 +84,18 @@ def command(measurements: tuple[Path, ...], out: Path | None, source: str, **fla
     if out is not None:
         write(out, calibration.file)
     if flags["as_json"]:
-        print_json({
-            "gpu": gpu.name, "engine": profile.name, "files": measured.files, "fits": calibration.fits,
-            "notes": calibration.notes, "regions": None if calibration.steps is None else calibration.steps.after,
-            "coefficients": calibration.file, "out": None if out is None else str(out),
-        })  # fmt: skip
+        print_json(
+            {
+                "gpu": gpu.name,
+                "engine": profile.name,
+                "files": measured.files,
+                "fits": calibration.fits,
+                "notes": calibration.notes,
+                "regions": None if calibration.steps is None else calibration.steps.after,
+                "coefficients": calibration.file,
+                "out": None if out is None else str(out),
+            }
+        )
         return
     _print_fits(calibration.fits)
     if calibration.steps is not None:
@@ -115,10 +122,16 @@ def _hardware(flags: dict[str, Any]) -> tuple[Gpu, Engine, Coefficients]:
 
 def _print_fits(fits: Sequence[FitResult]) -> None:
     rows = [
-        (fit.key, fit.num_fitted, fit.num_held_out, f"{fit.residual:.1%}", f"{fit.bias:+.1%}",
-         ", ".join(f"{name} {value:.3g}" for name, value in fit.values.items()))
+        (
+            fit.key,
+            fit.num_fitted,
+            fit.num_held_out,
+            f"{fit.residual:.1%}",
+            f"{fit.bias:+.1%}",
+            ", ".join(f"{name} {value:.3g}" for name, value in fit.values.items()),
+        )
         for fit in fits
-    ]  # fmt: skip
+    ]
     print_table(("operator", "fitted on", "held out", "median error", "bias", "coefficients"), rows)
     click.echo()
     for fit in fits:
@@ -136,10 +149,14 @@ def _print_fits(fits: Sequence[FitResult]) -> None:
 
 def print_regions(found: Sequence[Region], title: str) -> None:
     rows = [
-        (each.name, each.num_spans, f"{1e3 * each.measured_s:.2f}",
-         *(f"{100 * value:+.1f}" for value in (each.error, each.median_error, each.low_error, each.high_error)))
+        (
+            each.name,
+            each.num_spans,
+            f"{1e3 * each.measured_s:.2f}",
+            *(f"{100 * value:+.1f}" for value in (each.error, each.median_error, each.low_error, each.high_error)),
+        )
         for each in found
-    ]  # fmt: skip
+    ]
     print_table(("iterations", "spans", "mean, ms", "total", "median", "p10", "p90"), rows, title)
     click.echo()
 

@@ -153,11 +153,14 @@ def errors(as_json: bool) -> None:
         return
     rows = [
         [
-            each.of.label, each.num_runs, each.num_models, "own" if each.has_own_band else "wider",
+            each.of.label,
+            each.num_runs,
+            each.num_models,
+            "own" if each.has_own_band else "wider",
             *(f"{each.covered[m]:.0%} of ±{each.width[m]:.0%}" if m in each.covered else "-" for m in METRICS),
         ]
         for each in found
-    ]  # fmt: skip
+    ]
     title = f"Measured runs within bands of a nominal {LEVEL:.0%}, from runs of other models; and the bands"
     print_table(["class", "runs", "models", "band", *METRICS], rows, title)
     click.echo(file.source)
@@ -174,9 +177,16 @@ def errors(as_json: bool) -> None:
 @assume_option
 @json_option
 def memory(
-    model: str | None, model_config: Path | None, gpu: str, tp: int, pp: int, engine: str,
-    sequence_tokens: float | None, assume: bool, as_json: bool,
-) -> None:  # fmt: skip
+    model: str | None,
+    model_config: Path | None,
+    gpu: str,
+    tp: int,
+    pp: int,
+    engine: str,
+    sequence_tokens: float | None,
+    assume: bool,
+    as_json: bool,
+) -> None:
     """Plan the GPU memory of one replica: weights, activations, and how many tokens the KV cache holds."""
     if model_config is not None and model is None:
         shape = catalog.model_from_config(model_config, assume=assume)

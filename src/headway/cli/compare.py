@@ -38,9 +38,14 @@ FEW_REQUESTS = 20_000
 @clairvoyant_option
 @output_options
 def command(
-    scenario: Path | None, preset: str | None, jobs: int | None, seeds: int | None, ray: bool, clairvoyant: bool,
+    scenario: Path | None,
+    preset: str | None,
+    jobs: int | None,
+    seeds: int | None,
+    ray: bool,
+    clairvoyant: bool,
     **flags: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Run several policies on one workload and fleet, and print one table.
 
     Workload and fleet come from the SCENARIO file, or from options alone; options override the file.

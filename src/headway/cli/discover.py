@@ -154,9 +154,12 @@ def _token_s(engine: FoundEngine, api_key: str | None) -> float:
     taken = []
     for tokens in (1, 1, TOKENS + 1):  # the first one meets what happens once
         body = {
-            "model": engine.model, "prompt": "Count on: one two three", "max_tokens": tokens, "temperature": 0,
+            "model": engine.model,
+            "prompt": "Count on: one two three",
+            "max_tokens": tokens,
+            "temperature": 0,
             "ignore_eos": True,
-        }  # fmt: skip
+        }
         begun = time.perf_counter()
         with urllib.request.urlopen(request(engine.url + "/v1/completions", api_key, body), timeout=60) as answer:
             made = json.loads(answer.read(MOST_BYTES))["usage"]["completion_tokens"]

@@ -136,9 +136,12 @@ class _Throttle(click.ParamType[tuple[float, float]]):
     '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"}',
 )
 @click.option(
-    "--enable-prompt-tokens-details", "--enable-cache-report", "reports_cached_tokens", is_flag=True,
+    "--enable-prompt-tokens-details",
+    "--enable-cache-report",
+    "reports_cached_tokens",
+    is_flag=True,
     help="Answers' usage says how many of the prompt's tokens were in the prefix cache.",
-)  # fmt: skip
+)
 @click.option("--ordering", help="The ordering of the queue, as vLLM with headway.vllm.Scheduler runs it: pascal.")
 @click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), default="fcfs", show_default=True)
 def command(
@@ -165,9 +168,13 @@ def command(
     except ModuleNotFoundError as error:
         raise web_server.not_installed(str(error.name)) from None
     flags = {
-        "--model": model_name, "--model-config": model_config, "--assume": assume, "--gpu": gpu_name, "--tp": tp,
+        "--model": model_name,
+        "--model-config": model_config,
+        "--assume": assume,
+        "--gpu": gpu_name,
+        "--tp": tp,
         "--engine": engine_name,
-    }  # fmt: skip
+    }
     pool, line = _of_flags(flags, pool_name) if scenario is None else _of_scenario(scenario, pool_name, flags)
     if max_num_seqs is not None:
         pool = replace(pool, engine=replace(pool.engine, max_num_seqs=max_num_seqs))
@@ -188,9 +195,14 @@ def command(
     own_host = socket.gethostname() if host in ("0.0.0.0", "::") else host
     address = (own_host, int(listener.getsockname()[1]))
     config = SurfaceConfig(
-        pool.model.name, output_tokens, min(reasoning_tokens, output_tokens), confidence, address,
-        ordering=ordering_name, reports_cached_tokens=reports_cached_tokens,
-    )  # fmt: skip
+        pool.model.name,
+        output_tokens,
+        min(reasoning_tokens, output_tokens),
+        confidence,
+        address,
+        ordering=ordering_name,
+        reports_cached_tokens=reports_cached_tokens,
+    )
     bootstrap_port = disaggregation_bootstrap_port
     if bootstrap_port is None:
         bootstrap_port = BOOTSTRAP_PORT if scenario is None else 0

@@ -48,9 +48,12 @@ class PickerOptions(LiveOptions, frozen=True):
 @fleet_options
 @click.option("--port", type=PORT, default=9002, show_default=True, help="For Envoy, by gRPC. 0: any free port.")
 @click.option(
-    "--http-port", type=PORT, default=9090, show_default=True,
+    "--http-port",
+    type=PORT,
+    default=9090,
+    show_default=True,
     help="For metrics, health, the dashboard and administrators, without TLS. 0: any free port.",
-)  # fmt: skip
+)
 @live_options
 def command(fleet: Path, variant: str | None, is_emulated: bool, emulate_with: str, **flags: Any) -> None:
     """Choose the endpoints of the FLEET file's engines for Envoy.
@@ -85,9 +88,14 @@ def _serve(file: FleetFile, options: PickerOptions) -> None:
 
 
 def _run(
-    plan: ServingPlan, options: PickerOptions, file: FleetFile, where: str, listener: socket.socket,
-    tls: web_server.Tls | None, is_restart: bool,
-) -> None:  # fmt: skip
+    plan: ServingPlan,
+    options: PickerOptions,
+    file: FleetFile,
+    where: str,
+    listener: socket.socket,
+    tls: web_server.Tls | None,
+    is_restart: bool,
+) -> None:
     """Serve the endpoint picker until a signal ends it."""
     from headway.gateway.picker.server import Picker
     from headway.gateway.server.app import application

@@ -48,12 +48,16 @@ synthetic_options = together(
     )
 )
 
-trace_options = together((
-    click.option("--trace", type=PATH, help="Azure, Mooncake, Bailian, BurstGPT, Parquet, CSV; or a records folder."),
-    click.option("--limit", type=POSITIVE, help="Read at most this many requests of the trace."),
-    click.option("--rate-scale", type=ABOVE_0, help="Multiply the trace's rate; 2 is twice the rate."),
-    click.option("--concurrency", type=POSITIVE, help="A closed loop of this many clients."),
-))  # fmt: skip
+trace_options = together(
+    (
+        click.option(
+            "--trace", type=PATH, help="Azure, Mooncake, Bailian, BurstGPT, Parquet, CSV; or a records folder."
+        ),
+        click.option("--limit", type=POSITIVE, help="Read at most this many requests of the trace."),
+        click.option("--rate-scale", type=ABOVE_0, help="Multiply the trace's rate; 2 is twice the rate."),
+        click.option("--concurrency", type=POSITIVE, help="A closed loop of this many clients."),
+    )
+)
 
 policy_options = together(
     (
@@ -83,42 +87,67 @@ assume_option = click.option(
     "--assume", is_flag=True, default=None, help="Go on where a config.json has keys that are not understood."
 )
 
-fleet_options = together((
-    click.option("--model", help="A model of the catalog, of a local folder, or of the hub's cache."),
-    click.option("--model-config", type=PATH, help="A Hugging Face config.json instead, or its folder."),
-    assume_option,
-    click.option("--gpu", help="A GPU of the catalog, or of --gpu-file."),
-    gpu_file_option,
-    click.option("--tp", type=POSITIVE, help="Tensor parallel ranks of a replica."),
-    click.option("--pp", type=POSITIVE, help="Pipeline stages of a replica."),
-    click.option("--replicas", type=POSITIVE, help="Number of replicas."),
-    click.option("--engine", help="An engine of the catalog: vllm, sglang, ... Default: the file's, else simulated."),
-    click.option("--coefficients", type=PATH, help="A file that headway calibrate wrote."),
-    click.option("--max-num-seqs", type=POSITIVE, help="Most sequences that a replica runs at once."),
-    click.option("--max-num-batched-tokens", type=POSITIVE, help="Token budget of an iteration."),
-))  # fmt: skip
+fleet_options = together(
+    (
+        click.option("--model", help="A model of the catalog, of a local folder, or of the hub's cache."),
+        click.option("--model-config", type=PATH, help="A Hugging Face config.json instead, or its folder."),
+        assume_option,
+        click.option("--gpu", help="A GPU of the catalog, or of --gpu-file."),
+        gpu_file_option,
+        click.option("--tp", type=POSITIVE, help="Tensor parallel ranks of a replica."),
+        click.option("--pp", type=POSITIVE, help="Pipeline stages of a replica."),
+        click.option("--replicas", type=POSITIVE, help="Number of replicas."),
+        click.option(
+            "--engine", help="An engine of the catalog: vllm, sglang, ... Default: the file's, else simulated."
+        ),
+        click.option("--coefficients", type=PATH, help="A file that headway calibrate wrote."),
+        click.option("--max-num-seqs", type=POSITIVE, help="Most sequences that a replica runs at once."),
+        click.option("--max-num-batched-tokens", type=POSITIVE, help="Token budget of an iteration."),
+    )
+)
 
-scenario_options = together((
-    click.argument("scenario", type=PATH, required=False),
-    click.option("--builtin", "preset", help=f"A built-in scenario instead of a file: {', '.join(BUILTINS)}."),
-    trace_options, synthetic_options, fleet_options, policy_options, run_options,
-))  # fmt: skip
+scenario_options = together(
+    (
+        click.argument("scenario", type=PATH, required=False),
+        click.option("--builtin", "preset", help=f"A built-in scenario instead of a file: {', '.join(BUILTINS)}."),
+        trace_options,
+        synthetic_options,
+        fleet_options,
+        policy_options,
+        run_options,
+    )
+)
 
 _WORKLOAD = {
-    "rate": "arrivals", "num_requests": "num_requests", "prompt_tokens": "prompt_tokens",
-    "output_tokens": "output_tokens", "concurrency": "concurrency",
-}  # fmt: skip
+    "rate": "arrivals",
+    "num_requests": "num_requests",
+    "prompt_tokens": "prompt_tokens",
+    "output_tokens": "output_tokens",
+    "concurrency": "concurrency",
+}
 _POOL = {
-    "model": "model", "model_config": "model", "gpu": "gpu", "tp": "tp", "pp": "pp", "replicas": "replicas",
-    "engine": "engine", "coefficients": "coefficients",
-}  # fmt: skip
+    "model": "model",
+    "model_config": "model",
+    "gpu": "gpu",
+    "tp": "tp",
+    "pp": "pp",
+    "replicas": "replicas",
+    "engine": "engine",
+    "coefficients": "coefficients",
+}
 _PATHS = ("model_config", "coefficients")
 _RUN: dict[str, Key] = {
-    "seed": ("seed",), "step": ("simulation", "step"), "until_s": ("simulation", "until_s"),
-    "warmup_s": ("simulation", "warmup_s"), "routing": ("policies", "routing"),
-    "ordering": ("policies", "ordering"), "ordering_at": ("policies", "ordering_at"),
-    "window": ("policies", "window"), "migration": ("policies", "migration"), "scaling": ("policies", "scaling"),
-}  # fmt: skip
+    "seed": ("seed",),
+    "step": ("simulation", "step"),
+    "until_s": ("simulation", "until_s"),
+    "warmup_s": ("simulation", "warmup_s"),
+    "routing": ("policies", "routing"),
+    "ordering": ("policies", "ordering"),
+    "ordering_at": ("policies", "ordering_at"),
+    "window": ("policies", "window"),
+    "migration": ("policies", "migration"),
+    "scaling": ("policies", "scaling"),
+}
 
 
 def scenario_file(scenario: Path | None, preset: str | None) -> Path | None:

@@ -55,24 +55,41 @@ def command() -> None:
     help="Forecasters to choose from by held-out days, separated by commas; as in forecast evaluate.",
 )
 @click.option(
-    "--assumed-spread", type=ABOVE_0, default=SPREAD, show_default=True,
+    "--assumed-spread",
+    type=ABOVE_0,
+    default=SPREAD,
+    show_default=True,
     help="Where one day is known: standard deviation of demand from day to day, as a share.",
-)  # fmt: skip
+)
 @click.option("-o", "--out", type=PATH, help="Write the forecast, a Parquet file that plans read with --demand.")
 @as_json_option("Print JSON instead of the table.")
 def demand(
-    days: tuple[Path, ...], growth: float, months: float, time_zone: str, begins: str | None, first: str | None,
-    methods: str, assumed_spread: float, out: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    days: tuple[Path, ...],
+    growth: float,
+    months: float,
+    time_zone: str,
+    begins: str | None,
+    first: str | None,
+    methods: str,
+    assumed_spread: float,
+    out: Path | None,
+    as_json: bool,
+) -> None:
     """Forecast the requests of the coming weeks by hour, with quantiles, from recorded days.
 
     Each DAY is a folder of records of headway serve or simulate, or any file that --trace takes. With two days or more,
     the forecaster and its quantiles are those of held-out days; with one, the quantiles are assumed, which is said.
     """
     found = forecast_days(
-        days, growth_per_month=growth, months=months, time_zone=time_zone, begins=begins, first=first,
-        methods=tuple(_items(methods)), assumed_spread=assumed_spread,
-    )  # fmt: skip
+        days,
+        growth_per_month=growth,
+        months=months,
+        time_zone=time_zone,
+        begins=begins,
+        first=first,
+        methods=tuple(_items(methods)),
+        assumed_spread=assumed_spread,
+    )
     if out is not None:
         save(found, out)
         click.echo(f"wrote {out}", err=True)
@@ -217,9 +234,16 @@ def _name(row: MethodResult) -> str:
 
 def _errors(row: MethodResult, quantiles: Sequence[str]) -> tuple[object, ...]:
     errors = row.errors
-    return (_name(row), errors.mape, errors.smape, errors.wape, errors.under_share,
-            *(errors.pinball[q] for q in quantiles), *(errors.coverage[q] for q in quantiles),
-            round(row.forecast_s * 1e3, 1))  # fmt: skip
+    return (
+        _name(row),
+        errors.mape,
+        errors.smape,
+        errors.wape,
+        errors.under_share,
+        *(errors.pinball[q] for q in quantiles),
+        *(errors.coverage[q] for q in quantiles),
+        round(row.forecast_s * 1e3, 1),
+    )
 
 
 def _scaled(row: MethodResult) -> tuple[object, ...]:

@@ -95,13 +95,20 @@ def _with_options(key: StoredKey, values: dict[str, Any]) -> StoredKey:
 def _shown(key: StoredKey) -> dict[str, Any]:
     """A key as it is printed."""
     return {
-        "key": key.id, "name": key.name, "team": key.team or None, "weight": key.weight, "tier": key.tier,
-        "requests_per_minute": key.requests_per_minute, "tokens_per_minute": key.tokens_per_minute,
+        "key": key.id,
+        "name": key.name,
+        "team": key.team or None,
+        "weight": key.weight,
+        "tier": key.tier,
+        "requests_per_minute": key.requests_per_minute,
+        "tokens_per_minute": key.tokens_per_minute,
         "expires": None if key.expires is None else key.expires.isoformat(),
-        "budget_tokens": key.budget.tokens, "budget_usd": key.budget.usd,
+        "budget_tokens": key.budget.tokens,
+        "budget_usd": key.budget.usd,
         "period": key.budget.period if key.budget else None,
-        "created": _time(key.created_ns), "revoked": None if key.revoked_ns is None else _time(key.revoked_ns),
-    }  # fmt: skip
+        "created": _time(key.created_ns),
+        "revoked": None if key.revoked_ns is None else _time(key.revoked_ns),
+    }
 
 
 def _time(ns: int) -> str:
@@ -110,10 +117,13 @@ def _time(ns: int) -> str:
 
 @click.group(cls=SubCommands)
 @click.option(
-    "--store", default="keys.sqlite", show_default=True, envvar="HEADWAY_KEY_STORE",
+    "--store",
+    default="keys.sqlite",
+    show_default=True,
+    envvar="HEADWAY_KEY_STORE",
     help="The database of `gateway.key_store`: a file, or postgresql://user@host/database, or redis://host/0. "
     "Also HEADWAY_KEY_STORE.",
-)  # fmt: skip
+)
 @click.pass_context
 def command(ctx: click.Context, store: str) -> None:
     """Change the keys, teams and budgets of a key store, and report what they have spent.
@@ -263,9 +273,17 @@ def list_keys(location: str, /, with_revoked: bool, as_json: bool) -> None:
 
         return (
             [_shown(key) | used(key.budget, 0, key.sha256) for key in keys],
-            [{"team": name, "budget_tokens": each.tokens, "budget_usd": each.usd, "period": each.period,
-              **used(each, 1, name)} for name, each in teams.items()],
-        )  # fmt: skip
+            [
+                {
+                    "team": name,
+                    "budget_tokens": each.tokens,
+                    "budget_usd": each.usd,
+                    "period": each.period,
+                    **used(each, 1, name),
+                }
+                for name, each in teams.items()
+            ],
+        )
 
     keys, teams = _in_store(location, work)
     if as_json:

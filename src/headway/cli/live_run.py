@@ -104,9 +104,12 @@ def require_installed() -> None:
 
 
 def read_fleet(
-    path: Path, variant: str | None, is_emulated: bool, emulate_with: str,
+    path: Path,
+    variant: str | None,
+    is_emulated: bool,
+    emulate_with: str,
     check: Callable[[Scenario], None] = lambda read: None,
-) -> FleetFile:  # fmt: skip
+) -> FleetFile:
     """The fleet file, with one of its variants and, if asked for, emulated engines.
 
     `check` raises HeadwayError for what the command cannot do. HeadwayError for an invalid file or option.

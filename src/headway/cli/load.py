@@ -31,18 +31,31 @@ INTERRUPTED = 130
 FAILED = 3
 """Exit code if no request was answered."""
 LATENCIES = {
-    "ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL, by token", "chunk_gap_s": "gap between chunks", "e2e_s": "E2E",
+    "ttft_s": "TTFT",
+    "tpot_s": "TPOT",
+    "itl_s": "ITL, by token",
+    "chunk_gap_s": "gap between chunks",
+    "e2e_s": "E2E",
     "late_s": "sent late",
-}  # fmt: skip
+}
 
-_shape_options = together((
-    click.option("--spec", type=PATH, help="A YAML file with the `workload` section of a scenario, in place of these."),
-    click.option("--cv", type=click.FloatRange(min=0),
-                 help="With --rate: spread of the gaps between requests. 1: Poisson; above: bursts; 0: all equal."),
-    click.option("--duration", "duration_s", type=SECONDS_ABOVE_0, help="Send no request after this time."),
-    click.option("--turns", type=POSITIVE, help="Conversations of so many turns; --rate is that of conversations."),
-    click.option("--think", "think_s", type=SECONDS, help="With --turns: pause before the next turn. Default: 1 s."),
-))  # fmt: skip
+_shape_options = together(
+    (
+        click.option(
+            "--spec", type=PATH, help="A YAML file with the `workload` section of a scenario, in place of these."
+        ),
+        click.option(
+            "--cv",
+            type=click.FloatRange(min=0),
+            help="With --rate: spread of the gaps between requests. 1: Poisson; above: bursts; 0: all equal.",
+        ),
+        click.option("--duration", "duration_s", type=SECONDS_ABOVE_0, help="Send no request after this time."),
+        click.option("--turns", type=POSITIVE, help="Conversations of so many turns; --rate is that of conversations."),
+        click.option(
+            "--think", "think_s", type=SECONDS, help="With --turns: pause before the next turn. Default: 1 s."
+        ),
+    )
+)
 _request_options = together((
     click.option("--model", help="As the engine calls it. Default: the first one that it lists."),
     click.option("--endpoint", type=click.Choice(["completions", "chat"]), default="completions", show_default=True),
@@ -63,15 +76,21 @@ _sweep_options = together((
     click.option("--calibrate", "calibrate_to", type=PATH, metavar="FILE.json",
                  help="Sweep, fit the engine's step times to it, and print the error before and after."),
 ))  # fmt: skip
-_result_options = together((
-    click.option("--records", "records_to", type=PATH, help="Write records here, for validate and calibrate."),
-    click.option("--save-detailed", type=PATH, help="Write JSON as vllm bench serve --save-detailed does."),
-    click.option("--gpu", help="The engine's GPU, for predictions. Default: guessed from its KV cache and speed."),
-    click.option("--fleet", type=PATH, help="A fleet file with the engine, for predictions. Default: as discovered."),
-    click.option("--pool", help="With --fleet: the engine's pool. Default: the one with this address, or model."),
-    as_json_option("Print JSON: `engine`, `warm_up`, `measured` (a sweep: `points`, `knee_rps`, `highest`), `notes`."),
-    no_progress_option,
-))  # fmt: skip
+_result_options = together(
+    (
+        click.option("--records", "records_to", type=PATH, help="Write records here, for validate and calibrate."),
+        click.option("--save-detailed", type=PATH, help="Write JSON as vllm bench serve --save-detailed does."),
+        click.option("--gpu", help="The engine's GPU, for predictions. Default: guessed from its KV cache and speed."),
+        click.option(
+            "--fleet", type=PATH, help="A fleet file with the engine, for predictions. Default: as discovered."
+        ),
+        click.option("--pool", help="With --fleet: the engine's pool. Default: the one with this address, or model."),
+        as_json_option(
+            "Print JSON: `engine`, `warm_up`, `measured` (a sweep: `points`, `knee_rps`, `highest`), `notes`."
+        ),
+        no_progress_option,
+    )
+)
 
 
 @click.command()
@@ -113,10 +132,16 @@ async def _run(session: Session) -> int:
     session.save(done)
     notes = [*session.notes(), *done.notes()]
     if flags["as_json"]:
-        print_json({
-            "engine": session.found, "model": session.target.model, "warm_up": session.warmed,
-            "measured": done.measured, "notes": notes, "is_stopped": done.is_stopped,
-        })  # fmt: skip
+        print_json(
+            {
+                "engine": session.found,
+                "model": session.target.model,
+                "warm_up": session.warmed,
+                "measured": done.measured,
+                "notes": notes,
+                "is_stopped": done.is_stopped,
+            }
+        )
     else:
         _print(done, session)
         for note in notes:
@@ -132,22 +157,28 @@ def _print(done: Load, session: Session) -> None:
     click.echo(f"{session.target.model} at {found.url} ({found.product or found.api}{version})")
     rows = [
         ("requests", f"{values.num_completed:,} of {values.num_requests:,} in {values.duration_s:.1f} s"),
-        ("requests/s", f"{values.throughput_rps:.4g}"
-         + (f" ({values.offered_rps:.4g} sent)" if values.offered_rps is not None and concurrency is None else "")),
+        (
+            "requests/s",
+            f"{values.throughput_rps:.4g}"
+            + (f" ({values.offered_rps:.4g} sent)" if values.offered_rps is not None and concurrency is None else ""),
+        ),
         ("output tokens/s", f"{values.output_tokens_per_s:,.4g}"),
         ("tokens/s, prompts too", f"{values.total_tokens_per_s:,.4g}"),
         ("in flight, mean", f"{values.concurrency:.3g}"),
         *([] if values.slo_attainment is None else [("within the SLOs", f"{values.slo_attainment:.1%}")]),
         ("tokens a chunk", "-" if values.tokens_per_chunk is None else f"{values.tokens_per_chunk:.3g}"),
-    ]  # fmt: skip
+    ]
     print_table(("", ""), rows)
     click.echo()
     columns = ("mean", "p50", "p90", "p99", "max")
-    print_table(("", *columns), [
-        (title, *("-" if one is None else seconds(getattr(one, name)) for name in columns))
-        for key, title in LATENCIES.items()
-        for one in [_distribution(values, key)]
-    ])  # fmt: skip
+    print_table(
+        ("", *columns),
+        [
+            (title, *("-" if one is None else seconds(getattr(one, name)) for name in columns))
+            for key, title in LATENCIES.items()
+            for one in [_distribution(values, key)]
+        ],
+    )
 
 
 def _distribution(values: Any, key: str) -> Distribution | None:

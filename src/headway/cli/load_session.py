@@ -98,9 +98,15 @@ class Session:
         flags = self.flags
         if flags["save_detailed"] is not None:
             result = saved.vllm_bench(
-                done.sent, self.target.model, self.began, rate_rps=_rate(self.spec), burstiness=_burstiness(flags),
-                concurrency=self.spec.concurrency, temperature=flags["temperature"], endpoint=flags["endpoint"],
-            )  # fmt: skip
+                done.sent,
+                self.target.model,
+                self.began,
+                rate_rps=_rate(self.spec),
+                burstiness=_burstiness(flags),
+                concurrency=self.spec.concurrency,
+                temperature=flags["temperature"],
+                endpoint=flags["endpoint"],
+            )
             write_text(flags["save_detailed"], msgspec.json.encode(result).decode())
         if flags["records_to"] is not None:
             self.save_records(done, flags["records_to"])
@@ -125,10 +131,16 @@ class Session:
     def _about(self, done: Load) -> dict[str, Any]:
         """What the records say of the load."""
         return {
-            "url": self.found.url, "model": self.target.model, "began": self.began.isoformat(timespec="seconds"),
-            "temperature": self.flags["temperature"], "endpoint": self.flags["endpoint"], "seed": self.seed,
-            "concurrency": self.spec.concurrency, "first_uses": done.first_uses, "num_left_out": done.num_left_out,
-        }  # fmt: skip
+            "url": self.found.url,
+            "model": self.target.model,
+            "began": self.began.isoformat(timespec="seconds"),
+            "temperature": self.flags["temperature"],
+            "endpoint": self.flags["endpoint"],
+            "seed": self.seed,
+            "concurrency": self.spec.concurrency,
+            "first_uses": done.first_uses,
+            "num_left_out": done.num_left_out,
+        }
 
 
 def _tokenizer(path: Path) -> LocalTokenizer:
@@ -225,10 +237,18 @@ def _burstiness(flags: Mapping[str, Any]) -> float:
 def _replica(pool: FoundPool, found: FoundEngine) -> ReplicaRecord:
     entry = pool.entry
     return ReplicaRecord(
-        id=0, pool=entry["name"], model=str(entry["model"]), gpu=entry.get("gpu", ""), region="",
-        num_gpus=(found.tp or 1) * (found.pp or 1), usd_per_hour=0.0, watts=0.0,
-        kv_capacity_tokens=found.kv_capacity_tokens or 0, max_num_seqs=found.settings.get("max_num_seqs", 0), up=(),
-    )  # fmt: skip
+        id=0,
+        pool=entry["name"],
+        model=str(entry["model"]),
+        gpu=entry.get("gpu", ""),
+        region="",
+        num_gpus=(found.tp or 1) * (found.pp or 1),
+        usd_per_hour=0.0,
+        watts=0.0,
+        kv_capacity_tokens=found.kv_capacity_tokens or 0,
+        max_num_seqs=found.settings.get("max_num_seqs", 0),
+        up=(),
+    )
 
 
 def _warm_up_notes(warmed: WarmUp | None) -> Iterator[str]:

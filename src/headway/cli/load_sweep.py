@@ -92,8 +92,11 @@ def _spec(
         num = min(num, ALONE) if concurrency == 1 else max(num, 2 * concurrency)
     num = num if most is None else min(num, most)
     shape: dict[str, Any] = {
-        "arrivals": rate_rps, "concurrency": concurrency, "duration_s": None, "num_requests": num,
-    }  # fmt: skip
+        "arrivals": rate_rps,
+        "concurrency": concurrency,
+        "duration_s": None,
+        "num_requests": num,
+    }
     if concurrency is not None:
         shape |= {"sessions": None, "agents": None}
         if full.trace is not None:
@@ -130,9 +133,12 @@ def _calibrated(session: Session, twin: Twin, out: Path) -> dict[str, Any]:
     source = f"headway load {session.found.url}, {session.began:%Y-%m-%d}"
     coefficients, fits = twin.calibrated(out, source, session.found.version)
     return {
-        "before": before, "after": twin.errors(coefficients), "held_out": _held_out(fits), "out": str(out),
+        "before": before,
+        "after": twin.errors(coefficients),
+        "held_out": _held_out(fits),
+        "out": str(out),
         "predicted": twin.predicted(coefficients),
-    }  # fmt: skip
+    }
 
 
 def _held_out(fits: Sequence[FitResult]) -> dict[str, float]:
@@ -158,9 +164,12 @@ def _write_page(
 
 
 def _document(
-    session: Session, found: Sweep, predicted: Sequence[Predicted | None], notes: Sequence[str],
+    session: Session,
+    found: Sweep,
+    predicted: Sequence[Predicted | None],
+    notes: Sequence[str],
     calibration: dict[str, Any] | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     knee = found.knee
     points = [
         {
@@ -172,25 +181,42 @@ def _document(
         for point, each in zip(found.points, predicted, strict=True)
     ]
     return {
-        "engine": session.found, "model": session.target.model, "warm_up": session.warmed, "points": points,
-        "knee_rps": None if knee is None else knee.rate_rps, "most_rps": found.most_rps, "highest": found.highest,
-        "calibration": calibration, "notes": notes, "is_stopped": found.is_stopped,
-    }  # fmt: skip
+        "engine": session.found,
+        "model": session.target.model,
+        "warm_up": session.warmed,
+        "points": points,
+        "knee_rps": None if knee is None else knee.rate_rps,
+        "most_rps": found.most_rps,
+        "highest": found.highest,
+        "calibration": calibration,
+        "notes": notes,
+        "is_stopped": found.is_stopped,
+    }
 
 
 def _print(
-    session: Session, found: Sweep, predicted: Sequence[Predicted | None], title: str, notes: Sequence[str],
+    session: Session,
+    found: Sweep,
+    predicted: Sequence[Predicted | None],
+    title: str,
+    notes: Sequence[str],
     calibration: dict[str, Any] | None,
-) -> None:  # fmt: skip
+) -> None:
     print_table(page.heads(predicted), page.rows(found, predicted))
     click.echo(f"\n{session.target.model} at {session.found.url}: {title}")
     if calibration is not None:
         click.echo()
         columns = ("before", "after", "held_out")
-        print_table(("mean error of the prediction, %", "before", "after", "loads left out in turn"), [
-            (name, *(f"{calibration[column][key]:.1f}" if key in calibration[column] else "-" for column in columns))
-            for key, name in JUDGED.items()
-        ])  # fmt: skip
+        print_table(
+            ("mean error of the prediction, %", "before", "after", "loads left out in turn"),
+            [
+                (
+                    name,
+                    *(f"{calibration[column][key]:.1f}" if key in calibration[column] else "-" for column in columns),
+                )
+                for key, name in JUDGED.items()
+            ],
+        )
         click.echo(f"wrote {calibration['out']}; use it with --coefficients, or coefficients: in a fleet file")
     for note in notes:
         click.echo(f"note: {note}")

@@ -103,17 +103,27 @@ def _pool_with(file: Path, url: str) -> str:
 
 def _run(point: Point, model: str, is_greedy: bool) -> MeasuredRun | None:
     rows = [
-        (answer.sent_s, answer.prompt_tokens or each.request.prompt_tokens, answer.output_tokens,
-         answer.first_s - answer.sent_s, answer.last_s - answer.sent_s,
-         math.nan if answer.cached_tokens is None else answer.cached_tokens)
-        for each in point.load.sent if (answer := each.answer).is_whole
-    ]  # fmt: skip
+        (
+            answer.sent_s,
+            answer.prompt_tokens or each.request.prompt_tokens,
+            answer.output_tokens,
+            answer.first_s - answer.sent_s,
+            answer.last_s - answer.sent_s,
+            math.nan if answer.cached_tokens is None else answer.cached_tokens,
+        )
+        for each in point.load.sent
+        if (answer := each.answer).is_whole
+    ]
     if len(rows) < LEAST_REQUESTS:
         return None
     return run_of(
-        RequestRows.of(rows), point.name, model, duration_s=point.load.measured.duration_s,
-        concurrency=point.concurrency, is_greedy=is_greedy,
-    )  # fmt: skip
+        RequestRows.of(rows),
+        point.name,
+        model,
+        duration_s=point.load.measured.duration_s,
+        concurrency=point.concurrency,
+        is_greedy=is_greedy,
+    )
 
 
 def _predicted(found: FoundRun, coefficients: Coefficients | None) -> Predicted:

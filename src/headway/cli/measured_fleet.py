@@ -46,15 +46,20 @@ OPTIONS = (
 NAMES = tuple(
     "fleet pool model model_config assume gpu gpu_file tp engine max_num_seqs max_num_batched_tokens greedy"
     " token_ids".split()
-)  # fmt: skip
+)
 DEFAULT_ENGINE = "vllm"
 """Of runs whose engine nobody names."""
 STEP_SETTINGS = ("tp", "max_num_seqs", "max_num_batched_tokens")
 """Options that a log of iterations gives, too."""
 QUANTIZATIONS = {
-    "none": "none", "fp8": "fp8", "awq": "awq", "awq_marlin": "awq", "gptq": "gptq", "gptq_marlin": "gptq",
+    "none": "none",
+    "fp8": "fp8",
+    "awq": "awq",
+    "awq_marlin": "awq",
+    "gptq": "gptq",
+    "gptq_marlin": "gptq",
     "mxfp4": "mxfp4",
-}  # fmt: skip
+}
 """`quantization` of a fleet file by what vLLM calls it, which has others for those of a repository's own config."""
 RELEASE = re.compile(r"\d+\.\d+(\.\d+)?")
 ANY_MODEL = "llama-3.1-8b"

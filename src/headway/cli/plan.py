@@ -71,15 +71,22 @@ def command() -> None:
 
 
 _PRICE = click.FloatRange(min=0)
-demand_options = together((
-    click.option("--demand", type=PATH, help="A forecast of headway forecast demand: plan the replicas of each week."),
-    click.option(
-        "--chance", type=click.FloatRange(0.5, 0.995, max_open=True), default=DEFAULT_CHANCE, show_default=True,
-        help="With --demand: least chance that each week's busiest hour meets the targets.",
-    ),
-    click.option("--reserved-usd", type=_PRICE, help="With --demand: price of a reserved GPU for an hour."),
-    click.option("--spot-usd", type=_PRICE, help="With --demand: price of a spot GPU for an hour."),
-))  # fmt: skip
+demand_options = together(
+    (
+        click.option(
+            "--demand", type=PATH, help="A forecast of headway forecast demand: plan the replicas of each week."
+        ),
+        click.option(
+            "--chance",
+            type=click.FloatRange(0.5, 0.995, max_open=True),
+            default=DEFAULT_CHANCE,
+            show_default=True,
+            help="With --demand: least chance that each week's busiest hour meets the targets.",
+        ),
+        click.option("--reserved-usd", type=_PRICE, help="With --demand: price of a reserved GPU for an hour."),
+        click.option("--spot-usd", type=_PRICE, help="With --demand: price of a spot GPU for an hour."),
+    )
+)
 DEMAND_FLAGS = ("demand", "chance", "reserved_usd", "spot_usd")
 _OF_WORKLOADS = ("trace", "limit", "rate_scale", "concurrency", "workload", "rate", "num_requests", "prompt_tokens",
                  "output_tokens", "warmup_s")  # fmt: skip

@@ -53,9 +53,12 @@ _path = click.Path(path_type=Path)
 @click.option("--curve", type=click.IntRange(0, 100), default=0, help="Plan for this many more qualities, low to high.")
 @list_option("--regret", metavar="BIAS:NOISE,...", help="Losses of plans whose judge has such errors, in points.")
 @click.option(
-    "--fresh-draws", type=click.IntRange(0, MOST_SEEDS), default=5, show_default=True,
+    "--fresh-draws",
+    type=click.IntRange(0, MOST_SEEDS),
+    default=5,
+    show_default=True,
     help="Other draws of the requests on which the plan is rehearsed: its p95 there, with an interval.",
-)  # fmt: skip
+)
 @click.option(
     "--no-alternatives",
     is_flag=True,
@@ -80,16 +83,30 @@ def cascade(
     document, places = with_gpus(*read(file), gpu_file)
     num_gpus, offers = _gpus(gpus, gpus_per_server, own_gpus([document], places))
     request = make_request(
-        document, places, file.parent, _target(quality, latency), Simulator(), num_gpus=num_gpus, gpus=offers,
-        gpus_per_server=gpus_per_server, rps=rps, combos=combos, prefix_hit_rate=prefix_hit_rate,
-    )  # fmt: skip
+        document,
+        places,
+        file.parent,
+        _target(quality, latency),
+        Simulator(),
+        num_gpus=num_gpus,
+        gpus=offers,
+        gpus_per_server=gpus_per_server,
+        rps=rps,
+        combos=combos,
+        prefix_hit_rate=prefix_hit_rate,
+    )
     errors = [_judge_error(each) for each in regret.split(",")] if regret else []
     output = PlanOutput(**outputs)
     with output.counting("simulating") as progress:
         answer = plan(
-            request, output.cache_dir("cascades"), progress and (lambda num: progress(num, num)), not no_alternatives,
-            curve, errors, fresh_draws,
-        )  # fmt: skip
+            request,
+            output.cache_dir("cascades"),
+            progress and (lambda num: progress(num, num)),
+            not no_alternatives,
+            curve,
+            errors,
+            fresh_draws,
+        )
     if output.out is not None:
         write(output.out, scenario_yaml(answer, request))
     if output.html is not None:

@@ -64,9 +64,13 @@ _path = click.Path(path_type=Path)
     help="Sizes of each pair of GPU types to profile, the most promising ones; 0: all.",
 )
 @click.option(
-    "--select", "ranking", type=click.Choice(["goodput", "eq15"]), default="goodput", show_default=True,
+    "--select",
+    "ranking",
+    type=click.Choice(["goodput", "eq15"]),
+    default="goodput",
+    show_default=True,
     help="Rank combos by the tokens that they serve per dollar, or by Cauchy's Eq. 15.",
-)  # fmt: skip
+)
 @click.option("--top", type=POSITIVE, help="Plan with so many combos of each service, the best ones; default: all.")
 @click.option(
     "--attainment",
@@ -169,8 +173,17 @@ def _show(answer: ComboAnswer, options: ComboOptions) -> None:
         count = answer.plan.counts.get((each.service, each.combo.label), 0)
         efficiencies = (each.tokens_per_usd, each.closed_form_tokens_per_usd, each.step_tokens_per_usd)
         shown = [millions(value) for value in efficiencies]
-        rows.append([each.service, each.combo.label, f"{each.combo.usd_per_hour:.2f}", f"{each.goodput_rps:.3g}",
-                     *shown, count or "", "; ".join(each.uncalibrated)])  # fmt: skip
+        rows.append(
+            [
+                each.service,
+                each.combo.label,
+                f"{each.combo.usd_per_hour:.2f}",
+                f"{each.goodput_rps:.3g}",
+                *shown,
+                count or "",
+                "; ".join(each.uncalibrated),
+            ]
+        )
     print_table(heads, [row for i, row in enumerate(rows) if i < 20 or row[-2]])
     click.echo(f"\n{options.objective}: {_summary(answer.plan)}")
     for found in answer.rehearsals.values():

@@ -21,9 +21,14 @@ from headway.scenario import Simulator
 
 
 def plan_for_demand(
-    forecast: DemandForecast, document: dict[str, Any], places: Places, base_dir: Path, options: CapacityOptions,
-    asked: Mapping[str, Any], output: PlanOutput,
-) -> int:  # fmt: skip
+    forecast: DemandForecast,
+    document: dict[str, Any],
+    places: Places,
+    base_dir: Path,
+    options: CapacityOptions,
+    asked: Mapping[str, Any],
+    output: PlanOutput,
+) -> int:
     """Plan, and write and print the answer. The exit code is that of the command."""
     prices = DemandPrices(reserved_usd_per_gpu_hour=asked["reserved_usd"], spot_usd_per_gpu_hour=asked["spot_usd"])
     wanted = DemandPlanOptions(capacity=options, chance=asked["chance"], prices=prices)

@@ -54,8 +54,13 @@ SCENARIOS = (".yaml", ".yml")
 )
 @assume_option
 @click.option("--engine", help="An engine of the catalog: vllm, sglang, ... Default: the file's, else simulated.")
-@click.option("--attainment", type=click.FloatRange(min=0, max=1, min_open=True), default=ATTAINMENT, show_default=True,
-              help="Share of each model's requests that must meet their SLOs.")  # fmt: skip
+@click.option(
+    "--attainment",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    default=ATTAINMENT,
+    show_default=True,
+    help="Share of each model's requests that must meet their SLOs.",
+)
 @click.option("--limit", type=POSITIVE, help="Read at most this many requests of the trace.")
 @click.option("--rate-scale", type=ABOVE_0, help="Multiply the trace's rate; 2 is twice the rate.")
 @list_option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from.")
@@ -64,9 +69,12 @@ SCENARIOS = (".yaml", ".yml")
 @click.option("--seeds", type=SEEDS, help="Seeds of every whole fleet. Default: 5, or 3 of over 20,000 requests.")
 @click.option("--demand", type=PATH, help="A forecast of headway forecast demand: plan the fleet of each week.")
 @click.option(
-    "--chance", type=click.FloatRange(0.5, 0.995, max_open=True), default=DEFAULT_CHANCE, show_default=True,
+    "--chance",
+    type=click.FloatRange(0.5, 0.995, max_open=True),
+    default=DEFAULT_CHANCE,
+    show_default=True,
     help="With --demand: quantile of each week's busiest hour that is planned for.",
-)  # fmt: skip
+)
 @gpu_file_option
 @jobs_option
 @plan_options
@@ -148,13 +156,24 @@ def _for_demand(
 
 
 def _document(
-    trace: Path, slo: str | None, models: tuple[str, ...], engine: str | None, limit: int | None,
-    rate_scale: float | None, gpu_file: Path | None, assume: bool | None,
-) -> tuple[dict[str, Any], Places, Path]:  # fmt: skip
+    trace: Path,
+    slo: str | None,
+    models: tuple[str, ...],
+    engine: str | None,
+    limit: int | None,
+    rate_scale: float | None,
+    gpu_file: Path | None,
+    assume: bool | None,
+) -> tuple[dict[str, Any], Places, Path]:
     """The scenario to plan for: that of a file with the options' values, or one made from a trace."""
     if trace.suffix in SCENARIOS:
-        given = {"--model": models, "--engine": engine, "--limit": limit, "--rate-scale": rate_scale,
-                 "--assume": assume}  # fmt: skip
+        given = {
+            "--model": models,
+            "--engine": engine,
+            "--limit": limit,
+            "--rate-scale": rate_scale,
+            "--assume": assume,
+        }
         for option, value in given.items():
             if value:
                 raise HeadwayError(f"{option}: goes with a trace; {trace} is a scenario, which says it itself")

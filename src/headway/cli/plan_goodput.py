@@ -22,13 +22,19 @@ _path = click.Path(path_type=Path)
 @click.argument("fleet", type=_path)
 @click.argument("requests", type=_path)
 @click.option(
-    "--attainment", type=click.FloatRange(min=0, max=1, min_open=True), default=ATTAINMENT, show_default=True,
+    "--attainment",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    default=ATTAINMENT,
+    show_default=True,
     help="Share of requests in time at which a rate counts as served.",
-)  # fmt: skip
+)
 @click.option(
-    "--profile-requests", type=click.IntRange(20, MOST_OTHER), default=MOST_REQUESTS, show_default=True,
+    "--profile-requests",
+    type=click.IntRange(20, MOST_OTHER),
+    default=MOST_REQUESTS,
+    show_default=True,
     help="Most requests of one simulation of a short profile; the last ones have four times as many.",
-)  # fmt: skip
+)
 @gpu_file_option
 @click.option("-o", "--out", type=_path, help="Write FLEET with the new goodputs; may be FLEET itself.")
 @click.option("--cache", type=_path, help="Folder of cached simulations; default: the user's cache folder.")
@@ -36,9 +42,17 @@ _path = click.Path(path_type=Path)
 @as_json_option("Print JSON in place of a table.")
 @click.option("--no-progress", is_flag=True, help="No progress bar.")
 def goodput(
-    fleet: Path, requests: Path, attainment: float, profile_requests: int, gpu_file: Path | None, out: Path | None,
-    cache: Path | None, no_cache: bool, as_json: bool, no_progress: bool,
-) -> int:  # fmt: skip
+    fleet: Path,
+    requests: Path,
+    attainment: float,
+    profile_requests: int,
+    gpu_file: Path | None,
+    out: Path | None,
+    cache: Path | None,
+    no_cache: bool,
+    as_json: bool,
+    no_progress: bool,
+) -> int:
     """Measure what the combos of FLEET serve in time of the requests that it got.
 
     REQUESTS are the records of `headway serve --records`, or a trace in any format. Their lengths are simulated on one
@@ -66,10 +80,14 @@ def goodput(
         print_json(answer)
     else:
         rows = [
-            [each.combo, each.label, "-" if each.before_rps is None else f"{each.before_rps:.4g}",
-             f"{each.goodput_rps:.4g}"]
+            [
+                each.combo,
+                each.label,
+                "-" if each.before_rps is None else f"{each.before_rps:.4g}",
+                f"{each.goodput_rps:.4g}",
+            ]
             for each in answer.combos
-        ]  # fmt: skip
+        ]
         print_table(["combo", "", "goodput/s before", "now"], rows)
         means = f"{answer.prompt_tokens:.0f} prompt and {answer.output_tokens:.0f} output tokens"
         click.echo(f"{answer.num_requests:,} requests of {means} in the mean")

@@ -51,16 +51,20 @@ from headway.serving.export.autoscalers import autoscalers
 @list_option("--scalers", default=",".join(FAMILIES), show_default=True, help="Scalers to compare.")
 @click.option("--forecaster", help="Of scalers that forecast, as in headway forecast evaluate. Default: their own.")
 @click.option(
-    "--past-hours", type=click.FloatRange(min=0), default=0.0, show_default=True,
+    "--past-hours",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
     help="Hours of demand that the forecaster knows at the start: of a workload of demand those before its "
     "start_hour, of a trace those before its from_s, of --demand FOLDER its first ones.",
-)  # fmt: skip
+)
 @click.option("--seeds", type=SEEDS, default=1, show_default=True, help="Seeds of the demand, from the scenario's.")
 @click.option("--no-clairvoyant", is_flag=True, help="Leave out the plan that knows the demand.")
 @click.option(
-    "--manifest", type=click.Path(path_type=Path),
+    "--manifest",
+    type=click.Path(path_type=Path),
     help="Write the autoscaler of Kubernetes or KEDA, where one suffices (5% more GPU-hours at most).",
-)  # fmt: skip
+)
 @gpu_file_option
 @jobs_option
 @plan_options

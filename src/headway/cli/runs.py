@@ -32,12 +32,16 @@ from headway.workload.atomic_file import write_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-output_options = together((
-    as_json_option("Print JSON instead of a table."),
-    click.option("--out", type=PATH, help="Write results.json and the records of every run (Parquet) to this folder."),
-    click.option("--html", type=PATH, help="Write a report as an HTML page, and plotly.js beside it."),
-    no_progress_option,
-))  # fmt: skip
+output_options = together(
+    (
+        as_json_option("Print JSON instead of a table."),
+        click.option(
+            "--out", type=PATH, help="Write results.json and the records of every run (Parquet) to this folder."
+        ),
+        click.option("--html", type=PATH, help="Write a report as an HTML page, and plotly.js beside it."),
+        no_progress_option,
+    )
+)
 clairvoyant_option = click.option(
     "--clairvoyant", is_flag=True, help="Also show the GPU hours of a plan that knows the trace."
 )

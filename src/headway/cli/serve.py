@@ -54,18 +54,24 @@ class ServeOptions(LiveOptions, frozen=True):
 @fleet_options
 @click.option("--port", type=PORT, default=8080, show_default=True, help="0: any free port.")
 @click.option(
-    "--workers", type=click.IntRange(1, 256), default=1, show_default=True,
+    "--workers",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
     help="Worker processes that relay requests and answers. With several, one more process schedules for all of them.",
-)  # fmt: skip
+)
 @live_options
 @click.option(
-    "--shadow", type=PATH, metavar="CANDIDATE",
+    "--shadow",
+    type=PATH,
+    metavar="CANDIDATE",
     help="Have the policies of this fleet file decide beside the real ones, without effect, and compare.",
-)  # fmt: skip
+)
 @click.option(
-    "--autopilot", is_flag=True,
+    "--autopilot",
+    is_flag=True,
     help="Try the changes that the file's section autopilot allows, and keep or take back each by what it does.",
-)  # fmt: skip
+)
 @click.option("--access-log", type=PATH, help="Write one line of JSON for each request to this file; - for stdout.")
 def command(
     fleet: Path | None, preset: str | None, variant: str | None, is_emulated: bool, emulate_with: str, **flags: Any
@@ -173,14 +179,23 @@ def _run(
         app = application(make, live.stopped)
         served = with_middleware(app, plan.settings, options.access_log)
         web_server.serve(
-            served, listeners[0], plan.settings.drain_s + 1, tls, app.drain, hosts, relays=True,
+            served,
+            listeners[0],
+            plan.settings.drain_s + 1,
+            tls,
+            app.drain,
+            hosts,
+            relays=True,
             count_refused=app.completions.count_refused,
-        )  # fmt: skip
+        )
     else:
         web_server.serve(
-            application(make, live.stopped), supervisor.http, _SCHEDULER_S, on_shutdown=supervisor.stop,
+            application(make, live.stopped),
+            supervisor.http,
+            _SCHEDULER_S,
+            on_shutdown=supervisor.stop,
             take_stop=supervisor.take_stop,
-        )  # fmt: skip
+        )
         if supervisor.failure:
             raise HeadwayError(supervisor.failure)
 

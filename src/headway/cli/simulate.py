@@ -40,9 +40,14 @@ from headway.scenario.sharding import LONG_REQUESTS
 @trace_option
 @decisions_option
 def command(
-    scenario: Path | None, preset: str | None, variant: str | None, jobs: int | None, clairvoyant: bool,
-    decisions: Path | None, **flags: Any,
-) -> None:  # fmt: skip
+    scenario: Path | None,
+    preset: str | None,
+    variant: str | None,
+    jobs: int | None,
+    clairvoyant: bool,
+    decisions: Path | None,
+    **flags: Any,
+) -> None:
     """Run one set of policies, and print its metrics.
 
     Workload and fleet come from the SCENARIO file, or from options alone; options override the file.

@@ -21,9 +21,14 @@ from headway.core.errors import HeadwayError
 @click.option("--fleet", type=PATH, help="The fleet file. Default: the text of it that the records hold.")
 @as_json_option("Print JSON: one object for REQUEST_ID, a list of them for --slowest.")
 def command(
-    request_id: str | None, records: Path | None, decisions: Path | None, slowest: int | None, by: str,
-    fleet: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    request_id: str | None,
+    records: Path | None,
+    decisions: Path | None,
+    slowest: int | None,
+    by: str,
+    fleet: Path | None,
+    as_json: bool,
+) -> None:
     """Say why a request was slow.
 
     REQUEST_ID is the x-request-id of its answer, of the access log and of the decision log. Prints where its time

@@ -20,18 +20,25 @@ from headway.workload.read import FORMATS, read
 from headway.workload.spec import WorkloadSpec
 from headway.workload.table import Workload
 
-trace_options = together((
-    click.option("--format", type=click.Choice(list(FORMATS)), help="Default: detected from the first line."),
-    click.option("--limit", type=POSITIVE, help="Read at most this many requests."),
-    click.option("--sort", is_flag=True, help="Sort by arrival. Without it, rows out of order are an error."),
-    click.option("--skip-bad", is_flag=True, help="Skip and count bad lines. Without it, they are an error."),
-    click.option(
-        "--timestamp-unit", type=click.Choice(["s", "ms"]),
-        help="Of JSON lines with Mooncake's keys. Default: whole numbers are ms, fractions s.",
-    ),
-    click.option("--block-tokens", type=POSITIVE, help="Tokens of one of their hash ids. Default: the size that fits."),
-    click.option("--spread-ticks", is_flag=True, help="Spread requests that share a tick of a coarse clock over it."),
-))  # fmt: skip
+trace_options = together(
+    (
+        click.option("--format", type=click.Choice(list(FORMATS)), help="Default: detected from the first line."),
+        click.option("--limit", type=POSITIVE, help="Read at most this many requests."),
+        click.option("--sort", is_flag=True, help="Sort by arrival. Without it, rows out of order are an error."),
+        click.option("--skip-bad", is_flag=True, help="Skip and count bad lines. Without it, they are an error."),
+        click.option(
+            "--timestamp-unit",
+            type=click.Choice(["s", "ms"]),
+            help="Of JSON lines with Mooncake's keys. Default: whole numbers are ms, fractions s.",
+        ),
+        click.option(
+            "--block-tokens", type=POSITIVE, help="Tokens of one of their hash ids. Default: the size that fits."
+        ),
+        click.option(
+            "--spread-ticks", is_flag=True, help="Spread requests that share a tick of a coarse clock over it."
+        ),
+    )
+)
 
 
 @click.group(cls=SubCommands)

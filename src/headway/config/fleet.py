@@ -36,16 +36,30 @@ _PROXIED_CONTEXT_TOKENS = 1 << 24
 """No limit of the gateway's: an engine has its own."""
 
 LEAST_SETTINGS = {
-    "max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size_tokens": 1, "max_num_waiting": 0,
-    "host_memory_bytes": 0, "kv_offload_bytes": 0, "kv_keep_s": 0, "kv_keep_share": 0, "schedule_lag": 0,
-    "watermark": 0, "token_overhead_s": 0,
-}  # fmt: skip
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "block_size_tokens": 1,
+    "max_num_waiting": 0,
+    "host_memory_bytes": 0,
+    "kv_offload_bytes": 0,
+    "kv_keep_s": 0,
+    "kv_keep_share": 0,
+    "schedule_lag": 0,
+    "watermark": 0,
+    "token_overhead_s": 0,
+}
 """Least values of an engine's settings."""
 
 
 WEIGHT_DTYPES = {
-    "none": "bf16", "fp8": "fp8", "fp8_block": "fp8", "awq": "w4a16", "gptq": "w4a16", "int4": "w4a16", "mxfp4": "int4",
-}  # fmt: skip
+    "none": "bf16",
+    "fp8": "fp8",
+    "fp8_block": "fp8",
+    "awq": "w4a16",
+    "gptq": "w4a16",
+    "int4": "w4a16",
+    "mxfp4": "int4",
+}
 """The model's `dtype` for each `quantization`."""
 
 
@@ -170,9 +184,15 @@ def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places, own: OwnHar
             names = [each.model.hf_id for each in parts]
         raise places.error((*at, "decode", "model"), f"{names[1]}; expected {names[0]}, as prefill")
     return Combo(
-        spec.name, tuple(parts), spec.replicas, spec.min_replicas, spec.max_replicas, spec.goodput_rps, spec.fallback,
+        spec.name,
+        tuple(parts),
+        spec.replicas,
+        spec.min_replicas,
+        spec.max_replicas,
+        spec.goodput_rps,
+        spec.fallback,
         spec.scheduled_min_replicas,
-    )  # fmt: skip
+    )
 
 
 def _replicas(spec: PoolSpec, at: Key, places: Places, units: int) -> int:
@@ -264,9 +284,12 @@ def _proxied_model(spec: PoolSpec, at: Key, places: Places) -> Model:
     name, *others = filter(None, names)
     longest = None if spec.hosted is None else spec.hosted.max_context_tokens
     return replace(
-        shape, name=name, hf_id=spec.hf_id or name, aliases=tuple(others),
+        shape,
+        name=name,
+        hf_id=spec.hf_id or name,
+        aliases=tuple(others),
         max_context_tokens=longest or _PROXIED_CONTEXT_TOKENS,
-    )  # fmt: skip
+    )
 
 
 def _proxied_gpu(spec: PoolSpec) -> Gpu:

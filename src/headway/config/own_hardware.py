@@ -95,9 +95,16 @@ def _entries(
 
 
 _OF_LAYERS = (
-    "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "moe", "mla",
+    "num_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "moe",
+    "mla",
     "sliding_window_every",
-)  # fmt: skip
+)
 
 
 def _check_layers_kept(entry: Mapping[str, Any], at: Key, places: Places) -> None:

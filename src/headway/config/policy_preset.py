@@ -10,9 +10,13 @@ from headway.config.spec import PolicySpecs
 from headway.core.fleet import Combo, Fleet, Pool
 
 PARTS = PolicySpecs(
-    routing="headway", ordering={"name": "priority", "preemptive": False}, ordering_at="replica", migration="headway",
-    admission="by-deadline", scaling="headway",
-)  # fmt: skip
+    routing="headway",
+    ordering={"name": "priority", "preemptive": False},
+    ordering_at="replica",
+    migration="headway",
+    admission="by-deadline",
+    scaling="headway",
+)
 """Who runs keeps the seat, as in vLLM. Otherwise a request whose prompt waited long elsewhere would take the KV blocks
 of those that arrived after it, and theirs would be computed anew."""
 KEYS = ("routing", "ordering", "ordering_at", "migration", "admission", "scaling")

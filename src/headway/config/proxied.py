@@ -30,8 +30,9 @@ def without_proxied(document: Mapping[str, Any], places: Places) -> tuple[Mappin
         changed["workload"] = without_models(workload, models)
     where = places.where(("fleet", left_out[0])).removesuffix(f"fleet[{left_out[0]}]")
     verb = "has no gpu: it is" if len(names) == 1 else "have no gpu: they are"
-    warnings.warn(f"{where}{', '.join(names)} {verb} left out, as only pools with one are simulated",
-                  LeftOutWarning, stacklevel=2)  # fmt: skip
+    warnings.warn(
+        f"{where}{', '.join(names)} {verb} left out, as only pools with one are simulated", LeftOutWarning, stacklevel=2
+    )
     return changed, _moved(places, kept)
 
 
@@ -55,9 +56,12 @@ _SERVED = ("endpoints", "endpoints_file", "kubernetes", "inference_pool")
 
 def _is_proxied(pool: Any) -> bool:
     return (
-        isinstance(pool, Mapping) and isinstance(pool.get("model"), str) and any(pool.get(key) for key in _SERVED)
-        and not pool.get("gpu") and pool.get("hosted") is None
-    )  # fmt: skip
+        isinstance(pool, Mapping)
+        and isinstance(pool.get("model"), str)
+        and any(pool.get(key) for key in _SERVED)
+        and not pool.get("gpu")
+        and pool.get("hosted") is None
+    )
 
 
 def _without_fallbacks(pool: Any, names: Sequence[str]) -> Any:

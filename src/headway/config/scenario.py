@@ -140,8 +140,17 @@ def _without_secrets(document: dict[str, Any]) -> dict[str, Any]:
 
 
 _PATH_KEYS = (
-    "path", "trace", "config", "coefficients", "endpoints_file", "slots", "log", "tokenizer", "records", "store",
-)  # fmt: skip
+    "path",
+    "trace",
+    "config",
+    "coefficients",
+    "endpoints_file",
+    "slots",
+    "log",
+    "tokenizer",
+    "records",
+    "store",
+)
 _DEFAULT_STORES = {"batches": Batches().store, "key_store": KeyStoreSettings().store}
 _FILE_PLACEHOLDER = re.compile(r"\$\{file:([^{}]*)\}")
 
@@ -176,8 +185,11 @@ def with_absolute_paths(document: Mapping[str, Any], base_dir: Path) -> dict[str
 
     made: dict[str, Any] = plain(document)
     if isinstance(settings := made.get("gateway"), dict):
-        stores = {key: {"store": store, **settings[key]} for key, store in _DEFAULT_STORES.items()
-                  if isinstance(settings.get(key), dict)}  # fmt: skip
+        stores = {
+            key: {"store": store, **settings[key]}
+            for key, store in _DEFAULT_STORES.items()
+            if isinstance(settings.get(key), dict)
+        }
         made = {**made, "gateway": {**settings, **stores}}
     sections: dict[str, Any] = {
         key: absolute(key, made[key]) for key in ("workload", "fleet", "combos", "gateway") if key in made

@@ -19,9 +19,15 @@ EAGLE3_VOCAB_SIZE = 32_000
 
 
 def with_speculation(
-    spec: SpeculativeSpec, engine: Engine, target: Model, parallel: Parallel, at: Key, base_dir: Path, places: Places,
+    spec: SpeculativeSpec,
+    engine: Engine,
+    target: Model,
+    parallel: Parallel,
+    at: Key,
+    base_dir: Path,
+    places: Places,
     own: OwnHardware,
-) -> Engine:  # fmt: skip
+) -> Engine:
     """The engine with its drafts. HeadwayError where a key is invalid; paths are relative to `base_dir`."""
     _check(spec, engine, parallel, at, places)
     num = spec.num_speculative_tokens
@@ -112,9 +118,14 @@ def _draft(
         unwindowed = tuple(replace(each, is_windowed=False) for each in found.layers)
         return replace(found, sampling=None, sliding_window_tokens=None, layers=unwindowed)
     layer = replace(
-        target, num_layers=1, sampling=None, sliding_window_tokens=None, tie_embeddings=True, layers=(),
+        target,
+        num_layers=1,
+        sampling=None,
+        sliding_window_tokens=None,
+        tie_embeddings=True,
+        layers=(),
         other_params=0.0,
-    )  # fmt: skip
+    )
     if spec.method == "mtp":
         moe = None if target.moe is None else replace(target.moe, num_dense_layers=0, moe_layer_every=1)
         return replace(layer, moe=moe)

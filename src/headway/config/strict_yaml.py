@@ -31,9 +31,12 @@ class Places:
     """The origins of a document's values: lines of a file, or flags of the command line."""
 
     def __init__(
-        self, file: str = "", lines: Mapping[Key, int] | None = None, flags: Mapping[Key, str] | None = None,
+        self,
+        file: str = "",
+        lines: Mapping[Key, int] | None = None,
+        flags: Mapping[Key, str] | None = None,
         warned: Iterable[Key] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.file = file
         self.lines = dict(lines or {})
         self.flags = dict(flags or {})
@@ -268,8 +271,11 @@ def _text(data: Any, key: Key) -> str | None:
 
 def _in_free_key(data: Any, to: Any, key: Key) -> tuple[str, msgspec.ValidationError, Any, Any] | None:
     """Of keys that a user names: the first one whose value does not fit, the error, the value, and its Struct."""
-    structs = [t.value_type.cls for t in _types(data, to, key) if isinstance(t, msgspec.inspect.DictType)
-               and isinstance(t.value_type, msgspec.inspect.StructType)]  # fmt: skip
+    structs = [
+        t.value_type.cls
+        for t in _types(data, to, key)
+        if isinstance(t, msgspec.inspect.DictType) and isinstance(t.value_type, msgspec.inspect.StructType)
+    ]
     for step in key:
         data = data[step]
     for cls in structs:

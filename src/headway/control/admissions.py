@@ -21,9 +21,13 @@ class Admissions:
     """One service's admission policy and the requests it holds. Satisfies `core.view.AdmissionView`."""
 
     def __init__(
-        self, service: Service, policy: Admission, random: Random, place: Place,
+        self,
+        service: Service,
+        policy: Admission,
+        random: Random,
+        place: Place,
         observer: DecisionObserver | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.service = service
         self.policy = policy
         self.interval_s = policy.interval_s

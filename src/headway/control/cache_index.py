@@ -216,9 +216,13 @@ class CacheIndex:
     __slots__ = ("_block", "_placed", "adds_placed", "gpu", "groups", "guesses", "slower")
 
     def __init__(
-        self, block_size_tokens: int, gpu_blocks: int, guesses: bool, slower_blocks: float = inf,
+        self,
+        block_size_tokens: int,
+        gpu_blocks: int,
+        guesses: bool,
+        slower_blocks: float = inf,
         adds_placed: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._block = block_size_tokens
         self.guesses, self.adds_placed = guesses, adds_placed
         self.gpu = SegmentBlocks(gpu_blocks)

@@ -99,9 +99,14 @@ class DecisionObserver:
         self._held.pop(live.id, None)
 
     def record_placement(
-        self, live: Live, placement: Placement, offered: Sequence[ReplicaView], leaves_draining: bool, now: float,
+        self,
+        live: Live,
+        placement: Placement,
+        offered: Sequence[ReplicaView],
+        leaves_draining: bool,
+        now: float,
         shadow: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record a router's choice, and that of a candidate's router. `leaves_draining`: the request is at a replica
         that drains, and moves."""
         if not self.listeners:
@@ -124,9 +129,15 @@ class DecisionObserver:
         """Record a move that a migration policy asked for."""
         if self.listeners:
             self._record(
-                "moved", live, now, source=live.replica, choice=move.target, scores=move.scores,
-                why="asked for by the migration policy", replicas=_snapshots(offered, now, self._is_live),
-            )  # fmt: skip
+                "moved",
+                live,
+                now,
+                source=live.replica,
+                choice=move.target,
+                scores=move.scores,
+                why="asked for by the migration policy",
+                replicas=_snapshots(offered, now, self._is_live),
+            )
 
     def record_shadow(self, live: Live, why: str, now: float) -> None:
         """Record that a candidate's policy would have decided otherwise about a request."""
@@ -166,10 +177,16 @@ class DecisionObserver:
         if self.listeners:
             name = fields.pop("request", "") or self.name(live)
             decision = Decision(
-                time_s=self.start_s + now, what=what, request=name, tier=live.tier,
-                phase=live.phase.name.lower(), attempt=live.attempt, moves=live.moves,
-                held_s=now - since_s, **{"model": live.model, "why": why, **fields},
-            )  # fmt: skip
+                time_s=self.start_s + now,
+                what=what,
+                request=name,
+                tier=live.tier,
+                phase=live.phase.name.lower(),
+                attempt=live.attempt,
+                moves=live.moves,
+                held_s=now - since_s,
+                **{"model": live.model, "why": why, **fields},
+            )
             for listener in self.listeners:
                 listener(decision)
 

@@ -22,9 +22,13 @@ class Migrations:
     """One service's migration policy and its view."""
 
     def __init__(
-        self, service: Service, policy: Migration, view: MutableFleetView, begin: BeginMove,
+        self,
+        service: Service,
+        policy: Migration,
+        view: MutableFleetView,
+        begin: BeginMove,
         observer: DecisionObserver | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.service = service
         self.policy = policy
         self.interval_s = policy.interval_s

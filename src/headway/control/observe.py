@@ -21,8 +21,13 @@ from headway.core.view import Bounds, OracleReplicaView, PoolView, ReplicaView, 
 T = TypeVar("T")
 _MOST_KEYS = 16
 _ENGINE_METRICS = (
-    "num_waiting", "num_running", "kv_blocks_used", "kv_blocks_host", "head_demand_blocks", "output_tokens_left",
-)  # fmt: skip
+    "num_waiting",
+    "num_running",
+    "kv_blocks_used",
+    "kv_blocks_host",
+    "head_demand_blocks",
+    "output_tokens_left",
+)
 """What engines report. Everything else is the gateway's own count and always fresh."""
 _LORA_METRICS = (*_ENGINE_METRICS, "loras_running", "loras_waiting")
 """What engines with slots for LoRA adapters report."""

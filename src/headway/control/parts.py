@@ -28,9 +28,17 @@ class Parts:
     """What control consists of, and what the parts hold."""
 
     __slots__ = (
-        "_effects", "_place", "admissions", "by_model", "cascade", "migrations", "new_shadow", "scaling", "services",
+        "_effects",
+        "_place",
+        "admissions",
+        "by_model",
+        "cascade",
+        "migrations",
+        "new_shadow",
+        "scaling",
+        "services",
         "shedding",
-    )  # fmt: skip
+    )
 
     def __init__(self, effects: Effects, place: Callable[[Live, float], None]) -> None:
         self._effects, self._place = effects, place

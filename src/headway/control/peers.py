@@ -67,10 +67,14 @@ class OwnCounts(Protocol):
 def load_of(own: OwnCounts) -> Load:
     """A scheduler's own load at a replica, to be reported to the others."""
     return Load(
-        own.num_in_flight, own.prefill_tokens_left, own.tokens_generated, own.expected_cached_tokens,
+        own.num_in_flight,
+        own.prefill_tokens_left,
+        own.tokens_generated,
+        own.expected_cached_tokens,
         sum(live.prompt_tokens for live in own.requests),
-        {tier: num for tier, num in own.num_by_tier.items() if num}, list(own.queue_lengths),
-    )  # fmt: skip
+        {tier: num for tier, num in own.num_by_tier.items() if num},
+        list(own.queue_lengths),
+    )
 
 
 class PeerLoads:

@@ -32,8 +32,14 @@ _CODES = {
 
 FLUSH_BYTES = 1 << 22
 """Size of the packed rows from which they are moved to columns."""
-_NARROW = {"request": np.int32, "tick": np.int32, "joined_tick": np.int32, "left_tick": np.int32,
-           "context_tokens": np.int32, "replica": np.int16}  # fmt: skip
+_NARROW = {
+    "request": np.int32,
+    "tick": np.int32,
+    "joined_tick": np.int32,
+    "left_tick": np.int32,
+    "context_tokens": np.int32,
+    "replica": np.int16,
+}
 """Narrower types of columns, used as long as all values fit."""
 
 

@@ -346,9 +346,12 @@ class Service:
         window, sharing, sent = self.window, self.sharing, self.sent
         shared_window = self._shared_window
         if (
-            shared_window is not None and sharing is not None and sent is not None
-            and tokens <= self._shortest_tokens and not opened.has_single_phase
-        ):  # fmt: skip
+            shared_window is not None
+            and sharing is not None
+            and sent is not None
+            and tokens <= self._shortest_tokens
+            and not opened.has_single_phase
+        ):
             most = sent.most_unstarted(opened.views, shared_window, self._least_kv_tokens, live)
             if most <= live.prompt_tokens or (most < inf and not sharing.is_below_share(live)):
                 return opened.views  # as the steps below would, which take several times as long

@@ -112,9 +112,7 @@ class Shadow:
         self.spent_s += self._timer() - began_s
         return chosen
 
-    def _chosen(
-        self, router: Router, live: Live, replicas: Sequence[ReplicaView], real: int, now: float
-    ) -> int | None:  # fmt: skip
+    def _chosen(self, router: Router, live: Live, replicas: Sequence[ReplicaView], real: int, now: float) -> int | None:
         view, counts = self._view, self.counts["routing"]
         view.now, view.replicas = now, tuple(replicas)
         self.placed[real] = self.placed.get(real, 0) + 1

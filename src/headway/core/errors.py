@@ -58,9 +58,14 @@ def unusable(policy: object, method: str, returned: object, expected: str) -> He
 
 
 _TYPE_NAMES = {
-    "bool": "boolean", "int": "integer", "float": "number", "str": "string", "array": "list", "object": "mapping",
+    "bool": "boolean",
+    "int": "integer",
+    "float": "number",
+    "str": "string",
+    "array": "list",
+    "object": "mapping",
     "dict": "mapping",
-}  # fmt: skip
+}
 
 
 def type_name(python: str) -> str:

@@ -188,12 +188,15 @@ def _alike(model: Model) -> tuple[Layers, ...]:
     )
     return tuple(
         replace(
-            base, num=count, is_windowed=window, has_experts=experts,
+            base,
+            num=count,
+            is_windowed=window,
+            has_experts=experts,
             mlp_width=0 if experts else model.intermediate_size,
         )
         for count, window, experts in parts
         if count
-    )  # fmt: skip
+    )
 
 
 def attention_params(model: Model) -> float:

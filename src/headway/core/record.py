@@ -102,15 +102,33 @@ REQUEST_ID = "request_id"
 """One more column of `requests.parquet`, of a gateway's records: the client's id of the request, else the gateway's."""
 
 SEGMENT_COLUMNS = (
-    "request", "replica", "attempt", "stage", "enqueued_s", "admitted_s", "prefill_end_s", "joined_tick", "left_tick",
-    "end_s", "cause",
-)  # fmt: skip
+    "request",
+    "replica",
+    "attempt",
+    "stage",
+    "enqueued_s",
+    "admitted_s",
+    "prefill_end_s",
+    "joined_tick",
+    "left_tick",
+    "end_s",
+    "cause",
+)
 """`prefill_end_s` is NaN if no prefill ended with a token (the request was swapped in, or left before the end)."""
 
 STRETCH_COLUMNS = (
-    "replica", "tick", "start_s", "a_s", "b_s", "num_decode", "prefill_tokens", "context_tokens", "num_waiting",
-    "iterations", "advances",
-)  # fmt: skip
+    "replica",
+    "tick",
+    "start_s",
+    "a_s",
+    "b_s",
+    "num_decode",
+    "prefill_tokens",
+    "context_tokens",
+    "num_waiting",
+    "iterations",
+    "advances",
+)
 """`advances` is 1 if the iterations are ticks, 0 if no request decoded (a prefill-only iteration).
 `context_tokens` is the KV tokens of the decoding requests at the start."""
 

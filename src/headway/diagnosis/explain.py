@@ -195,11 +195,16 @@ class Explainer:
         scores = dict(decision.scores)
         candidates = tuple(
             Candidate(
-                each.name or self._logged_name(row, each.replica), each.in_flight, each.waiting, each.kv_share,
-                each.age_s, scores.get(each.replica), each.replica == decision.choice,
+                each.name or self._logged_name(row, each.replica),
+                each.in_flight,
+                each.waiting,
+                each.kv_share,
+                each.age_s,
+                scores.get(each.replica),
+                each.replica == decision.choice,
             )
             for each in decision.replicas
-        )  # fmt: skip
+        )
         return ShownDecision(
             after_s=decision.time_s - start_s - history.times(row).arrival_s,
             what=decision.what,
@@ -224,11 +229,15 @@ class Explainer:
                 pool = self._predictions.pool(replica.pool)
                 is_mixed = not replica.for_prefill and not replica.for_decode
                 known[each.replica] = {
-                    "pool": replica.pool, "model": replica.model, "gpu": replica.gpu, "region": replica.region,
-                    "max_num_seqs": replica.max_num_seqs, "is_draining": False,
+                    "pool": replica.pool,
+                    "model": replica.model,
+                    "gpu": replica.gpu,
+                    "region": replica.region,
+                    "max_num_seqs": replica.max_num_seqs,
+                    "is_draining": False,
                     **({"role": "mixed", "is_single_phase": False} if is_mixed else {}),
                     **({} if pool is None else {"block_size_tokens": pool.engine.block_size_tokens}),
-                }  # fmt: skip
+                }
         return rehearsed(decision, self._request(row, decision), known, self._history.ended_before(row, now), now)
 
     def _request(self, row: int, decision: Decision) -> Mapping[str, Any]:
@@ -239,19 +248,28 @@ class Explainer:
         is_new = decision.attempt == decision.moves == 0
         return {
             **({"generated_tokens": 0, "answer_tokens": 0, "replica": -1} if is_new else {}),
-            "id": row, "arrival_s": history.arrived("arrival_s", row), "model": decision.model, "tier": decision.tier,
-            "prompt_tokens": int(history.arrived("prompt_tokens", row)), "attempt": decision.attempt,
+            "id": row,
+            "arrival_s": history.arrived("arrival_s", row),
+            "model": decision.model,
+            "tier": decision.tier,
+            "prompt_tokens": int(history.arrived("prompt_tokens", row)),
+            "attempt": decision.attempt,
             **{name: history.name(name, row) for name in ("region", "tenant", "lora")},
             "session_id": None if session < 0 else session,
             **{name: None if isnan(value) else value for name, value in slos.items()},
-        }  # fmt: skip
+        }
 
     # The cause.
 
     def _cause(
-        self, row: int, term: str, found: Mapping[str, float], expected: Expected, stays: Sequence[Stay],
+        self,
+        row: int,
+        term: str,
+        found: Mapping[str, float],
+        expected: Expected,
+        stays: Sequence[Stay],
         decisions: Sequence[Decision] | None,
-    ) -> str:  # fmt: skip
+    ) -> str:
         """What the longest term is due to, as far as it is known."""
         observed_s = found[term]
         if observed_s <= 0:
@@ -283,9 +301,13 @@ class Explainer:
         return f"it failed {times}, at {', '.join(dict.fromkeys(failed))}, and went on elsewhere"
 
     def _why_first_token(
-        self, row: int, observed_s: float, expected: Expected, decisions: Sequence[Decision] | None,
+        self,
+        row: int,
+        observed_s: float,
+        expected: Expected,
+        decisions: Sequence[Decision] | None,
         is_prefill: bool = False,
-    ) -> str:  # fmt: skip
+    ) -> str:
         prompt = int(self._history.arrived("prompt_tokens", row))
         own_s, expected_s = expected.own_prompt_s, expected.first_token_s
         if own_s is not None and own_s >= _EXPLAINED * observed_s:

@@ -97,16 +97,23 @@ class History:
 
     def name(self, column: str, row: int) -> str:
         """A name of the request's: its model, tenant, region or LoRA adapter; "" for none."""
-        names = {"model": self.records.models, "tenant": self.records.tenants, "region": self.records.regions,
-                 "lora": self.records.loras}[column]  # fmt: skip
+        names = {
+            "model": self.records.models,
+            "tenant": self.records.tenants,
+            "region": self.records.regions,
+            "lora": self.records.loras,
+        }[column]
         return names[int(self.arrived(column, row))] if names else ""
 
     def times(self, row: int) -> Times:
         gap_s = self.value(LONGEST_GAP, row, 0.0)
         return Times(
-            self.arrived("arrival_s", row), self.value("first_token_s", row), self.value("end_s", row),
-            int(self.value("generated_tokens", row)), 0.0 if isnan(gap_s) else gap_s,
-        )  # fmt: skip
+            self.arrived("arrival_s", row),
+            self.value("first_token_s", row),
+            self.value("end_s", row),
+            int(self.value("generated_tokens", row)),
+            0.0 if isnan(gap_s) else gap_s,
+        )
 
     def stays(self, row: int) -> list[Stay]:
         """In order. One that is not recorded on its own lasts from the placement to the end."""
@@ -137,9 +144,13 @@ class History:
         is_simulated = len(self.records.stretches["replica"]) > 0
         resumed_s = float(table["prefill_end_s"][i]) if is_simulated else self.value(RESUMED, row)
         return Stay(
-            int(table["replica"][i]), enqueued_s, end_s, Cause(int(table["cause"][i])),
-            admitted_s if is_simulated else nan, resumed_s,
-        )  # fmt: skip
+            int(table["replica"][i]),
+            enqueued_s,
+            end_s,
+            Cause(int(table["cause"][i])),
+            admitted_s if is_simulated else nan,
+            resumed_s,
+        )
 
     # Replicas.
 

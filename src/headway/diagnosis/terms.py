@@ -16,14 +16,26 @@ from msgspec import Struct
 from headway.core.record import Cause
 
 TERMS = (
-    "held", "failover", "move", "preemption", "queue", "prefill", "first token", "decode", "stall", "engine",
-)  # fmt: skip
+    "held",
+    "failover",
+    "move",
+    "preemption",
+    "queue",
+    "prefill",
+    "first token",
+    "decode",
+    "stall",
+    "engine",
+)
 """In the order of a request's life."""
 STALL_S, STALL_FACTOR = 0.25, 5.0
 """A gap is a stall if it is so long, and so many times as long as the others' mean."""
 _LOST = {
-    Cause.CRASHED: "failover", Cause.MOVED: "move", Cause.PREEMPTED: "preemption", Cause.SWAPPED: "preemption",
-}  # fmt: skip
+    Cause.CRASHED: "failover",
+    Cause.MOVED: "move",
+    Cause.PREEMPTED: "preemption",
+    Cause.SWAPPED: "preemption",
+}
 """What follows a stay that ended for this reason."""
 
 

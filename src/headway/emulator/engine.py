@@ -68,9 +68,15 @@ class EmulatedEngine:
     """
 
     def __init__(
-        self, pool: Pool, ordering: Ordering, speed: float = 1.0, link: KvLink | None = None, line: Line | None = None,
-        events: KvEventsConfig | None = None, throttle: tuple[float, float] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        pool: Pool,
+        ordering: Ordering,
+        speed: float = 1.0,
+        link: KvLink | None = None,
+        line: Line | None = None,
+        events: KvEventsConfig | None = None,
+        throttle: tuple[float, float] | None = None,
+    ) -> None:
         self.pool = pool
         self.adapters = {} if pool.lora is None else {each.name: each for each in pool.lora.adapters}
         """LoRA adapters that requests may name, by name."""
@@ -85,9 +91,13 @@ class EmulatedEngine:
         self._answers: dict[int, GeneratedTokens] = {}
         self._ids = count()
         self._replica = Replica(
-            0, PoolResources(pool, line or calibrated_line(pool)), ordering,
-            Run(self._kernel, self, _discarding_recorder(), True, Pacer(), Network(), 0), 0, None,
-        )  # fmt: skip
+            0,
+            PoolResources(pool, line or calibrated_line(pool)),
+            ordering,
+            Run(self._kernel, self, _discarding_recorder(), True, Pacer(), Network(), 0),
+            0,
+            None,
+        )
         if (speculation := self._replica.batch.speculation) is not None:
             speculation.counts = DraftCounts([0] * speculation.setting.num_speculative_tokens)
         self.num_cached_tokens = self.num_prompt_tokens = 0
@@ -153,10 +163,18 @@ class EmulatedEngine:
         del self.adapters[name]
 
     def begin(
-        self, prompt_tokens: int, output_tokens: int, tier: int, reasoning_tokens: int, kv_name: str | None = None,
-        blocks: int | None = None, has_token: bool = False, received_s: float = inf, lora: str = "",
+        self,
+        prompt_tokens: int,
+        output_tokens: int,
+        tier: int,
+        reasoning_tokens: int,
+        kv_name: str | None = None,
+        blocks: int | None = None,
+        has_token: bool = False,
+        received_s: float = inf,
+        lora: str = "",
         prefix: tuple[Segment, ...] = (),
-    ) -> GeneratedTokens:  # fmt: skip
+    ) -> GeneratedTokens:
         """Begin to serve a request.
 
         `kv_name`: keep its KV for another engine under this name. `blocks`: its fetched KV is in these reserved

@@ -31,9 +31,13 @@ Handler = Callable[[GetEngine, SurfaceConfig, dict[str, Any]], Awaitable[Respons
 def other_routes(engine: GetEngine, config: SurfaceConfig) -> list[Route]:
     """The routes of responses, embeddings, scores and tokens, as of vLLM's API."""
     handlers: dict[str, Handler] = {
-        "/v1/responses": _responses, "/v1/embeddings": _embeddings, "/tokenize": _tokenize, "/detokenize": _detokenize,
-        **dict.fromkeys(("/rerank", "/v1/rerank"), _rerank), **dict.fromkeys(("/score", "/v1/score"), _score),
-    }  # fmt: skip
+        "/v1/responses": _responses,
+        "/v1/embeddings": _embeddings,
+        "/tokenize": _tokenize,
+        "/detokenize": _detokenize,
+        **dict.fromkeys(("/rerank", "/v1/rerank"), _rerank),
+        **dict.fromkeys(("/score", "/v1/score"), _score),
+    }
     return [Route(path, _endpoint(engine, config, handler), methods=["POST"]) for path, handler in handlers.items()]
 
 

@@ -83,12 +83,17 @@ class SglangSurface(VllmSurface):
             pool, (_, blocks, _) = engine().pool, engine().blocks()
             settings = pool.engine
             limits = {
-                "tp_size": pool.parallel.tp, "pp_size": pool.parallel.pp, "dp_size": pool.parallel.dp,
-                "page_size": settings.block_size_tokens, "max_total_num_tokens": blocks * settings.block_size_tokens,
-                "max_running_requests": settings.max_num_seqs, "chunked_prefill_size": settings.max_num_batched_tokens,
-                "disable_radix_cache": not settings.prefix_caching, "version": settings.version,
+                "tp_size": pool.parallel.tp,
+                "pp_size": pool.parallel.pp,
+                "dp_size": pool.parallel.dp,
+                "page_size": settings.block_size_tokens,
+                "max_total_num_tokens": blocks * settings.block_size_tokens,
+                "max_running_requests": settings.max_num_seqs,
+                "chunked_prefill_size": settings.max_num_batched_tokens,
+                "disable_radix_cache": not settings.prefix_caching,
+                "version": settings.version,
                 "mem_fraction_static": settings.gpu_memory_utilization,
-            }  # fmt: skip
+            }
             return JSONResponse({"model_path": config.name, **limits, **bootstrap})
 
         async def generate(request: Request) -> Response:
@@ -198,9 +203,14 @@ class _SinglePhaseEndpoint(_SglangEndpoint):
                 raise KvGoneError("KVTransferError: this failure was asked for")
         choice = completion.choices[0]
         generated = engine.begin(
-            len(completion.prompt), choice.output_tokens, self.tier(completion), choice.reasoning_left, None, blocks,
+            len(completion.prompt),
+            choice.output_tokens,
+            self.tier(completion),
+            choice.reasoning_left,
+            None,
+            blocks,
             blocks is not None,
-        )  # fmt: skip
+        )
         try:
             await send_answer(completion, [generated], send)
         finally:

@@ -18,10 +18,17 @@ _KNOWN = frozenset((
     "$schema", "$id", "nullable", "propertyOrdering", "minProperties", "strict",
 ))  # fmt: skip
 _FORMATS = {
-    "date-time": "2026-01-02T03:04:05Z", "date": "2026-01-02", "time": "03:04:05Z", "duration": "PT1H",
-    "email": "reader@example.com", "hostname": "example.com", "ipv4": "192.0.2.1", "ipv6": "2001:db8::1",
-    "uri": "https://example.com/", "uuid": "12345678-1234-4234-8234-123456789abc",
-}  # fmt: skip
+    "date-time": "2026-01-02T03:04:05Z",
+    "date": "2026-01-02",
+    "time": "03:04:05Z",
+    "duration": "PT1H",
+    "email": "reader@example.com",
+    "hostname": "example.com",
+    "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
+    "uri": "https://example.com/",
+    "uuid": "12345678-1234-4234-8234-123456789abc",
+}
 _MAX_DEPTH = 6
 """Below this depth objects have required properties alone, and arrays as few items as they may: recursion ends."""
 

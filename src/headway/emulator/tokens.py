@@ -68,9 +68,13 @@ class TokenSequence:
     """
 
     def __init__(
-        self, prompt: list[int], output_tokens: int, reasoning_tokens: int, script: list[str] | None = None,
+        self,
+        prompt: list[int],
+        output_tokens: int,
+        reasoning_tokens: int,
+        script: list[str] | None = None,
         variant: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.num = len(prompt)
         self._last = (prompt[-1] if prompt else 0) + 7_919 * variant
         self._script = script

@@ -148,17 +148,31 @@ class CompletionsEndpoint:
         first, *others = completion.choices
         is_handed_over = completion.kv_name is not None or blocks is not None
         prefix = () if is_handed_over else engine.blocks_of(completion.prompt, completion.lora)
-        generated = [engine.begin(
-            prompt_tokens, first.output_tokens, self.tier(completion), first.reasoning_left, completion.kv_name, blocks,
-            received_s=completion.received_s, lora=completion.lora, prefix=prefix,
-        )]  # fmt: skip
+        generated = [
+            engine.begin(
+                prompt_tokens,
+                first.output_tokens,
+                self.tier(completion),
+                first.reasoning_left,
+                completion.kv_name,
+                blocks,
+                received_s=completion.received_s,
+                lora=completion.lora,
+                prefix=prefix,
+            )
+        ]
         generated += [
             engine.begin(
-                prompt_tokens, choice.output_tokens, self.tier(completion), choice.reasoning_left,
-                received_s=completion.received_s, lora=completion.lora, prefix=prefix,
+                prompt_tokens,
+                choice.output_tokens,
+                self.tier(completion),
+                choice.reasoning_left,
+                received_s=completion.received_s,
+                lora=completion.lora,
+                prefix=prefix,
             )
             for choice in others
-        ]  # fmt: skip
+        ]
         if self.config.reports_cached_tokens:
             completion.cached_tokens = lambda: generated[0].live.cached_tokens
         try:
@@ -175,10 +189,15 @@ class CompletionsEndpoint:
         first, block = self._num_kept_blocks, self.engine().pool.engine.block_size_tokens
         self._num_kept_blocks += -(-len(completion.prompt) // block)
         return {
-            "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": f"{host}:{port}",
-            "remote_block_ids": list(range(first, self._num_kept_blocks)), "remote_request_id": completion.kv_name,
-            "remote_host": host, "remote_port": port, "tp_size": self.engine().pool.parallel.tp,
-        }  # fmt: skip
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": f"{host}:{port}",
+            "remote_block_ids": list(range(first, self._num_kept_blocks)),
+            "remote_request_id": completion.kv_name,
+            "remote_host": host,
+            "remote_port": port,
+            "tp_size": self.engine().pool.parallel.tp,
+        }
 
 
 async def _cancel_on_disconnect(receive: Receive, answering: asyncio.Task[None]) -> None:
@@ -277,8 +296,12 @@ async def _json(scope: Scope, receive: Receive) -> dict[str, Any]:
 def _models(engine: EmulatedEngine, name: str) -> list[dict[str, Any]]:
     """The model and its adapters, as /v1/models lists them."""
     model = {
-        "id": name, "object": "model", "created": 0, "owned_by": "headway", "max_model_len": engine.max_tokens,
-    }  # fmt: skip
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "headway",
+        "max_model_len": engine.max_tokens,
+    }
     own = {"root": name, "parent": None} if engine.adapters else {}
     adapters = [{**model, "id": each, "root": each, "parent": name, "max_model_len": None} for each in engine.adapters]
     return [{**model, **own}, *adapters]

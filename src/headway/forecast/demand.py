@@ -153,10 +153,16 @@ class DemandForecast(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def forecast_days(
-    days: Sequence[str | Path], *, growth_per_month: float = 1.0, months: float = 1.0, time_zone: str = "UTC",
-    begins: str | None = None, first: str | None = None, methods: Sequence[str] = METHODS,
+    days: Sequence[str | Path],
+    *,
+    growth_per_month: float = 1.0,
+    months: float = 1.0,
+    time_zone: str = "UTC",
+    begins: str | None = None,
+    first: str | None = None,
+    methods: Sequence[str] = METHODS,
     assumed_spread: float = SPREAD,
-) -> DemandForecast:  # fmt: skip
+) -> DemandForecast:
     """The demand that follows from recorded days: folders of records, or files of requests in any known format.
 
     `begins`: when the first day began; None: as its records say. `first`: the first hour to forecast. The other
@@ -164,9 +170,12 @@ def forecast_days(
     """
     try:
         options = DemandOptions(
-            growth_per_month=growth_per_month, months=months, methods=tuple(methods), begins=first,
+            growth_per_month=growth_per_month,
+            months=months,
+            methods=tuple(methods),
+            begins=first,
             assumed_spread=assumed_spread,
-        )  # fmt: skip
+        )
     except ValueError as error:
         raise HeadwayError(str(error)) from None
     hours = recorded_hours([Path(day) for day in days], time_zone, begins)
@@ -270,11 +279,14 @@ class _History:
             for q, factor in zip(quantiles, others, strict=True):
                 inside[f"{q:g}"] += list(np.exp(logs[of_day == day]) <= factor)
         backtest = DemandBacktest(
-            num_held_out_days=len(origins), num_held_out_hours=len(np.unique(of_day)) * DAY_HOURS,
-            longest_lead_days=min(LONGEST_LEAD_DAYS, len(days) - origins[0]), wape=wapes[chosen],
-            bias=float(logs.mean()), coverage={q: float(np.mean(each)) for q, each in inside.items() if each},
+            num_held_out_days=len(origins),
+            num_held_out_hours=len(np.unique(of_day)) * DAY_HOURS,
+            longest_lead_days=min(LONGEST_LEAD_DAYS, len(days) - origins[0]),
+            wape=wapes[chosen],
+            bias=float(logs.mean()),
+            coverage={q: float(np.mean(each)) for q, each in inside.items() if each},
             wape_by_method=wapes,
-        )  # fmt: skip
+        )
         return chosen, backtest, factors
 
     def _errors(self, days: Floats, method: str, origins: Sequence[int]) -> tuple[Floats, Floats, Floats]:

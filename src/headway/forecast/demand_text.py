@@ -21,8 +21,11 @@ def headlines(found: DemandForecast) -> list[str]:
     backtest = found.backtest
     if backtest is None:
         return [*lines, f"profile: {found.method}; its error is unknown from one day"]
-    inside = ", ".join(f"{share:.0%} below p{100 * float(q):g}" for q, share in backtest.coverage.items()
-                       if float(q) in (0.1, 0.5, 0.9))  # fmt: skip
+    inside = ", ".join(
+        f"{share:.0%} below p{100 * float(q):g}"
+        for q, share in backtest.coverage.items()
+        if float(q) in (0.1, 0.5, 0.9)
+    )
     num = backtest.num_held_out_days
     return [
         *lines,
@@ -39,8 +42,13 @@ def week_rows(found: DemandForecast) -> list[list[object]]:
         at = slice(steps.start, steps.stop)
         median = rates[0.5][at]
         busiest = steps.start + int(median.argmax())
-        made.append([
-            found.hour(steps.start).strftime("%Y-%m-%d"), round(float(median.sum()) * found.step_s),
-            float(median.mean()), found.hour(busiest).strftime("%a %H:00"), *(float(rates[q][at].max()) for q in SHOWN),
-        ])  # fmt: skip
+        made.append(
+            [
+                found.hour(steps.start).strftime("%Y-%m-%d"),
+                round(float(median.sum()) * found.step_s),
+                float(median.mean()),
+                found.hour(busiest).strftime("%a %H:00"),
+                *(float(rates[q][at].max()) for q in SHOWN),
+            ]
+        )
     return made

@@ -116,12 +116,16 @@ def recorded_hours(paths: Sequence[Path], time_zone: str = "UTC", begins: str | 
     scale = np.where(seen_s >= least_s, HOUR_S / np.maximum(seen_s, 1e-9), np.nan)
     by_model = {name: each * scale for name, each in counts.items()}
     return Hours(
-        begins=first, per_hour=np.sum(list(by_model.values()), axis=0), by_model=by_model,
+        begins=first,
+        per_hour=np.sum(list(by_model.values()), axis=0),
+        by_model=by_model,
         prompt_tokens_mean={name: prompt / number for name, (number, prompt, _) in tokens.items() if number},
         output_tokens_mean={name: output / number for name, (number, _, output) in tokens.items() if number},
-        num_requests=sum(len(day.rows) for day in days), ends=ends, busiest=busiest,
+        num_requests=sum(len(day.rows) for day in days),
+        ends=ends,
+        busiest=busiest,
         notes=tuple(notes),
-    )  # fmt: skip
+    )
 
 
 def _read(path: Path) -> _Day:

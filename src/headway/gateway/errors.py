@@ -21,9 +21,14 @@ class ApiError(Exception):
     """The error that a client gets in place of an answer. A long message is cut."""
 
     def __init__(
-        self, status: int, message: str, code: str, param: str | None = None, retry_after_s: int | None = None,
+        self,
+        status: int,
+        message: str,
+        code: str,
+        param: str | None = None,
+        retry_after_s: int | None = None,
         reason: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`reason`: what a limit is on, for metrics."""
         if len(message) > _MAX_MESSAGE_CHARS:
             message = f"{message[:_MAX_MESSAGE_CHARS]}..."

@@ -80,9 +80,15 @@ class Gateway:
         self.driver = self._make_driver(recording)
         self.models = ServedModels(self.driver, self.fleet, plan)
         self.health = HealthMonitor(
-            self.replicas, self.settings, self._replica_up, self.driver.roster.replica_down, self.driver.fail_over,
-            self._load_read, self._replica_ejected, lambda: self.clock.now,
-        )  # fmt: skip
+            self.replicas,
+            self.settings,
+            self._replica_up,
+            self.driver.roster.replica_down,
+            self.driver.fail_over,
+            self._load_read,
+            self._replica_ejected,
+            lambda: self.clock.now,
+        )
         self.driver.holds.is_lost = self.health.is_lost
         self.ejections: dict[int, str] = {}
         """The reason by replica that is ejected, or that generates nothing."""
@@ -96,9 +102,15 @@ class Gateway:
         self.cache_feeds = self._make_cache_feeds()
         self.charges = self._make_charges()
         self.admission = Admission(
-            self.clock, self.driver, self.models, self.settings, self.quarantine, self.responses, self.charges,
+            self.clock,
+            self.driver,
+            self.models,
+            self.settings,
+            self.quarantine,
+            self.responses,
+            self.charges,
             None if self.cache_feeds is None else self._prompt_blocks,
-        )  # fmt: skip
+        )
         self.batches = self._make_batches()
         self.reloads = Reloads()
         self.request_reload: Callable[[str], Awaitable[Reload]] | None = None
@@ -378,10 +390,15 @@ class Gateway:
 
     def _relay(self, client_request: ClientRequest, request: InFlightRequest, writer: ResponseWriter) -> Relay:
         relay = self._new_relay(
-            client_request, request, self.driver, self.health, paced(client_request, writer, self.settings),
+            client_request,
+            request,
+            self.driver,
+            self.health,
+            paced(client_request, writer, self.settings),
             self.settings.max_attempts,
-            self.plan.sends_priority, self.quarantine,
-        )  # fmt: skip
+            self.plan.sends_priority,
+            self.quarantine,
+        )
         relay.keep_alive_s = self.settings.keep_alive_s
         return relay
 

@@ -63,9 +63,12 @@ class MetricsPage:
     def lines(self, is_open: bool = False) -> Iterator[str]:
         """The page line by line, in Prometheus' text format; `is_open`: in OpenMetrics, with exemplars."""
         metrics = [
-            *self._replica_metrics(), self._usd(), *self._queue_gauges(), *self._service_metrics(),
+            *self._replica_metrics(),
+            self._usd(),
+            *self._queue_gauges(),
+            *self._service_metrics(),
             *self._key_counters(),
-        ]  # fmt: skip
+        ]
         if self._cache_feeds is not None:
             metrics += self._cache_feeds.metrics(self._fleet.present())
         if self._peers is not None:
@@ -83,9 +86,7 @@ class MetricsPage:
         factors = list[Sample]()
         running, waiting, kv_share = list[Sample](), list[Sample](), list[Sample]()
         for replica in self._fleet.present():
-            labels = {
-                "pool": replica.pool, "model": replica.model, "replica": str(replica.id), "name": replica.name
-            }  # fmt: skip
+            labels = {"pool": replica.pool, "model": replica.model, "replica": str(replica.id), "name": replica.name}
             in_flight.append((labels, replica.num_in_flight))
             up.append((labels, float(self._health.is_up(replica))))
             ejected.append((labels, float(self._health.is_ejected(replica))))
@@ -143,9 +144,8 @@ class MetricsPage:
         """What was used and refused by key, under the key's id."""
         counts = list(self._keys.counts())
         refused: list[Sample] = [
-            ({"key": key, "reason": reason}, float(num))
-            for key, each in counts for reason, num in each.refused.items()
-        ]  # fmt: skip
+            ({"key": key, "reason": reason}, float(num)) for key, each in counts for reason, num in each.refused.items()
+        ]
         return [
             ("headway_key_requests_total", [({"key": key}, float(each.num_requests)) for key, each in counts if key]),
             ("headway_key_tokens_total", [({"key": key}, float(each.num_tokens)) for key, each in counts if key]),

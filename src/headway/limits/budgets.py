@@ -115,9 +115,13 @@ def most_tokens(
 
 
 def dearest_usd(
-    model: str, input_tokens: int, output_tokens: int, pools: Iterable[tuple[str, TokenPrices]],
-    names: Mapping[str, Collection[str]], fallbacks: Mapping[str, Sequence[str]],
-) -> float:  # fmt: skip
+    model: str,
+    input_tokens: int,
+    output_tokens: int,
+    pools: Iterable[tuple[str, TokenPrices]],
+    names: Mapping[str, Collection[str]],
+    fallbacks: Mapping[str, Sequence[str]],
+) -> float:
     """The price of a request at the dearest of the pools (model, prices) that may serve it.
 
     `names` are those of each model; `fallbacks` are the models that may answer in place of one.

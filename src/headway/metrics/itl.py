@@ -123,9 +123,12 @@ def _resumed(ends: SegmentEnds, groupings: Sequence[Codes]) -> dict[Key, GapRuns
 
 
 def _read_near(
-    records: Records, segments: TokenSegments, groupings: Sequence[Codes], quantiles: dict[Key, QuantileReader],
+    records: Records,
+    segments: TokenSegments,
+    groupings: Sequence[Codes],
+    quantiles: dict[Key, QuantileReader],
     span: int,
-) -> None:  # fmt: skip
+) -> None:
     """The second pass: read the gaps near the quantiles of each set."""
     for replicas, clock in joint_clocks(records.stretches, span):
         rows = rows_of(segments.by_replica, replicas)

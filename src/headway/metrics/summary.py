@@ -368,8 +368,14 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
 
 
-BREAKDOWNS = {"tiers": "tier", "models": "model", "regions": "region", "tenants": "tenant", "fallbacks": "fallback",
-              "replicas": "replica"}  # fmt: skip
+BREAKDOWNS = {
+    "tiers": "tier",
+    "models": "model",
+    "regions": "region",
+    "tenants": "tenant",
+    "fallbacks": "fallback",
+    "replicas": "replica",
+}
 """A summary's field -> the first word of its flat keys."""
 
 
@@ -404,9 +410,18 @@ def _flat(
 
 
 _LATENCIES = (
-    "ttft_s", "answer_s", "tpot_s", "itl_s", "e2e_s", "queueing_s", "reasoning_s", "ttfat_s", "blocking_s",
-    "transfer_s", "program_s",
-)  # fmt: skip
+    "ttft_s",
+    "answer_s",
+    "tpot_s",
+    "itl_s",
+    "e2e_s",
+    "queueing_s",
+    "reasoning_s",
+    "ttfat_s",
+    "blocking_s",
+    "transfer_s",
+    "program_s",
+)
 
 PARTS: dict[str, type[Distribution] | type[MeanPeak] | type[StartingGpuHours]] = {
     **dict.fromkeys(_LATENCIES, Distribution),

@@ -117,13 +117,24 @@ def _curve(table: ExpertTable, model: Model, parallel: Parallel) -> ExpertCurve 
     dtype = kernel_dtype(expert_dtype(model))
     tp, ep = (1, parallel.tp * parallel.dp) if parallel.ep else (parallel.tp * parallel.dp, 1)
     wanted = (
-        dtype, model.hidden_size, moe.intermediate_size, moe.experts_per_token, moe.num_experts, tp, ep,
-    )  # fmt: skip
+        dtype,
+        model.hidden_size,
+        moe.intermediate_size,
+        moe.experts_per_token,
+        moe.num_experts,
+        tp,
+        ep,
+    )
     for each in table.curves:
         shape = (
-            each.dtype, each.hidden_size, each.intermediate_size, each.experts_per_token, each.num_experts,
-            each.tp, each.ep,
-        )  # fmt: skip
+            each.dtype,
+            each.hidden_size,
+            each.intermediate_size,
+            each.experts_per_token,
+            each.num_experts,
+            each.tp,
+            each.ep,
+        )
         if shape == wanted:
             return each
     return None

@@ -19,8 +19,12 @@ def adapter_bytes(model: Model, adapter: LoraAdapter) -> float:
     hidden, matrices = model.hidden_size, num_mlp_matrices(model)
     total = 0
     for each in model.all_layers:
-        sizes = (each.num_heads * each.head_dim, each.num_heads * each.v_head_dim, each.num_kv_heads * each.head_dim,
-                 each.num_kv_heads * each.v_head_dim)  # fmt: skip
+        sizes = (
+            each.num_heads * each.head_dim,
+            each.num_heads * each.v_head_dim,
+            each.num_kv_heads * each.head_dim,
+            each.num_kv_heads * each.v_head_dim,
+        )
         attention = sum(hidden + size for size in sizes) if each.num_heads else 0
         dense = matrices * (hidden + each.mlp_width) if each.mlp_width else 0
         total += each.num * (attention + dense)

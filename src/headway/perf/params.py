@@ -6,16 +6,28 @@ from headway.core.errors import unknown
 from headway.core.model import Layers, Model
 
 WEIGHT_BYTES = {
-    "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "w8a16": 8.15625 / 8, "int4": 4.25 / 8, "w4a16": 4.15625 / 8,
-    "nvfp4": 4.5 / 8, "nf4": 4.127 / 8,
-}  # fmt: skip
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "w8a16": 8.15625 / 8,
+    "int4": 4.25 / 8,
+    "w4a16": 4.15625 / 8,
+    "nvfp4": 4.5 / 8,
+    "nf4": 4.127 / 8,
+}
 """Bytes per quantised parameter. int4 has an 8-bit scale for each group of 32, as in MXFP4; nvfp4 one for each 16;
 w4a16 and w8a16 a 16-bit scale and a zero of the weights' bits for each group of 128, as in AWQ and GPTQ; nf4 the
 doubly quantised scales of bitsandbytes for each 64."""
 _GROUPED_BITS = {"w4a16": 4, "w8a16": 8}
 KERNELS = {
-    "fp16": "bf16", "w4a16": "int4", "nvfp4": "int4", "nf4": "int4", "int8": "fp8", "w8a16": "bf16",
-}  # fmt: skip
+    "fp16": "bf16",
+    "w4a16": "int4",
+    "nvfp4": "int4",
+    "nf4": "int4",
+    "int8": "fp8",
+    "w8a16": "bf16",
+}
 """Types of weights whose kernels are listed under another one: the measured type of the nearest number of bytes."""
 
 

@@ -248,9 +248,14 @@ class _Trace:
         """Some of the requests. With shared prefixes, a prompt counts as one token: any request may compute it."""
         tokens = self.prompt if self.records.prefixes is None else np.ones_like(self.prompt)
         return DueWork(
-            self.arrival_s[rows], self.first_by_s[rows], self.done_by_s[rows], tokens[rows], self.output[rows],
-            self.group[rows], self.group[rows],
-        )  # fmt: skip
+            self.arrival_s[rows],
+            self.first_by_s[rows],
+            self.done_by_s[rows],
+            tokens[rows],
+            self.output[rows],
+            self.group[rows],
+            self.group[rows],
+        )
 
 
 def _longest_tokens(pool: Pool) -> int:
@@ -316,16 +321,24 @@ def _classes(
         for rows in np.split(order, np.flatnonzero(np.diff(code[order])) + 1):
             if not len(rows) or code[rows[0]] < 0:
                 continue
-            sizes = np.stack([_sizes(what, work, rows, peak) if name == model else np.zeros((len(rows), RESOURCES))
-                              for name, peak in kinds])  # fmt: skip
+            sizes = np.stack(
+                [
+                    _sizes(what, work, rows, peak) if name == model else np.zeros((len(rows), RESOURCES))
+                    for name, peak in kinds
+                ]
+            )
             if not sizes.any():
                 continue
             tier = int(group[rows[0]])
             counts, most = _buckets(sizes)
             yield _RequestClass(
-                model, range(int(arrived[rows[0]]), int(due[rows[0]]) + 1), sizes.sum(axis=1),
-                None if tier < 0 else (what, tier), counts, most,
-            )  # fmt: skip
+                model,
+                range(int(arrived[rows[0]]), int(due[rows[0]]) + 1),
+                sizes.sum(axis=1),
+                None if tier < 0 else (what, tier),
+                counts,
+                most,
+            )
 
 
 def _sizes(what: str, work: DueWork, rows: npt.NDArray[np.intp], peak: PeakRates) -> Floats:

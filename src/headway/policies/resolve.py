@@ -156,9 +156,11 @@ def _resolved(
         raise unknown(kind, name, registered)
     where = f"{kind} {name}"
     choice = PolicyChoice(
-        name.rpartition("/")[2], made_by, _arguments(where, made_by, arguments, load),
+        name.rpartition("/")[2],
+        made_by,
+        _arguments(where, made_by, arguments, load),
         () if made_by in registered.values() else tuple(verbs),
-    )  # fmt: skip
+    )
     try:
         policy = made_by(**choice.arguments)
     except HeadwayError as error:
@@ -177,8 +179,11 @@ def _handed_in(kind: str, instance: Any, arguments: Mapping[str, Any], verbs: Ve
         raise HeadwayError(f"{kind} {name}: an instance takes no arguments, got {next(iter(arguments))!r}")
     for verb, parameters in verbs.items():
         _check_method(f"{kind} {name}", instance, verb, parameters)
-    own = {key: value for key in _parameters(f"{kind} {name}", type(instance)) if key in vars(instance)
-           and isinstance(value := vars(instance)[key], str | int | float | bool)}  # fmt: skip
+    own = {
+        key: value
+        for key in _parameters(f"{kind} {name}", type(instance))
+        if key in vars(instance) and isinstance(value := vars(instance)[key], str | int | float | bool)
+    }
     return InstanceChoice(name, type(instance), own, tuple(verbs), instance), instance
 
 
@@ -300,10 +305,15 @@ def _text(value: Any) -> str:
     """A struct's fields that have their defaults are left out, as arguments are."""
     if isinstance(value, msgspec.Struct):
         fields = msgspec.structs.fields(value)
-        defaults = {each.name: each.default if each.default_factory is msgspec.NODEFAULT else each.default_factory()
-                    for each in fields}  # fmt: skip
-        shown = [f"{name}={_text(getattr(value, name))}" for name, default in defaults.items()
-                 if not _same(getattr(value, name), default)]  # fmt: skip
+        defaults = {
+            each.name: each.default if each.default_factory is msgspec.NODEFAULT else each.default_factory()
+            for each in fields
+        }
+        shown = [
+            f"{name}={_text(getattr(value, name))}"
+            for name, default in defaults.items()
+            if not _same(getattr(value, name), default)
+        ]
         return f"{type(value).__name__}({', '.join(shown)})"
     if isinstance(value, float) and value.is_integer():
         return str(int(value))

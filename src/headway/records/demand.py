@@ -28,10 +28,15 @@ STEP_S = 60.0
 FILE = "demand.parquet"
 LEAST_COVERED = 0.5
 """Share of a minute in which a gateway must have run, so that the minute's demand is known."""
-_SCHEMA = pa.schema([
-    ("minute", pa.int64()), ("model", pa.string()), ("region", pa.string()), ("tier", pa.int16()),
-    ("prompt_tokens", pa.float64()),
-])  # fmt: skip
+_SCHEMA = pa.schema(
+    [
+        ("minute", pa.int64()),
+        ("model", pa.string()),
+        ("region", pa.string()),
+        ("tier", pa.int16()),
+        ("prompt_tokens", pa.float64()),
+    ]
+)
 Floats = npt.NDArray[np.float64]
 Span = tuple[float, float]
 
@@ -102,7 +107,7 @@ def keep(folder: Path, demand: KeptDemand) -> None:
         (minute, *key, number)
         for key, by_minute in demand.tokens.items()
         for minute, number in sorted(by_minute.items())
-    ]  # fmt: skip
+    ]
     columns = list(zip(*rows, strict=True)) or [()] * len(_SCHEMA)
     table = pa.table([pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)], _SCHEMA)
     table = table.replace_schema_metadata({METADATA: msgspec.json.encode(demand.covered)})

@@ -71,9 +71,15 @@ def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
     names = tuple(tables)
     num_rows = {name: table.num_rows for name, table in tables.items()}
     run = RunMetadata(
-        dict(provenance), records.end_s, records.models, records.regions, num_rows, records.judge_usd,
-        records.tenants or msgspec.UNSET, records.loras or msgspec.UNSET,
-    )  # fmt: skip
+        dict(provenance),
+        records.end_s,
+        records.models,
+        records.regions,
+        num_rows,
+        records.judge_usd,
+        records.tenants or msgspec.UNSET,
+        records.loras or msgspec.UNSET,
+    )
     metadata = {METADATA: msgspec.json.encode(run)}
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -124,13 +124,16 @@ def snapshot(folder: Path, target: Path, last_s: float) -> None:
     from_s = max(state.started_s + state.end_s for _, state in found) - last_s
     kept = [
         (
-            {**tables, "arrivals": tables["arrivals"].filter(
-                compute.greater_equal(tables["arrivals"]["arrival_s"], from_s - state.started_s)
-            )},
+            {
+                **tables,
+                "arrivals": tables["arrivals"].filter(
+                    compute.greater_equal(tables["arrivals"]["arrival_s"], from_s - state.started_s)
+                ),
+            },
             state,
         )
         for tables, state in found
-    ]  # fmt: skip
+    ]
     parquet_files.save(assemble(kept), target, _provenance(kept))
 
 
@@ -186,13 +189,20 @@ def assemble(parts: Sequence[tuple[Tables, RunState]]) -> Records:
     for name, column in arrived.outcomes.items():
         requests[name] = (column if name in DURATIONS else column - first_s)[requests["request"]]
     return Records(
-        workload=done.columns, models=done.models, regions=done.regions, tenants=done.tenants,
+        workload=done.columns,
+        models=done.models,
+        regions=done.regions,
+        tenants=done.tenants,
         loras=done.loras,
-        requests=requests, segments=_rows_of(arrived.ids, joined.columns("segments", bases), first_s),
-        stretches=no_rows(STRETCH_COLUMNS), moves=no_rows(MOVE_COLUMNS), replicas=tuple(replicas),
-        end_s=joined.offsets_s[-1] + last.end_s - first_s, judge_usd=last.judge_usd,
+        requests=requests,
+        segments=_rows_of(arrived.ids, joined.columns("segments", bases), first_s),
+        stretches=no_rows(STRETCH_COLUMNS),
+        moves=no_rows(MOVE_COLUMNS),
+        replicas=tuple(replicas),
+        end_s=joined.offsets_s[-1] + last.end_s - first_s,
+        judge_usd=last.judge_usd,
         request_ids=arrived.request_ids if has_ids else None,
-    )  # fmt: skip
+    )
 
 
 def no_rows(names: Sequence[str]) -> Columns:

@@ -45,9 +45,15 @@ def line_style(run: int) -> dict[str, Any]:
 def layout(x: str, y: str, height: int = 300, **more: Any) -> dict[str, Any]:
     """The layout of a chart with these axis titles. `more` overrides it; `xaxis` and `yaxis` are merged key by key."""
     axis = {
-        "gridcolor": RULE, "zeroline": False, "linecolor": "#c9ced4", "showline": True, "ticks": "outside",
-        "tickcolor": "#c9ced4", "ticklen": 4, "automargin": True,
-    }  # fmt: skip
+        "gridcolor": RULE,
+        "zeroline": False,
+        "linecolor": "#c9ced4",
+        "showline": True,
+        "ticks": "outside",
+        "tickcolor": "#c9ced4",
+        "ticklen": 4,
+        "automargin": True,
+    }
     base = {
         "height": height,
         "margin": {"l": 52, "r": 10, "t": 8, "b": 44},
@@ -67,9 +73,15 @@ def layout(x: str, y: str, height: int = 300, **more: Any) -> dict[str, Any]:
 
 def _trace(run: int, name: str, x: list[Any], y: list[Any], hover: str, **more: Any) -> dict[str, Any]:
     return {
-        "type": "scatter", "mode": "lines", "name": name, "meta": run, "x": x, "y": y,
-        "line": line_style(run), "hovertemplate": f"{hover}<extra>{name}</extra>",
-    } | more  # fmt: skip
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "meta": run,
+        "x": x,
+        "y": y,
+        "line": line_style(run),
+        "hovertemplate": f"{hover}<extra>{name}</extra>",
+    } | more
 
 
 def distributions(runs: Sequence[Run]) -> dict[str, Figure]:
@@ -216,11 +228,17 @@ def _heatmap(run: Run, found: ReplicaTimelines, table: npt.NDArray[np.float64], 
     title = {"text": QUANTITIES[name][1], "side": "right"}
     digits = 3 if name == "kv" else 2
     trace = {
-        "type": "heatmap", "x": numbers(bin_middles_s(found.edges_s) / unit_s), "y": labels,
-        "z": [numbers(row, digits) for row in table], "zmin": 0, "zmax": top, "hoverongaps": False,
-        "colorscale": SCALE, "colorbar": {"title": title, "thickness": 10, "outlinewidth": 0},
+        "type": "heatmap",
+        "x": numbers(bin_middles_s(found.edges_s) / unit_s),
+        "y": labels,
+        "z": [numbers(row, digits) for row in table],
+        "zmin": 0,
+        "zmax": top,
+        "hoverongaps": False,
+        "colorscale": SCALE,
+        "colorbar": {"title": title, "thickness": 10, "outlinewidth": 0},
         "hovertemplate": f"replica %{{y}}: %{{z}} at %{{x:.4g}} {unit}<extra></extra>",
-    }  # fmt: skip
+    }
     height = int(np.clip(90 + 20 * len(replicas), 190, 640))
     axis = {"type": "category", "autorange": "reversed", "showgrid": False, "rangemode": "normal"}
     axes = layout(f"time ({unit})", "replica", height, xaxis={"showgrid": False}, yaxis=axis)
@@ -238,12 +256,17 @@ def tiers(runs: Sequence[Run]) -> dict[str, Figure]:
         for index, run in enumerate(runs):
             parts = [run.summary.tiers.get(name) for name in names]
             found = [getattr(part, field) if part else None for part in parts]
-            bars.append({
-                "type": "bar", "name": run.name, "meta": index, "x": [f"tier {name}" for name in names],
-                "y": [None if f is None else float(f"{f.p99:.4g}") for f in found],
-                "marker": {"color": COLORS[index % len(COLORS)]},
-                "hovertemplate": f"%{{x}}: %{{y:.4g}} s<extra>{run.name}</extra>",
-            })  # fmt: skip
+            bars.append(
+                {
+                    "type": "bar",
+                    "name": run.name,
+                    "meta": index,
+                    "x": [f"tier {name}" for name in names],
+                    "y": [None if f is None else float(f"{f.p99:.4g}") for f in found],
+                    "marker": {"color": COLORS[index % len(COLORS)]},
+                    "hovertemplate": f"%{{x}}: %{{y:.4g}} s<extra>{run.name}</extra>",
+                }
+            )
         figures[f"tier-{field}"] = {"data": bars, "layout": layout("", title, 260, bargap=0.3)}
     return figures
 
@@ -298,9 +321,14 @@ def _bars(
 ) -> Figure:
     data = [
         {
-            "type": "bar", "name": run.name, "meta": index, "x": list(x), "y": list(heights[index]),
-            "marker": {"color": COLORS[index % len(COLORS)]}, "hovertemplate": f"{hover}<extra>{run.name}</extra>",
+            "type": "bar",
+            "name": run.name,
+            "meta": index,
+            "x": list(x),
+            "y": list(heights[index]),
+            "marker": {"color": COLORS[index % len(COLORS)]},
+            "hovertemplate": f"{hover}<extra>{run.name}</extra>",
         }
         for index, run in enumerate(runs)
-    ]  # fmt: skip
+    ]
     return {"data": data, "layout": layout("", title, 260, bargap=0.3, xaxis={"type": "category"})}

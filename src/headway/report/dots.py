@@ -59,10 +59,16 @@ def figure(names: Sequence[str], seeded: SeededMetrics, keys: Sequence[str] = KE
         if _spans_decades(seeded, len(names), key):
             axes[f"xaxis{suffix}"] |= {"type": "log", "rangemode": "normal"}
         axes[f"yaxis{suffix}"] = {
-            "type": "category", "categoryorder": "array", "categoryarray": list(reversed(names)), "automargin": True,
-            "showticklabels": i == 0, "anchor": f"x{suffix}", "showgrid": True, "title": {"text": ""},
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": list(reversed(names)),
+            "automargin": True,
+            "showticklabels": i == 0,
+            "anchor": f"x{suffix}",
+            "showgrid": True,
+            "title": {"text": ""},
             "range": [-0.6, len(names) - 0.4],
-        }  # fmt: skip
+        }
     base = layout("", "", _REST_PIXELS + _ROW_PIXELS * len(names))
     common = {name: {**base["xaxis" if name[0] == "x" else "yaxis"], **axis} for name, axis in axes.items()}
     return {"data": data, "layout": {**base, **common, "margin": {"l": 10, "r": 16, "t": 8, "b": 44}}}
@@ -84,11 +90,17 @@ def _dot(run: int, name: str, key: str, each: Estimate | float, axis: str) -> di
     mean = each.mean if isinstance(each, Estimate) else each
     text = with_half(column_of(key), each) if isinstance(each, Estimate) else column_of(key).show(each)
     trace: dict[str, Any] = {
-        "type": "scatter", "mode": "markers", "name": name, "meta": run, "x": [mean], "y": [name],
-        "xaxis": f"x{axis}", "yaxis": f"y{axis}",
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "meta": run,
+        "x": [mean],
+        "y": [name],
+        "xaxis": f"x{axis}",
+        "yaxis": f"y{axis}",
         "marker": {"color": COLORS[run % len(COLORS)], "size": 10},
         "hovertemplate": f"{name}: {text}<extra></extra>",
-    }  # fmt: skip
+    }
     if isinstance(each, Estimate):
         trace["error_x"] = {"type": "data", "array": [each.half], "thickness": 1.8, "width": 4}
     return trace
@@ -109,10 +121,18 @@ def lines(points: Mapping[str, Sequence[tuple[Any, Estimate | float | None]]], x
                 "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "legendgroup": name,
             })  # fmt: skip
         means = [each.mean if isinstance(each, Estimate) else each for _, each in known]
-        data.append({
-            "type": "scatter", "mode": "lines+markers", "name": name, "x": xs, "y": means, "line": line_style(run),
-            "legendgroup": name, "marker": {"color": color, "size": 6},
-        })  # fmt: skip
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": name,
+                "x": xs,
+                "y": means,
+                "line": line_style(run),
+                "legendgroup": name,
+                "marker": {"color": color, "size": 6},
+            }
+        )
     title = _title(key)
     if any(isinstance(each, Estimate) for pairs in points.values() for _, each in pairs):
         title += ", mean and 95% interval"

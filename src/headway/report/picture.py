@@ -165,10 +165,14 @@ class _Canvas:
                 raise HeadwayError(f"pictures have no fill {trace['fill']!r}, only toself and tozeroy; {_INSTEAD}")
         width = float(line.get("width", 2.0)) * _POINTS
         drawn = axes.plot(
-            x, y, color=color, alpha=opacity, linewidth=width if "lines" in mode else 0,
+            x,
+            y,
+            color=color,
+            alpha=opacity,
+            linewidth=width if "lines" in mode else 0,
             linestyle=_DASHES.get(line.get("dash", "solid"), "-"),
             drawstyle=f"steps-{_FILL_STEPS[shape]}" if shape in _FILL_STEPS else "default",
-        )[0]  # fmt: skip
+        )[0]
         if "markers" in mode:
             drawn.set(
                 marker=_MARKERS.get(_single(marker.get("symbol")) or "circle", "o"),
@@ -218,9 +222,16 @@ class _Canvas:
         if shape.get("type") == "line":
             (left, right), (low, high) = ends
             axes.plot(
-                [left, right], [low, high], color=color, linewidth=width, linestyle=style, alpha=opacity,
-                transform=transform, scalex=False, scaley=False,
-            )  # fmt: skip
+                [left, right],
+                [low, high],
+                color=color,
+                linewidth=width,
+                linestyle=style,
+                alpha=opacity,
+                transform=transform,
+                scalex=False,
+                scaley=False,
+            )
         elif shape.get("type") == "rect":
             (left, right), (low, high) = ends
             face = _color(shape["fillcolor"]) if shape.get("fillcolor") else "none"
@@ -296,10 +307,18 @@ class _Canvas:
         most_px = self.drawing.bbox.width - 20
         for rows in range(1, len(names) + 1):
             legend = self.drawing.legend(
-                artists, names, loc="outside upper left", ncols=-(-len(names) // rows), frameon=False,
-                columnspacing=1.6, handlelength=1.8, borderaxespad=0.3, title=title, title_fontproperties=bold,
+                artists,
+                names,
+                loc="outside upper left",
+                ncols=-(-len(names) // rows),
+                frameon=False,
+                columnspacing=1.6,
+                handlelength=1.8,
+                borderaxespad=0.3,
+                title=title,
+                title_fontproperties=bold,
                 alignment="left",
-            )  # fmt: skip
+            )
             if rows == len(names) or legend.get_window_extent().width <= most_px:
                 return
             legend.remove()
@@ -465,10 +484,15 @@ def _errors(axes: Axes, trace: Mapping[str, Any], x: list[float], y: list[float]
         is_same = error.get("symmetric", True) or error.get("arrayminus") is None
         below = above if is_same else [0.0 if each is None else float(each) for each in _list(error["arrayminus"])]
         axes.errorbar(
-            x, y, **{f"{which}err": [below, above]}, fmt="none", ecolor=_color(error.get("color") or color),
-            elinewidth=float(error.get("thickness", 2.0)) * _POINTS, capsize=float(error.get("width", 4.0)) * _POINTS,
+            x,
+            y,
+            **{f"{which}err": [below, above]},
+            fmt="none",
+            ecolor=_color(error.get("color") or color),
+            elinewidth=float(error.get("thickness", 2.0)) * _POINTS,
+            capsize=float(error.get("width", 4.0)) * _POINTS,
             capthick=float(error.get("thickness", 2.0)) * _POINTS,
-        )  # fmt: skip
+        )
 
 
 def _axes(trace: Mapping[str, Any]) -> tuple[str, str]:

@@ -92,9 +92,17 @@ COLUMNS = (
 
 _REFUSED = ("refused_by_requests_per_minute", "refused_by_tokens_per_minute", "refused_by_budget")
 ONLY_IF_NONZERO = {
-    "cached_prompt_share", "preemptions", "moves", "retries", "num_unfinished", "num_rejected", "num_cancelled",
-    "judged", "usd_per_million_output_tokens", *_REFUSED,
-}  # fmt: skip
+    "cached_prompt_share",
+    "preemptions",
+    "moves",
+    "retries",
+    "num_unfinished",
+    "num_rejected",
+    "num_cancelled",
+    "judged",
+    "usd_per_million_output_tokens",
+    *_REFUSED,
+}
 
 ONLY_WITH = {"gpu_hours": "gpu_hours_bound"}
 """Columns shown only together with another one."""
@@ -354,8 +362,11 @@ def _of_group(runs: Sequence[Run], prefix: str, seeded: SeededMetrics | None) ->
 
 def error_notes(runs: Sequence[Run]) -> list[str]:
     """Where the latencies of one run would be measured; of several, how far from the predictions at most."""
-    shown = [(column, [run.bands[column.key] for run in runs if column.key in run.bands]) for column in COLUMNS
-             if column.key in SHOWN]  # fmt: skip
+    shown = [
+        (column, [run.bands[column.key] for run in runs if column.key in run.bands])
+        for column in COLUMNS
+        if column.key in SHOWN
+    ]
     shown = [(column, bands) for column, bands in shown if bands]
     if not shown:
         return []

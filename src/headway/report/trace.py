@@ -84,9 +84,14 @@ def _us(time_s: float) -> float:
 
 def _slice(replica: int, name: str, start_s: float, duration_s: float, args: dict[str, Any]) -> Event:
     return {
-        "ph": "X", "pid": replica + 1, "tid": 0, "name": name, "ts": _us(start_s), "dur": _us(duration_s),
+        "ph": "X",
+        "pid": replica + 1,
+        "tid": 0,
+        "name": name,
+        "ts": _us(start_s),
+        "dur": _us(duration_s),
         "args": args,
-    }  # fmt: skip
+    }
 
 
 def _stretches(records: Records, until_s: float) -> Iterator[Event]:

@@ -411,11 +411,15 @@ class ScenarioPlanner:
     ) -> RegionProblem:
         kinds = {
             (pool.model, pool.gpu): InstanceKind(
-                pool.model, pool.gpu, self._tps[pool.name], pool.usd_per_hour, self._config.startup_s,
+                pool.model,
+                pool.gpu,
+                self._tps[pool.name],
+                pool.usd_per_hour,
+                self._config.startup_s,
                 pool.gpus[pool.gpu],
             )
             for pool in pools
-        }  # fmt: skip
+        }
         regions = tuple(dict.fromkeys(pool.region for pool in pools))
         endpoints = grouped(pools, _place)
         have = tuple(PresentInstances(*place, sum(map(_number, own))) for place, own in endpoints.items())
@@ -427,9 +431,14 @@ class ScenarioPlanner:
             if (model, region, gpu) not in endpoints
         ]
         return RegionProblem(
-            tuple(kinds.values()), regions, (_demand_by_model(demand_tps, pools),), have,
-            self._gpu_limits(regions, pools, unplanned), self._config.epsilon, bounds=tuple(bounds),
-        )  # fmt: skip
+            tuple(kinds.values()),
+            regions,
+            (_demand_by_model(demand_tps, pools),),
+            have,
+            self._gpu_limits(regions, pools, unplanned),
+            self._config.epsilon,
+            bounds=tuple(bounds),
+        )
 
     def _gpu_limits(
         self, regions: Sequence[str], pools: Sequence[PoolCounts], unplanned: Sequence[PoolCounts]

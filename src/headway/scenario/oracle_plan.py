@@ -132,9 +132,12 @@ def _gpu_hours(scenario: Scenario, counts: Mapping[str, list[int]], ahead_s: flo
     spec = structs.replace(scenario.spec, policies=policies, variants=[])
     done, simulation = run(dataclasses.replace(scenario, spec=spec)), spec.simulation
     is_served = serves(
-        scenario.fleet, done.records, warmup_s=simulation.warmup_s, slo=spec.slo,
+        scenario.fleet,
+        done.records,
+        warmup_s=simulation.warmup_s,
+        slo=spec.slo,
         to_the_end=simulation.until_s is None,
-    )  # fmt: skip
+    )
     return done.summary.gpu_hours if is_served else None
 
 

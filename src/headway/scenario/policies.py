@@ -88,17 +88,25 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
         admission = None if spec.admission is None else resolve.admission(spec.admission, load)
     least = _least(scenario)
     policies = Policies(
-        router, order, spec.ordering_at, _window(scenario), spec.preempt_every_s, spec.max_hold_s,
+        router,
+        order,
+        spec.ordering_at,
+        _window(scenario),
+        spec.preempt_every_s,
+        spec.max_hold_s,
         spec.shed_ttft_share,
         migration=migration,
         admission=admission,
-        cascade=_cascade(scenario), scaler=scaler, least=least, began_s=_began_s(scenario) if least else None,
+        cascade=_cascade(scenario),
+        scaler=scaler,
+        least=least,
+        began_s=_began_s(scenario) if least else None,
         prompt_window=_prompt_window(scenario) if isinstance(order(), SharingOrdering) else None,
         fallback=spec.fallback,
         slo_ttft_s=scenario.spec.slo.ttft_s,
         slo_tpot_s=scenario.spec.slo.tpot_s,
         slo_e2e_s=scenario.spec.slo.e2e_s,
-    )  # fmt: skip
+    )
     if scenario.spec.cascade is None or scenario.spec.cascade.replan is None:
         return policies
     from headway.scenario import replan

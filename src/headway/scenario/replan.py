@@ -73,8 +73,11 @@ def with_empty_pools(spec: Spec, fleet: Fleet, places: Places) -> Spec:
         for shape in _possible_shapes(like, pool, config, own):
             if (pool.model.name, unit(shape.tp, shape.pp, _named(pool.gpu.name, own))) not in existing:
                 name = f"{pool.name}-tp{shape.tp}" + (f"-pp{shape.pp}" if shape.pp > 1 else "")
-                specs.append(replace(like, name=name, tp=shape.tp, pp=shape.pp, replicas=0, min_replicas=0,
-                                     kv_capacity_tokens=None))  # fmt: skip
+                specs.append(
+                    replace(
+                        like, name=name, tp=shape.tp, pp=shape.pp, replicas=0, min_replicas=0, kv_capacity_tokens=None
+                    )
+                )
     return replace(spec, fleet=tuple(specs), combos=tuple(combos))
 
 
@@ -92,11 +95,19 @@ def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | 
     by_name = {pool.gpu.name: pool.gpu for pool in pools}
     first, *others = (Offer(by_name[name], count, None, config.gpus_per_server) for name, count in gpus.items())
     problem = partial(
-        CascadeProblem, models=tuple(models[name] for name in cascade.models), gpu=first.gpu, engine=pools[0].engine,
-        num_gpus=first.limit or 0, target=planning_target(config), gpus_per_server=config.gpus_per_server,
-        judge_s=cascade.judge_s, max_kinds=1, span_s=config.every_s, other_offers=tuple(others),
+        CascadeProblem,
+        models=tuple(models[name] for name in cascade.models),
+        gpu=first.gpu,
+        engine=pools[0].engine,
+        num_gpus=first.limit or 0,
+        target=planning_target(config),
+        gpus_per_server=config.gpus_per_server,
+        judge_s=cascade.judge_s,
+        max_kinds=1,
+        span_s=config.every_s,
+        other_offers=tuple(others),
         combo_kinds=_combo_kinds(own),
-    )  # fmt: skip
+    )
     coefficients = StepTimes(scenario).coefficients
     with places.at("workload", "quality"):
         expected = _expected(spec.workload, cascade.models, scenario.base_dir)
@@ -120,9 +131,15 @@ def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | 
     counts = {each.name: each.replicas for each in _deployments(own)}
     setup = CascadeSetup(_thresholds(spec.cascade, places, scenario.base_dir), counts)
     replanner = Replanner(
-        cascade.models, by_unit, setup, expected, (tasks or InlineTask)(planner), config, spec.seed,
+        cascade.models,
+        by_unit,
+        setup,
+        expected,
+        (tasks or InlineTask)(planner),
+        config,
+        spec.seed,
         planning_s=0.0 if tasks else config.planning_s,
-    )  # fmt: skip
+    )
     return following(policies, cascade, replanner, gpus)
 
 
@@ -159,9 +176,15 @@ class UnrehearsedPlanner:
         problem = self.problem(scores=scores, rate_rps=rate_rps)
         num, others = num_repeats(problem), {offer.gpu.name: offer.gpu for offer in problem.other_offers}
         stage = StageSimulator(
-            problem.gpu, problem.engine, self.policies, self.seed, num, self.coefficients, others,
+            problem.gpu,
+            problem.engine,
+            self.policies,
+            self.seed,
+            num,
+            self.coefficients,
+            others,
             self.handover_settings,
-        )  # fmt: skip
+        )
         in_place = bool(getattr(self.policies.router(), "pairs", False))
         bounds = StepTimeBounds(problem.gpu, problem.engine, num, self.coefficients, others, in_place=in_place)
         sets_of: StageSets | None = None

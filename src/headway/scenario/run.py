@@ -76,9 +76,7 @@ def load(path: str | Path, changes: Changes | None = None) -> Scenario:
     return assemble(*read(Path(path)), Path(path).parent, changes)
 
 
-def assemble(
-    document: Mapping[str, Any], places: Places, base_dir: Path, changes: Changes | None = None
-) -> Scenario:  # fmt: skip
+def assemble(document: Mapping[str, Any], places: Places, base_dir: Path, changes: Changes | None = None) -> Scenario:
     """The scenario of a document, with the empty pools that replanning needs. HeadwayError where it cannot be run."""
     scenario = _with_empty_pools(config.assemble(document, places, base_dir, changes))
     check(scenario)
@@ -170,9 +168,12 @@ def _bands(chosen: Scenario, summary: Summary, step_times: StepTimes) -> dict[st
 
 
 def compare(
-    scenario: Scenario, jobs: int | None = 1, progress: Progress | None = None, pool: Executor | None = None,
+    scenario: Scenario,
+    jobs: int | None = 1,
+    progress: Progress | None = None,
+    pool: Executor | None = None,
     with_bound: bool = False,
-) -> list[Run]:  # fmt: skip
+) -> list[Run]:
     """Simulate every variant, in `jobs` processes or in a pool. All get the same arrivals and lengths.
 
     No `jobs`: the first variant tells whether the others take long enough for one process on each core.
@@ -203,9 +204,14 @@ def _jobs_for(expected_s: float) -> int:
 
 
 def replicate(
-    scenario: Scenario, runs: Sequence[Run], num_seeds: int, jobs: int | None = 1, progress: Progress | None = None,
-    pool: Executor | None = None, by_replica: bool = True,
-) -> SeededMetrics:  # fmt: skip
+    scenario: Scenario,
+    runs: Sequence[Run],
+    num_seeds: int,
+    jobs: int | None = 1,
+    progress: Progress | None = None,
+    pool: Executor | None = None,
+    by_replica: bool = True,
+) -> SeededMetrics:
     """The metrics of `compare`'s runs and of the same variants with the following seeds, `num_seeds` in all.
 
     Without `by_replica`, those of single replicas are left out where the others differ between two seeds.
@@ -297,9 +303,13 @@ def _with_sequence_lengths(scenario: Scenario) -> Scenario:
 
 
 def _simulate(
-    scenario: Scenario, policies: Policies, source: RequestSource, step_times: StepTimes,
-    progress: Progress | None = None, decisions: DecisionObserver | None = None,
-) -> Records:  # fmt: skip
+    scenario: Scenario,
+    policies: Policies,
+    source: RequestSource,
+    step_times: StepTimes,
+    progress: Progress | None = None,
+    decisions: DecisionObserver | None = None,
+) -> Records:
     spec = scenario.spec
     limits = limits_of(spec)
     check_tenants(scenario, source.table().tenants)
@@ -376,9 +386,13 @@ def _bound(scenario: Scenario, records: Records, step_times: StepTimes) -> tuple
 
     try:
         bound = gpu_hours_bound(
-            scenario.fleet, records, step_times.model, warmup_s=spec.simulation.warmup_s, slo=spec.slo,
+            scenario.fleet,
+            records,
+            step_times.model,
+            warmup_s=spec.simulation.warmup_s,
+            slo=spec.slo,
             to_the_end=spec.simulation.until_s is None,
-        )  # fmt: skip
+        )
     except HeadwayError as error:
         return None, (f"no bound on GPU hours: {error}",)
     return bound, ()

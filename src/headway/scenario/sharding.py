@@ -67,8 +67,11 @@ def what_couples(scenario: Scenario, policies: Policies) -> str | None:
     """The first part of a scenario by which its models may affect each other; None: there is none."""
     spec, fleet = scenario.spec, scenario.fleet
     used = [policies.router, policies.ordering, policies.admission]
-    is_own = [isinstance(each, PolicyChoice) and not each.made_by.__module__.startswith("headway.policies.")
-              for each in used if each is not None]  # fmt: skip
+    is_own = [
+        isinstance(each, PolicyChoice) and not each.made_by.__module__.startswith("headway.policies.")
+        for each in used
+        if each is not None
+    ]
     reasons = {
         "policies.scaling": policies.scaler is not None,
         "policies.migration": policies.migration is not None,
@@ -151,9 +154,16 @@ class _Shard:
         order = RowOrder(source)
         with as_policy_errors(policies):
             records = simulate(
-                scenario.fleet, source, policies, seed=spec.seed, step=spec.simulation.step,
-                until_s=spec.simulation.until_s, line=StepTimes(scenario), pacer=spec.pacer, order=order,
-            )  # fmt: skip
+                scenario.fleet,
+                source,
+                policies,
+                seed=spec.seed,
+                step=spec.simulation.step,
+                until_s=spec.simulation.until_s,
+                line=StepTimes(scenario),
+                pacer=spec.pacer,
+                order=order,
+            )
         sizes = {}
         for name in TABLES:
             columns, places = getattr(records, name), getattr(order, name)

@@ -75,9 +75,13 @@ class Autopilot:
     """One gateway's autopilot. Satisfies `gateway.telemetry.autopilot.AutopilotControls`."""
 
     def __init__(
-        self, gateway: Gateway, file: FleetFile, records: Path, ask: Ask | None = None,
+        self,
+        gateway: Gateway,
+        file: FleetFile,
+        records: Path,
+        ask: Ask | None = None,
         wall_clock: Callable[[], float] = time.time,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`ask(kinds)` answers as `headway advise --json`. `wall_clock`: seconds since 1970. HeadwayError if the state
         on disk cannot be used."""
         self._gateway, self._file, self._records = gateway, file, records
@@ -251,9 +255,13 @@ class Autopilot:
         name, gain = proposal["name"], proposal["attainment"]
         try:
             plan = staging(
-                gain["low"], answer["today"]["attainment"], self._trial.requests_per_s(self._gateway.clock.now),
-                self._settle_s(proposal["kinds"]), self._settings.judge_s, ALPHA,
-            )  # fmt: skip
+                gain["low"],
+                answer["today"]["attainment"],
+                self._trial.requests_per_s(self._gateway.clock.now),
+                self._settle_s(proposal["kinds"]),
+                self._settings.judge_s,
+                ALPHA,
+            )
             changed = edited(text, changes_of(proposal), self._file.path.name)
             if changed == text:
                 return f"{name}: the fleet file says so already"
@@ -262,9 +270,14 @@ class Autopilot:
         except HeadwayError as error:
             return f"{name}: {error}"
         return Change(
-            name, tuple(proposal["kinds"]), before, version, Bounds(gain["low"], gain["high"]),
-            most_usd_per_h(self._gateway.plan), plan,
-        )  # fmt: skip
+            name,
+            tuple(proposal["kinds"]),
+            before,
+            version,
+            Bounds(gain["low"], gain["high"]),
+            most_usd_per_h(self._gateway.plan),
+            plan,
+        )
 
     def _settle_s(self, kinds: Sequence[str]) -> float:
         """The first part of a period, in which the requests of before end, and replicas that its scaler asks for

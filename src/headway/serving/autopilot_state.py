@@ -120,11 +120,18 @@ def shown(stored: Stored) -> AutopilotState:
     state, change = stored.state, stored.state.change
     gains = state.gains
     return AutopilotState(
-        stage=state.stage, stopped=state.is_stopped, change=None if change is None else change.name,
-        version=None if change is None else change.version, share=None if change is None else change.staging.share,
-        pairs=len(gains), gain=sum(gains) / len(gains) if gains else None, reason=state.reason or stored.note,
-        past=list(stored.past), drift=list(stored.drift), note=stored.note,
-    )  # fmt: skip
+        stage=state.stage,
+        stopped=state.is_stopped,
+        change=None if change is None else change.name,
+        version=None if change is None else change.version,
+        share=None if change is None else change.staging.share,
+        pairs=len(gains),
+        gain=sum(gains) / len(gains) if gains else None,
+        reason=state.reason or stored.note,
+        past=list(stored.past),
+        drift=list(stored.drift),
+        note=stored.note,
+    )
 
 
 def _write(path: Path, data: bytes) -> None:

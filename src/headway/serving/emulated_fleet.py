@@ -43,9 +43,15 @@ def emulated(scenario: Scenario, file: Path, options: Sequence[str] = ()) -> Sce
         command = (*_command(spec, file, pool), *options, "--port", "{port}")
         processes = Processes(command=command, ports=ports)
         return replace(
-            pool_spec, endpoints=(), endpoints_file="", kubernetes=None, inference_pool=None, slots="",
-            processes=processes, api_key="",
-        )  # fmt: skip
+            pool_spec,
+            endpoints=(),
+            endpoints_file="",
+            kubernetes=None,
+            inference_pool=None,
+            slots="",
+            processes=processes,
+            api_key="",
+        )
 
     pools = [emulated_pool(pool_spec, pool, pool) for pool_spec, pool in zip(spec.fleet, fleet.pools, strict=True)]
     combos = []

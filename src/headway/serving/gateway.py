@@ -260,8 +260,9 @@ def _checked_settings(scenario: Scenario) -> Settings:
     if settings.batches is not None:
         at = "gateway", "batches", "store"
         if is_valkey(settings.batches.store):
-            raise scenario.places.error(at, "batches are not kept in Valkey or Redis; expected a file, or "
-                                        "postgresql://host/database")  # fmt: skip
+            raise scenario.places.error(
+                at, "batches are not kept in Valkey or Redis; expected a file, or postgresql://host/database"
+            )
         store = _checked_database(settings.batches.store, at, scenario, "multipart")
         settings = replace(settings, batches=replace(settings.batches, store=store))
     if settings.key_store is not None:
@@ -352,10 +353,13 @@ def _planned_gpus(spec: Spec, declared: Sequence[DeclaredPool], policies: Polici
 
 def _check_oracles(policies: Policies, places: Places) -> None:
     choices = {
-        "routing": policies.router, "ordering": policies.ordering, "migration": policies.migration,
-        "admission": policies.admission, "scaling": policies.scaler,
+        "routing": policies.router,
+        "ordering": policies.ordering,
+        "migration": policies.migration,
+        "admission": policies.admission,
+        "scaling": policies.scaler,
         "cascade": None if policies.cascade is None else policies.cascade.policy,
-    }  # fmt: skip
+    }
     for key, choice in choices.items():
         if choice is not None and getattr(choice(), "oracle", False):
             what = f"{choice} reads what only a simulation knows, such as output lengths; expected another"
@@ -387,10 +391,11 @@ def _check_inputs(policies: Policies, declared: Sequence[DeclaredPool], places: 
     if not swapping:
         return
     readers = {
-        "routing": (policies.router, testing.router_reads), "migration": (policies.migration, testing.migration_reads),
+        "routing": (policies.router, testing.router_reads),
+        "migration": (policies.migration, testing.migration_reads),
         "scaling": (policies.scaler, testing.scaler_reads),
         "admission": (policies.admission, testing.admission_reads),
-    }  # fmt: skip
+    }
     for key, (choice, reads) in readers.items():
         if isinstance(choice, PolicyChoice) and _HOST in reads(choice):
             what = (

@@ -20,17 +20,31 @@ _WITHHELD = 3
 def arguments(fleet: Path, records: Path, last_s: float, *options: str) -> tuple[str, ...]:
     """Of `headway`, to have proposals by the last records."""
     return (
-        "advise", str(fleet), "--records", str(records), "--last", f"{last_s:g}s", "--jobs", "1", "--json",
-        "--no-cache", *options,
-    )  # fmt: skip
+        "advise",
+        str(fleet),
+        "--records",
+        str(records),
+        "--last",
+        f"{last_s:g}s",
+        "--jobs",
+        "1",
+        "--json",
+        "--no-cache",
+        *options,
+    )
 
 
 async def advice(fleet: Path, records: Path, last_s: float, *options: str) -> dict[str, Any]:
     """What `headway advise --json` says of the last records. HeadwayError with its message if it fails."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "headway", *arguments(fleet, records, last_s, *options),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "headway",
+        *arguments(fleet, records, last_s, *options),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
     try:

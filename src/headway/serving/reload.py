@@ -24,9 +24,17 @@ _RESTART = "cannot change while the gateway runs; expected what it was, or a res
 _FIXED = ("gpu_limits", "cascade", "pacer", "roles", "seed", "network", "provisioning", "kv_store")
 """Sections that only a restart can change. Of `combos`, goodputs may change."""
 _FIXED_SETTINGS = (
-    "batches", "key_store", "peers", "tracing", "dashboard", "hosts", "cors", "hang_s", "max_decisions_bytes",
+    "batches",
+    "key_store",
+    "peers",
+    "tracing",
+    "dashboard",
+    "hosts",
+    "cors",
+    "hang_s",
+    "max_decisions_bytes",
     "demand_history",
-)  # fmt: skip
+)
 _SECRET_FILE = re.compile(r"\$\{file:([^{}]+)\}")
 
 

@@ -38,9 +38,7 @@ class ShadowComparison:
         while True:
             await asyncio.sleep(self._period_s)
             try:
-                answer = await advice(
-                    self._fleet, self._records, self._period_s, "--candidate", str(self._candidate)
-                )  # fmt: skip
+                answer = await advice(self._fleet, self._records, self._period_s, "--candidate", str(self._candidate))
                 self._show(answer)
             except HeadwayError as error:
                 self._log(f"the last {self._period_s / 3600:.3g} h cannot be rehearsed: {error}")

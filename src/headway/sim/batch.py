@@ -37,9 +37,16 @@ class Batch:
     )  # fmt: skip
 
     def __init__(
-        self, replica: int, pool: Pool, kv_blocks: int, host: HostMemory, queue: WaitingQueue, recorder: Recorder,
-        seed: int = 0, adapters: AdapterSlots | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        replica: int,
+        pool: Pool,
+        kv_blocks: int,
+        host: HostMemory,
+        queue: WaitingQueue,
+        recorder: Recorder,
+        seed: int = 0,
+        adapters: AdapterSlots | None = None,
+    ) -> None:
         self.replica = replica
         self.engine: Engine = pool.engine
         self.max_num_seqs = pool.engine.max_num_seqs

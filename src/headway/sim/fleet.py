@@ -24,9 +24,18 @@ class SimulatedFleet:
     """The replicas so far, numbered in the order in which they were made."""
 
     __slots__ = (
-        "_instance_sources", "_kv_kinds", "_kv_store", "_num_units", "_ordering", "_resources", "_run", "deployments",
-        "lifetimes", "pools", "replicas",
-    )  # fmt: skip
+        "_instance_sources",
+        "_kv_kinds",
+        "_kv_store",
+        "_num_units",
+        "_ordering",
+        "_resources",
+        "_run",
+        "deployments",
+        "lifetimes",
+        "pools",
+        "replicas",
+    )
 
     def __init__(self, fleet: Fleet, run: Run, ordering: Callable[[], Ordering], line: Callable[[Pool], Line]) -> None:
         """Make the replicas with which the fleet begins. Raises HeadwayError if there is none."""

@@ -36,8 +36,17 @@ class Kernel:
     """The event loop. `key` breaks ties between entities, so that the order never depends on who pushed first."""
 
     __slots__ = (
-        "_sequence", "changes", "deciding", "event", "heap", "now", "num_rounds", "push", "settled_s", "undecided",
-    )  # fmt: skip
+        "_sequence",
+        "changes",
+        "deciding",
+        "event",
+        "heap",
+        "now",
+        "num_rounds",
+        "push",
+        "settled_s",
+        "undecided",
+    )
 
     def __init__(self) -> None:
         self.now = 0.0

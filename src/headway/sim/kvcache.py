@@ -14,9 +14,17 @@ class KvCache:
     """Block counts. At tick t the `count` decoding requests have `offset + count * t` tokens of their own."""
 
     __slots__ = (
-        "_counted_tick", "_draft_slots", "_held", "_residues", "block", "count", "offset", "pinned", "total",
+        "_counted_tick",
+        "_draft_slots",
+        "_held",
+        "_residues",
+        "block",
+        "count",
+        "offset",
+        "pinned",
+        "total",
         "watermark",
-    )  # fmt: skip
+    )
 
     def __init__(self, total_blocks: int, block_size_tokens: int, watermark: float, draft_slots: int = 0) -> None:
         """`draft_slots`: slots beyond one that a decoding request needs to be free in a tick."""

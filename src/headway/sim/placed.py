@@ -16,9 +16,18 @@ class PlacedRequests:
     """The counts of one replica."""
 
     __slots__ = (
-        "_batch", "_changes", "_queued_ordering", "cache_index", "num_by_tier", "num_in_flight", "num_received",
-        "output_tokens", "paused", "queue_lengths", "recent_loras",
-    )  # fmt: skip
+        "_batch",
+        "_changes",
+        "_queued_ordering",
+        "cache_index",
+        "num_by_tier",
+        "num_in_flight",
+        "num_received",
+        "output_tokens",
+        "paused",
+        "queue_lengths",
+        "recent_loras",
+    )
 
     def __init__(self, batch: Batch, changes: Changes) -> None:
         self._batch, self._changes = batch, changes

@@ -44,9 +44,12 @@ class Keeping:
     __slots__ = ("_at", "clock", "keep_s", "share")
 
     def __init__(
-        self, keep_s: float, share: float, clock: Callable[[], float],
+        self,
+        keep_s: float,
+        share: float,
+        clock: Callable[[], float],
         at: Callable[[float, PrefixCache], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`at(time_s, cache)` has `cache.end_keeping` called at that time; `share` of the blocks is kept at most."""
         self.keep_s, self.share = keep_s, share
         self.clock = clock
@@ -68,9 +71,13 @@ class PrefixCache:
     )  # fmt: skip
 
     def __init__(
-        self, kv: KvCache, host: HostPrefixTier | None = None, changed: set[int] | None = None,
-        store: StoreClient | None = None, keeping: Keeping | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        kv: KvCache,
+        host: HostPrefixTier | None = None,
+        changed: set[int] | None = None,
+        store: StoreClient | None = None,
+        keeping: Keeping | None = None,
+    ) -> None:
         """`changed` gets the segments whose blocks change; None = nobody reads them."""
         self._kv = kv
         self.host, self.store = host, store

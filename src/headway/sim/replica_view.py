@@ -36,9 +36,16 @@ class SimulatedView:
     )  # fmt: skip
 
     def __init__(
-        self, resources: PoolResources, kernel: Kernel, timeline: Timeline, transit: InTransit, pacer: Pacer,
-        network: Network, combo: int, goodput_rps: float | None,
-    ) -> None:  # fmt: skip
+        self,
+        resources: PoolResources,
+        kernel: Kernel,
+        timeline: Timeline,
+        transit: InTransit,
+        pacer: Pacer,
+        network: Network,
+        combo: int,
+        goodput_rps: float | None,
+    ) -> None:
         pool: Pool = resources.pool
         batch, placed = transit.batch, transit.placed
         self._batch, self._timeline, self._transit, self._placed = batch, timeline, transit, placed

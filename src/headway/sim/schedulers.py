@@ -38,9 +38,12 @@ class OwnShare:
     def _counted(self) -> Load:
         replica, placed = self._replica.view, self._replica.placed
         at = (
-            placed.num_received, placed.num_in_flight, replica.prefill_tokens_left, replica.tokens_generated,
+            placed.num_received,
+            placed.num_in_flight,
+            replica.prefill_tokens_left,
+            replica.tokens_generated,
             replica.expected_cached_tokens,
-        )  # fmt: skip
+        )
         if at == self._counted_at:
             return self._load
         self._counted_at = at

@@ -95,11 +95,19 @@ def merged(parts: Sequence[ShardRecords], workload: Workload, is_cut: bool) -> R
     issued = workload.head(sum(part.num_issued for part in parts))
     last = max(parts, key=lambda part: part.end_s)
     return Records(
-        workload=issued.columns, models=issued.models, regions=issued.regions, tenants=issued.tenants,
-        loras=issued.loras, requests=tables["requests"], segments=tables["segments"], stretches=tables["stretches"],
-        replicas=last.replicas, end_s=last.end_s, moves=parts[0].moves,
+        workload=issued.columns,
+        models=issued.models,
+        regions=issued.regions,
+        tenants=issued.tenants,
+        loras=issued.loras,
+        requests=tables["requests"],
+        segments=tables["segments"],
+        stretches=tables["stretches"],
+        replicas=last.replicas,
+        end_s=last.end_s,
+        moves=parts[0].moves,
         prefixes=None if (p := issued.prefix) is None else Prefixes(p.offsets, p.ids, p.tokens),
-    )  # fmt: skip
+    )
 
 
 def _merged_table(parts: Sequence[PlacedRows], key_at_the_end: str) -> Columns:
@@ -137,8 +145,11 @@ def _blocks(times_s: Sequence[Floats]) -> Iterator[list[slice]]:
     """Rows of each part by spans of time, one span after another. No instant is in two of them."""
     starts = [0] * len(times_s)
     while any(start < len(each) for start, each in zip(starts, times_s, strict=True)):
-        bounds = [each[start + BLOCK_ROWS] for start, each in zip(starts, times_s, strict=True)
-                  if start + BLOCK_ROWS < len(each)]  # fmt: skip
+        bounds = [
+            each[start + BLOCK_ROWS]
+            for start, each in zip(starts, times_s, strict=True)
+            if start + BLOCK_ROWS < len(each)
+        ]
         if bounds:
             ends = [int(np.searchsorted(each, min(bounds), "right")) for each in times_s]
         else:

@@ -90,8 +90,16 @@ class Timeline:
             b_s *= self.slowdown
         self.a_s, self.b_s = a_s, b_s
         self._opened = (
-            batch.replica, tick, now, a_s, b_s, num_decode, batch.chunk_tokens, context, batch.num_waiting,
-        )  # fmt: skip
+            batch.replica,
+            tick,
+            now,
+            a_s,
+            b_s,
+            num_decode,
+            batch.chunk_tokens,
+            context,
+            batch.num_waiting,
+        )
 
     def close(self) -> None:
         """Record the present epoch if it has a complete iteration."""

@@ -280,9 +280,16 @@ class KvTransfers:
 
     def _write(self, move: KvMove, now: float, outcome: MoveOutcome) -> None:
         row = self._pack(
-            move.live.id, move.source.id, move.target.id, move.start_s, move.paused_s, now, move.copied_tokens,
-            move.num_bytes, outcome,
-        )  # fmt: skip
+            move.live.id,
+            move.source.id,
+            move.target.id,
+            move.start_s,
+            move.paused_s,
+            now,
+            move.copied_tokens,
+            move.num_bytes,
+            outcome,
+        )
         self._put(row)
 
 

@@ -18,9 +18,17 @@ class WaitingQueue:
     """One replica's waiting requests, and what its ordering says of them and of those that run."""
 
     __slots__ = (
-        "entries", "has_moving_ranks", "inbox", "moving_ordering", "preemptive", "quantum", "queued_ordering", "rank",
-        "set_aside", "stepped_ordering",
-    )  # fmt: skip
+        "entries",
+        "has_moving_ranks",
+        "inbox",
+        "moving_ordering",
+        "preemptive",
+        "quantum",
+        "queued_ordering",
+        "rank",
+        "set_aside",
+        "stepped_ordering",
+    )
 
     def __init__(self, ordering: Ordering) -> None:
         self.rank = ordering.rank

@@ -161,10 +161,16 @@ def shares_service(make: Make, seed: int) -> None:
 ORDERINGS = Conformance(
     OrderingTrial,
     (
-        states_how_it_preempts, ranks_compare, ranks_repeat, announces_changes_with_time,
-        announces_changes_with_tokens, ranks_by_its_queues, shares_service, *common_checks(OrderingTrial),
+        states_how_it_preempts,
+        ranks_compare,
+        ranks_repeat,
+        announces_changes_with_time,
+        announces_changes_with_tokens,
+        ranks_by_its_queues,
+        shares_service,
+        *common_checks(OrderingTrial),
     ),
-)  # fmt: skip
+)
 
 
 def _requests(seed: int) -> list[dict[str, Any]]:

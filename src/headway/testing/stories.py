@@ -97,11 +97,17 @@ def draw_replica(
     loads = {
         name: level + rng.randrange(most * scale + 1)
         for name, scale in (
-            ("num_in_flight", 1), ("num_waiting", 1), ("num_running", 1), ("prefill_tokens_left", 200),
-            ("tokens_generated", 200), ("output_tokens_left", 200), ("kv_blocks_host", 20),
-            ("head_demand_blocks", 1), ("num_arriving", 1),
+            ("num_in_flight", 1),
+            ("num_waiting", 1),
+            ("num_running", 1),
+            ("prefill_tokens_left", 200),
+            ("tokens_generated", 200),
+            ("output_tokens_left", 200),
+            ("kv_blocks_host", 20),
+            ("head_demand_blocks", 1),
+            ("num_arriving", 1),
         )
-    }  # fmt: skip
+    }
     identity = {"id": id, "pool": _POOLS[id // 3 % 2], "model": "", "gpu": "", "region": _REGIONS[id % 3]}
     place: dict[str, Any] = {"role": rng.choice(("mixed", "prefill", "decode")), "combo": rng.randrange(4)}
     place["goodput_rps"] = rng.choice((None, 0.0, rng.uniform(0.1, 50)))
@@ -109,16 +115,25 @@ def draw_replica(
     first = rng.randrange(loads["num_in_flight"] + 1)
     queues = rng.choice(((loads["num_in_flight"],), (first, loads["num_in_flight"] - first)))
     return {
-        **identity, **place, **loads, **blocks, "max_num_seqs": 256, "queue_lengths": queues,
+        **identity,
+        **place,
+        **loads,
+        **blocks,
+        "max_num_seqs": 256,
+        "queue_lengths": queues,
         "kv_blocks_total": kv_blocks_total,
         "num_by_tier": {tier: rng.randrange(most + 1) for tier in rng.choice(((), (0,), (0, 2)))},
         **_draw_cache(Random(id), loads["prefill_tokens_left"]),
-        "is_single_phase": Random(-id).random() < 0.2, "times": Random(id).choice((None, *_TIMES)), "latency_s": 0.05,
+        "is_single_phase": Random(-id).random() < 0.2,
+        "times": Random(id).choice((None, *_TIMES)),
+        "latency_s": 0.05,
         "is_shared": Random(f"{id}/shared").random() < 0.2,
-        "answers_on_pace": mood == "equal" or rng.random() < 0.7, "is_draining": rng.random() < drains,
-        "requests": [draw_placed(rng, request, id) for request in placed], **_draw_loras(Random(id)),
+        "answers_on_pace": mood == "equal" or rng.random() < 0.7,
+        "is_draining": rng.random() < drains,
+        "requests": [draw_placed(rng, request, id) for request in placed],
+        **_draw_loras(Random(id)),
         "paused": _draw_paused(Random(f"{id}/{mood}/paused"), id),
-    }  # fmt: skip
+    }
 
 
 def _draw_paused(rng: Random, replica: int) -> list[dict[str, Any]]:

@@ -247,11 +247,16 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         if not self.scheduler_reserve_full_isl:
             num_tokens = min(num_tokens, num_hit + budget)
         needed: int = manager.coordinator.get_num_blocks_to_allocate(
-            request_id=request.request_id, num_tokens=num_tokens, new_computed_blocks=hits.blocks,
-            num_encoder_tokens=0, total_computed_tokens=num_hit, num_local_computed_tokens=num_hit,
-            num_tokens_main_model=num_tokens, apply_admission_cap=self.scheduler_reserve_full_isl,
+            request_id=request.request_id,
+            num_tokens=num_tokens,
+            new_computed_blocks=hits.blocks,
+            num_encoder_tokens=0,
+            total_computed_tokens=num_hit,
+            num_local_computed_tokens=num_hit,
+            num_tokens_main_model=num_tokens,
+            apply_admission_cap=self.scheduler_reserve_full_isl,
             prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
-        )  # fmt: skip
+        )
         return needed + watermark
 
     def _own_blocks(self, request: Request) -> int:

@@ -214,9 +214,12 @@ def _programs(
 
 
 def _sorted(
-    program: Sequence[int], starts_s: Sequence[float], after: Sequence[tuple[int, ...]], numbers: Sequence[int],
+    program: Sequence[int],
+    starts_s: Sequence[float],
+    after: Sequence[tuple[int, ...]],
+    numbers: Sequence[int],
     path: Path,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """All calls by program, each after those that it waits for, else as in the file. HeadwayError for a loop."""
     depth = [0] * len(after)
     waits = [len(each) for each in after]

@@ -138,9 +138,14 @@ def _program_calls(spec: WorkloadSpec, agents: AgentsSpec, seed: int, base_dir: 
         new[row] += sum(int(output[source]) for source in sources)
     group, group_tokens = _groups(spec, seed, num_programs)
     calls = ProgramCalls(
-        rows.with_columns({"prompt_tokens": new}), np.array(offsets, "i8"), np.array(graph.context, "i8"), graph.after,
-        _lognormal_s(agents.tool_s, agents.tool_cv, stream(seed, "tool_s"), len(graph.after)), group, group_tokens,
-    )  # fmt: skip
+        rows.with_columns({"prompt_tokens": new}),
+        np.array(offsets, "i8"),
+        np.array(graph.context, "i8"),
+        graph.after,
+        _lognormal_s(agents.tool_s, agents.tool_cv, stream(seed, "tool_s"), len(graph.after)),
+        group,
+        group_tokens,
+    )
     _check_longest("program", calls.requests())
     return calls
 
@@ -188,9 +193,15 @@ def _trace_rows(spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
         rows = _renamed(read(path), None, detect(path), spec)
         return rows if spec.arrivals is None else _rescheduled(rows, spec, seed, base_dir)
     rows = read(
-        path, trace.format, limit=trace.limit, sort=trace.sort, skip_bad=trace.skip_bad,
-        timestamp_unit=trace.timestamp_unit, block_tokens=trace.block_tokens, spread_ticks=trace.spread_ticks,
-    )  # fmt: skip
+        path,
+        trace.format,
+        limit=trace.limit,
+        sort=trace.sort,
+        skip_bad=trace.skip_bad,
+        timestamp_unit=trace.timestamp_unit,
+        block_tokens=trace.block_tokens,
+        spread_ticks=trace.spread_ticks,
+    )
     rows = _renamed(rows, trace.models, trace.format or detect(path), spec)
     if trace.without_models:
         rows = _without_models(rows, trace.without_models, path)

@@ -332,31 +332,40 @@ _SECONDS: _Check = (_is_none_or_positive, "seconds above 0, or nothing")
 _ID: _Check = (lambda ids, _: ids >= -1, "an id from 0, or -1 for none")
 CHECKS: tuple[tuple[str, _Check], ...] = (
     ("arrival_s", (lambda at_s, _: np.isfinite(at_s) & (at_s >= 0), "seconds from 0")),
-    ("arrival_s", (
-        lambda at_s, _: np.diff(at_s, prepend=at_s[:1]) >= 0,
-        "a time not before that of the row above; say sort=True (--sort) to sort by arrival",
-    )),
+    (
+        "arrival_s",
+        (
+            lambda at_s, _: np.diff(at_s, prepend=at_s[:1]) >= 0,
+            "a time not before that of the row above; say sort=True (--sort) to sort by arrival",
+        ),
+    ),
     ("prompt_tokens", _TOKENS),
     ("output_tokens", _TOKENS),
-    ("reasoning_tokens", (
-        lambda tokens, w: (tokens >= 0) & (tokens <= w.output_tokens),
-        "0 to the row's output_tokens",
-    )),
+    (
+        "reasoning_tokens",
+        (
+            lambda tokens, w: (tokens >= 0) & (tokens <= w.output_tokens),
+            "0 to the row's output_tokens",
+        ),
+    ),
     ("slo_ttft_s", _SECONDS),
     ("slo_tpot_s", _SECONDS),
     ("slo_e2e_s", _SECONDS),
     ("timeout_s", _SECONDS),
-    ("deadline_s", (
-        lambda at_s, w: np.isnan(at_s) | (np.isfinite(at_s) & (at_s >= w.arrival_s)),
-        "a time not before the row's arrival_s, or nothing",
-    )),
+    (
+        "deadline_s",
+        (
+            lambda at_s, w: np.isnan(at_s) | (np.isfinite(at_s) & (at_s >= w.arrival_s)),
+            "a time not before the row's arrival_s, or nothing",
+        ),
+    ),
     (QUALITY, (lambda scores, _: ~np.isinf(scores), "a number, or nothing")),
     (LENGTH, (lambda tokens, _: (tokens == -1) | (tokens >= 1), "tokens from 1, or -1 for none")),
     ("tier", (lambda tiers, _: tiers >= 0, "0 (most urgent) or more")),
     ("session_id", _ID),
     ("output_id", _ID),
     ("acceptance", (lambda rates, _: np.isnan(rates) | ((rates >= 0) & (rates <= 1)), "0 to 1, or nothing")),
-)  # fmt: skip
+)
 """Column, or the begin of its name -> which values are valid, and what is expected."""
 
 

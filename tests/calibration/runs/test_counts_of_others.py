@@ -28,9 +28,13 @@ def vllm_bench(num: int = 12, details: bool = False, **more: Any) -> dict[str, A
     }  # fmt: skip
     if details:
         document |= {
-            "input_lens": [57] * num, "output_lens": [TOKENS] * num, "ttfts": [TTFT_S] * num,
-            "itls": [[gap_s] * (CHUNKS - 1)] * num, "start_times": [i / 2 for i in range(num)], "errors": [""] * num,
-        }  # fmt: skip
+            "input_lens": [57] * num,
+            "output_lens": [TOKENS] * num,
+            "ttfts": [TTFT_S] * num,
+            "itls": [[gap_s] * (CHUNKS - 1)] * num,
+            "start_times": [i / 2 for i in range(num)],
+            "errors": [""] * num,
+        }
     return document | more
 
 
@@ -101,14 +105,19 @@ def test_a_stage_of_inference_perf_counts_the_engines_tokens(tmp_path: Path) -> 
     document = {
         "load_summary": {"count": 16, "requested_rate": 2.0},
         "successes": {
-            "count": 16, "prompt_len": spread(50), "output_len": spread(TOKENS - 1), "output_tokens": spread(TOKENS),
+            "count": 16,
+            "prompt_len": spread(50),
+            "output_len": spread(TOKENS - 1),
+            "output_tokens": spread(TOKENS),
             "throughput": {"requests_per_sec": 1.7},
             "latency": {
-                "request_latency": spread(E2E_S), "time_to_first_token": spread(TTFT_S),
-                "time_per_output_token": spread(own_s), "inter_token_latency": spread(own_s),
+                "request_latency": spread(E2E_S),
+                "time_to_first_token": spread(TTFT_S),
+                "time_per_output_token": spread(own_s),
+                "inter_token_latency": spread(own_s),
             },
         },
-    }  # fmt: skip
+    }
     (run,), _ = read(saved(tmp_path / "stage_0_lifecycle_metrics.json", document))
     assert run.output_tokens == TOKENS
     assert run.latencies_s["tpot_mean"] == pytest.approx(TPOT_S) == run.latencies_s["tpot_p99"]

@@ -28,9 +28,14 @@ def vllm(rate: float = 2.0, **changes: Any) -> dict[str, Any]:
 def guidellm(**changes: Any) -> dict[str, Any]:
     """A report of guidellm with one benchmark."""
     means = {
-        "requests_per_second": 2.0, "prompt_token_count": 512, "output_token_count": 128, "request_latency": 1.32,
-        "time_to_first_token_ms": 50.0, "inter_token_latency_ms": 10.0, **changes,
-    }  # fmt: skip
+        "requests_per_second": 2.0,
+        "prompt_token_count": 512,
+        "output_token_count": 128,
+        "request_latency": 1.32,
+        "time_to_first_token_ms": 50.0,
+        "inter_token_latency_ms": 10.0,
+        **changes,
+    }
     metrics = {name: {"successful": {"mean": value, "count": 200}} for name, value in means.items()}
     return {"args": {"model": "meta-llama/Llama-3.1-8B"}, "benchmarks": [{"metrics": metrics}]}
 
@@ -39,10 +44,14 @@ def detailed(**changes: Any) -> dict[str, Any]:
     """A result of `vllm bench serve --save-detailed`: three requests, the last of which failed."""
     return {
         **vllm(2.0, completed=2, duration=4.0, total_input_tokens=30, total_output_tokens=7),
-        "input_lens": [10, 20, 30], "output_lens": [3, 4, 0], "ttfts": [0.1, 0.2, 0.0],
-        "itls": [[0.01, 0.03], [0.02, 0.02, 0.02], []], "start_times": [100.0, 101.0, 101.5],
-        "errors": ["", "", "connection reset"], **changes,
-    }  # fmt: skip
+        "input_lens": [10, 20, 30],
+        "output_lens": [3, 4, 0],
+        "ttfts": [0.1, 0.2, 0.0],
+        "itls": [[0.01, 0.03], [0.02, 0.02, 0.02], []],
+        "start_times": [100.0, 101.0, 101.5],
+        "errors": ["", "", "connection reset"],
+        **changes,
+    }
 
 
 def aiperf(**changes: Any) -> dict[str, Any]:
@@ -52,16 +61,20 @@ def aiperf(**changes: Any) -> dict[str, Any]:
         return {"unit": unit, "avg": value, "p90": 1.5 * value, "p99": 2 * value, **more}
 
     return {
-        "request_throughput": {"unit": "requests/sec", "avg": 4.0}, "request_count": {"unit": "requests", "avg": 80.0},
-        "request_latency": metric(550.0), "time_to_first_token": metric(50.0), "inter_token_latency": metric(5.0),
-        "output_sequence_length": metric(101.0, "tokens"), "input_sequence_length": metric(300.0, "tokens"),
+        "request_throughput": {"unit": "requests/sec", "avg": 4.0},
+        "request_count": {"unit": "requests", "avg": 80.0},
+        "request_latency": metric(550.0),
+        "time_to_first_token": metric(50.0),
+        "inter_token_latency": metric(5.0),
+        "output_sequence_length": metric(101.0, "tokens"),
+        "input_sequence_length": metric(300.0, "tokens"),
         "usage_prompt_cache_read_tokens": metric(48.0, "tokens"),
         "input_config": {
             "models": {"items": [{"name": "Qwen/Qwen3-8B"}]},
             "phases": [{"kind": "profiling", "type": "concurrency", "requests": 80, "concurrency": 4}],
         },
         **changes,
-    }  # fmt: skip
+    }
 
 
 CSV = """Metric,avg,min,max,p99,p90
@@ -84,11 +97,13 @@ def aiperf_request(start_s: float, cached: int = 0, **about: Any) -> dict[str, A
     return {
         "metadata": {"request_start_ns": int(start_s * 1e9), "benchmark_phase": "profiling", **about},
         "metrics": {
-            "request_latency": metric(550.0), "time_to_first_token": metric(50.0),
-            "input_sequence_length": metric(300, "tokens"), "output_sequence_length": metric(101, "tokens"),
+            "request_latency": metric(550.0),
+            "time_to_first_token": metric(50.0),
+            "input_sequence_length": metric(300, "tokens"),
+            "output_sequence_length": metric(101, "tokens"),
             "usage_prompt_cache_read_tokens": metric(cached, "tokens"),
         },
-    }  # fmt: skip
+    }
 
 
 def inference_perf(**load: Any) -> dict[str, Any]:
@@ -102,14 +117,17 @@ def inference_perf(**load: Any) -> dict[str, Any]:
         "successes": {
             "count": 60,
             "latency": {
-                "request_latency": statistics(1.2), "time_to_first_token": statistics(0.04),
-                "time_per_output_token": statistics(0.009), "inter_token_latency": statistics(0.009),
+                "request_latency": statistics(1.2),
+                "time_to_first_token": statistics(0.04),
+                "time_per_output_token": statistics(0.009),
+                "inter_token_latency": statistics(0.009),
             },
             "throughput": {"requests_per_sec": 1.02},
-            "prompt_tokens": {"total": 8100.0, "cached": 1920.0, "mean": 135.0}, "output_len": {"mean": 129.0},
+            "prompt_tokens": {"total": 8100.0, "cached": 1920.0, "mean": 135.0},
+            "output_len": {"mean": 129.0},
         },
         "failures": {"count": 0},
-    }  # fmt: skip
+    }
 
 
 def dump(path: Path, value: Any) -> Path:
@@ -165,13 +183,22 @@ def test_guidellm_reports_of_its_second_version(tmp_path: Path) -> None:
     benchmark, start = report["benchmarks"][0], 1.7e9
     del report["args"]
     benchmark["config"] = {
-        "strategy": {"type_": "concurrent", "streams": 8}, "backend": {"model": "Qwen/Qwen3-8B", "type_": "openai_http"}
-    }  # fmt: skip
-    benchmark["requests"] = {"successful": [
-        {"request_start_time": start + i, "request_latency": 1.32, "time_to_first_token_ms": 50.0,
-         "prompt_tokens": 512, "output_tokens": 128, "cached_tokens": 64}
-        for i in range(200)
-    ]}  # fmt: skip
+        "strategy": {"type_": "concurrent", "streams": 8},
+        "backend": {"model": "Qwen/Qwen3-8B", "type_": "openai_http"},
+    }
+    benchmark["requests"] = {
+        "successful": [
+            {
+                "request_start_time": start + i,
+                "request_latency": 1.32,
+                "time_to_first_token_ms": 50.0,
+                "prompt_tokens": 512,
+                "output_tokens": 128,
+                "cached_tokens": 64,
+            }
+            for i in range(200)
+        ]
+    }
     run = one(tmp_path / "a.yaml", yaml.safe_dump(report))
     assert (run.model, run.concurrency, run.requested_rps, run.num_requests) == ("Qwen/Qwen3-8B", 8, None, 200)
     assert run.rows is not None and run.cached_tokens == 64
@@ -214,9 +241,10 @@ def test_aiperf_tables_and_requests_take_the_load_from_the_summary_beside_them(t
 def test_inference_perf_reports(tmp_path: Path) -> None:
     """The configuration beside the report names the model and the shared prefixes."""
     config = {
-        "server": {"model_name": "Qwen/Qwen3-8B"}, "load": {"type": "poisson"},
+        "server": {"model_name": "Qwen/Qwen3-8B"},
+        "load": {"type": "poisson"},
         "data": {"type": "shared_prefix", "shared_prefix": {"num_groups": 3, "system_prompt_len": 100}},
-    }  # fmt: skip
+    }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     run = one(tmp_path / "stage_0_lifecycle_metrics.json", inference_perf())
     assert (run.model, run.requested_rps, run.burstiness, run.rate_rps) == ("Qwen/Qwen3-8B", 1.0, 1.0, 1.02)
@@ -227,15 +255,19 @@ def test_inference_perf_reports(tmp_path: Path) -> None:
 
 def test_inference_perf_requests(tmp_path: Path) -> None:
     entry = {
-        "start_time": 10.0, "end_time": 11.0, "request": "...", "error": None,
+        "start_time": 10.0,
+        "end_time": 11.0,
+        "request": "...",
+        "error": None,
         "info": {
             "request_metrics": {"text": {"input_tokens": 135}},
             "response_metrics": {
-                "output_tokens": 100, "output_token_times": [10.01, 10.5, 11.0],
+                "output_tokens": 100,
+                "output_token_times": [10.01, 10.5, 11.0],
                 "server_usage": {"completion_tokens": 101, "prompt_tokens_details": {"cached_tokens": 32}},
             },
         },
-    }  # fmt: skip
+    }
     failed = {**entry, "error": {"error_type": "HTTP Error 500"}}
     run = one(tmp_path / "per_request_lifecycle_metrics.json", [entry, {**entry, "start_time": 10.005}, failed])
     assert run.rows is not None and run.rows.output_tokens.tolist() == [101, 101]

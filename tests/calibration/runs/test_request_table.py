@@ -65,22 +65,29 @@ def test_packed_milliseconds_and_lines_of_json_are_the_same_run(tmp_path: Path) 
 
 def test_what_failed_and_what_happens_once_is_left_out_and_counted(tmp_path: Path) -> None:
     path = table(
-        tmp_path / "requests.csv", *ROWS[:2], "slow,100,0,2.0,,,0,open,", "slow,100,11,3.0,4.0,4.1,0,open,compiles",
+        tmp_path / "requests.csv",
+        *ROWS[:2],
+        "slow,100,0,2.0,,,0,open,",
+        "slow,100,11,3.0,4.0,4.1,0,open,compiles",
         "first,100,11,3.0,4.0,4.1,0,open,compiles",
-    )  # fmt: skip
+    )
     (slow,), skipped = read(path)
     assert slow.num_requests == 2
     assert slow.notes == (
-        "1 requests failed, and are left out", "1 requests show what happens once after a start, and are left out",
-    )  # fmt: skip
+        "1 requests failed, and are left out",
+        "1 requests show what happens once after a start, and are left out",
+    )
     assert skipped == [f"{path}: first: 1 requests show what happens once after a start, and are left out"]
 
 
 def test_a_run_that_the_engine_spent_on_what_happens_once_is_left_out(tmp_path: Path) -> None:
     path = table(
-        tmp_path / "requests.csv", *ROWS[:2], "stood,100,11,3.0,4.0,4.1,0,open,compiles",
-        "stood,100,11,3.1,4.0,4.1,0,open,compiles", "stood,100,11,4.2,0.5,0.6,0,open,",
-    )  # fmt: skip
+        tmp_path / "requests.csv",
+        *ROWS[:2],
+        "stood,100,11,3.0,4.0,4.1,0,open,compiles",
+        "stood,100,11,3.1,4.0,4.1,0,open,compiles",
+        "stood,100,11,4.2,0.5,0.6,0,open,",
+    )
     (slow,), skipped = read(path)
     assert slow.where.endswith("slow")
     assert skipped == [
@@ -105,9 +112,7 @@ def test_a_bad_cell_is_named_with_its_line(row: str, why: str, tmp_path: Path) -
 
 def test_several_models_are_several_runs(tmp_path: Path) -> None:
     rows = [f"{model},100,11,{i},0.05,0.15" for model in ("llama-3.1-8b", "qwen3-8b") for i in range(3)]
-    runs, _ = read(
-        table(tmp_path / "r.csv", *rows, header="model,prompt_tokens,output_tokens,start_s,ttft_s,e2e_s")
-    )  # fmt: skip
+    runs, _ = read(table(tmp_path / "r.csv", *rows, header="model,prompt_tokens,output_tokens,start_s,ttft_s,e2e_s"))
     assert [run.model for run in runs] == ["llama-3.1-8b", "qwen3-8b"]
     assert all(math.isclose(run.rate_rps, 3 / 2.15) for run in runs)
 

@@ -22,9 +22,12 @@ from headway.perf.step import StepModel
 HEADER = "seq,scheduled_s,done_s,decodes,decode_context_tokens,prompt_tokens,prompt_chunks,running,waiting\n"
 ENGINE = replace(catalog.engine("vllm-0.15"), max_num_seqs=1024)
 POOL = Pool(
-    name="p", model=replace(catalog.model("llama-3.1-8b"), sampling=None), gpu=catalog.gpu("h100"), engine=ENGINE,
+    name="p",
+    model=replace(catalog.model("llama-3.1-8b"), sampling=None),
+    gpu=catalog.gpu("h100"),
+    engine=ENGINE,
     parallel=Parallel(1, 1, 1),
-)  # fmt: skip
+)
 KNOWN = catalog.coefficients(POOL.gpu.name, ENGINE.name)
 
 
@@ -44,8 +47,11 @@ def test_an_end_that_a_launch_delays_ends_no_span(tmp_path: Path) -> None:
     )
     log = read(written(tmp_path / "steps.csv", rows))
     assert [(len(span.iterations), round(span.seconds, 6)) for span in log.spans] == [
-        (1, 0.007), (2, 0.028), (1, 0.007), (1, 0.007),
-    ]  # fmt: skip
+        (1, 0.007),
+        (2, 0.028),
+        (1, 0.007),
+        (1, 0.007),
+    ]
     assert log.num_used == log.num_rows == 5 and not log.left_out
     assert log.spans[1].iterations[1] == Iteration(4, 4008, ((300, 0),))
 
@@ -97,9 +103,11 @@ def changed() -> Coefficients:
     }
     decode = KNOWN.kernels.decode_attention
     kernels = replace(
-        KNOWN.kernels, gemm=gemm, elementwise_efficiency=0.95 * KNOWN.kernels.elementwise_efficiency,
+        KNOWN.kernels,
+        gemm=gemm,
+        elementwise_efficiency=0.95 * KNOWN.kernels.elementwise_efficiency,
         decode_attention=replace(decode, memory_efficiency=0.8 * decode.memory_efficiency),
-    )  # fmt: skip
+    )
     overhead = replace(KNOWN.overhead, step_s=9e-4, sequence_s=6e-6, launch_part_layer_s=4e-4, launch_layer_s=1.1e-3)
     return replace(KNOWN, kernels=kernels, overhead=overhead)
 

@@ -122,11 +122,14 @@ def test_no_shape_of_a_request_passes_a_budget(front: tuple[serving.Process, str
     shapes: list[tuple[str, dict[str, Any]]] = [
         ("/v1/chat/completions", {"messages": text, **fields})
         for fields in (
-            {"n": 50, "max_tokens": 50}, {"max_tokens": 2100}, {"max_completion_tokens": 1, "max_tokens": 2100},
-            {"max_tokens": 5, "min_tokens": 2100}, {"max_tokens": 5, "reasoning": {"max_tokens": 2100}},
+            {"n": 50, "max_tokens": 50},
+            {"max_tokens": 2100},
+            {"max_completion_tokens": 1, "max_tokens": 2100},
+            {"max_tokens": 5, "min_tokens": 2100},
+            {"max_tokens": 5, "reasoning": {"max_tokens": 2100}},
             {"max_tokens": 5, "tools": [{"type": "function", "function": {"name": "f", "description": "x" * 9000}}]},
         )
-    ]  # fmt: skip
+    ]
     image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     shapes += [
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [image]}], "max_tokens": 5}),

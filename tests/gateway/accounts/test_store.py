@@ -45,16 +45,23 @@ def key(name: str, **properties: Any) -> StoredKey:
 
 def test_keys_and_teams_are_read_as_they_were_written(location: str) -> None:
     full = key(
-        "full", team="readers", budget=Budget(10**12, 2.5, "week"), weight=3.0, tier=2, requests_per_minute=10.0,
-        tokens_per_minute=1e6, expires=date(2031, 1, 2),
-    )  # fmt: skip
+        "full",
+        team="readers",
+        budget=Budget(10**12, 2.5, "week"),
+        weight=3.0,
+        tier=2,
+        requests_per_minute=10.0,
+        tokens_per_minute=1e6,
+        expires=date(2031, 1, 2),
+    )
 
     async def work(store: AccountStore) -> None:
         changes = [await store.num_changes()]
         for change in (
-            store.set_team("readers", Budget(100, None, "day")), store.add_key(full),
+            store.set_team("readers", Budget(100, None, "day")),
+            store.add_key(full),
             store.add_key(key("bare", created_ns=6)),
-        ):  # fmt: skip
+        ):
             await change
             changes.append(await store.num_changes())
         assert changes == sorted(set(changes))

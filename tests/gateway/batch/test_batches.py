@@ -26,9 +26,11 @@ BRISK = {"name": "queue-manager", "interval_s": 0.02}
 def front(engine: serving.Process, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     keys = [sha256(name).hexdigest() for name in (b"ann", b"bob")]
     path = serving.fleet_file(
-        tmp_path_factory.mktemp("fleet"), [engine.url], policies={"admission": BRISK},
+        tmp_path_factory.mktemp("fleet"),
+        [engine.url],
+        policies={"admission": BRISK},
         gateway={"api_keys": keys, "batches": {"max_file_bytes": 100_000, "max_lines": 50}},
-    )  # fmt: skip
+    )
     made = serving.gateway(path)
     with serving.closing(made):
         serving.all_up(made, 1)
@@ -149,11 +151,18 @@ def test_invalid_requests_are_refused(front: serving.Process) -> None:
         ann.batches.create(input_file_id=file, endpoint="/v1/completions", completion_window="soon")
     bearer = {"Authorization": "Bearer ann"}
     for path, body, status in (
-        ("/v1/files", b"no form", 400), ("/v1/batches", b"{", 400), ("/v1/batches", b"[]", 400),
-        ("/v1/batches", b" " * 70_000, 413), ("/v1/files?limit=x", None, 400), ("/v1/batches/batch_x", None, 404),
-        ("/v1/files/%00", None, 404), ("/v1/batches/%00/cancel", b"", 404), ("/v1/files?after=%00", None, 400),
-        ("/v1/files?limit=0", None, 400), ("/v1/batches?limit=99999999", None, 400),
-    ):  # fmt: skip
+        ("/v1/files", b"no form", 400),
+        ("/v1/batches", b"{", 400),
+        ("/v1/batches", b"[]", 400),
+        ("/v1/batches", b" " * 70_000, 413),
+        ("/v1/files?limit=x", None, 400),
+        ("/v1/batches/batch_x", None, 404),
+        ("/v1/files/%00", None, 404),
+        ("/v1/batches/%00/cancel", b"", 404),
+        ("/v1/files?after=%00", None, 400),
+        ("/v1/files?limit=0", None, 400),
+        ("/v1/batches?limit=99999999", None, 400),
+    ):
         reply = send(front, path, body, bearer)
         assert reply.status == status and set(reply.json()["error"]) == {"message", "type", "param", "code"}
     form = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\ncut o'
@@ -258,9 +267,12 @@ def test_of_two_gateways_one_runs_batches_and_the_other_takes_over(engine: servi
 def test_a_batch_has_the_tier_of_its_key_and_may_use_a_cascade(engine: serving.Process, tmp_path: Path) -> None:
     key = {"sha256": sha256(b"ann").hexdigest(), "tier": 5}
     path = serving.fleet_file(
-        tmp_path, [engine.url], policies={"admission": BRISK}, gateway={"api_keys": [key], "batches": {}},
+        tmp_path,
+        [engine.url],
+        policies={"admission": BRISK},
+        gateway={"api_keys": [key], "batches": {}},
         cascade={"name": "best", "models": [MODEL, MODEL], "policy": "thresholds", "judge": {"by": "confidence"}},
-    )  # fmt: skip
+    )
     front = serving.gateway(path)
     with serving.closing(front):
         who = client(front, "ann")

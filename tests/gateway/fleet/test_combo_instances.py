@@ -41,9 +41,14 @@ def _replica(id: int, served: ServedPool) -> LiveReplica:
 def test_endpoints_are_in_order_of_pools_first_and_then_instance_by_instance() -> None:
     urls = [url for _, url in in_order([PREFILL, PLAIN, DECODE])]
     assert urls == [
-        "http://plain:0", "http://prefill:0", "http://decode:0", "http://decode:1", "http://prefill:1",
-        "http://decode:2", "http://decode:3",
-    ]  # fmt: skip
+        "http://plain:0",
+        "http://prefill:0",
+        "http://decode:0",
+        "http://decode:1",
+        "http://prefill:1",
+        "http://decode:2",
+        "http://decode:3",
+    ]
 
 
 def test_a_replica_joins_the_first_instance_that_lacks_one_of_its_pool() -> None:

@@ -77,9 +77,12 @@ def test_a_request_for_one_token_is_not_handed_over(fleet: Fleet, options: dict[
 
 def test_a_clients_own_kv_transfer_params_are_removed(fleet: Fleet) -> None:
     theirs = {
-        "do_remote_prefill": True, "remote_engine_id": "x", "remote_host": "127.0.0.1", "remote_port": 1,
+        "do_remote_prefill": True,
+        "remote_engine_id": "x",
+        "remote_host": "127.0.0.1",
+        "remote_port": 1,
         "remote_request_id": "y",
-    }  # fmt: skip
+    }
     for max_tokens in (1, 12):
         answer = chat(fleet.gateway, LONG, max_tokens=max_tokens, kv_transfer_params=theirs).json()
         assert answer["usage"]["completion_tokens"] == max_tokens

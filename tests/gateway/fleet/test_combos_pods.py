@@ -36,13 +36,17 @@ class Parts:
             return {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "replicas": replicas, "kubernetes": how}
 
         combo = {
-            "name": "pair", "goodput_rps": 1.0, "handover": {"first_token": "decode"}, "max_replicas": 2,
-            "prefill": side("pair-prefill", self.prefills), "decode": side("pair-decode", 1),
-        }  # fmt: skip
+            "name": "pair",
+            "goodput_rps": 1.0,
+            "handover": {"first_token": "decode"},
+            "max_replicas": 2,
+            "prefill": side("pair-prefill", self.prefills),
+            "decode": side("pair-decode", 1),
+        }
         path = folder / "fleet.yaml"
-        path.write_text(yaml.safe_dump({
-            "combos": [combo], "policies": {**STRICT, **changes}, "gateway": {"scrape_period_s": 0.1}
-        }))  # fmt: skip
+        path.write_text(
+            yaml.safe_dump({"combos": [combo], "policies": {**STRICT, **changes}, "gateway": {"scrape_period_s": 0.1}})
+        )
         return path
 
     @contextmanager

@@ -31,9 +31,13 @@ def _file(folder: Path, first: int, **changes: Any) -> Path:
         return {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "processes": how}
 
     combo = {
-        "name": "pair", "prefill": side([first, first + 1]), "decode": side([first + 2, first + 3]),
-        "goodput_rps": 1.0, "handover": {"first_token": "decode"}, **changes.pop("combo", {}),
-    }  # fmt: skip
+        "name": "pair",
+        "prefill": side([first, first + 1]),
+        "decode": side([first + 2, first + 3]),
+        "goodput_rps": 1.0,
+        "handover": {"first_token": "decode"},
+        **changes.pop("combo", {}),
+    }
     policies = {"routing": {"name": "cauchy", "within": "strict"}, "scaling": SCALING, **changes.pop("policies", {})}
     path = folder / "fleet.yaml"
     path.write_text(yaml.safe_dump({"combos": [combo], "policies": policies, "gateway": {"scrape_period_s": 0.1}}))

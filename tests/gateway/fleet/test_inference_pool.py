@@ -24,9 +24,12 @@ from headway.gateway.telemetry.recording import Recording
 from kube import InferencePool, serve
 
 POOL = {
-    "name": "chat", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-0.15",
+    "name": "chat",
+    "model": "qwen3-8b",
+    "gpu": "h100",
+    "engine": "vllm-0.15",
     "inference_pool": {"name": "chat", "namespace": "models", "poll_s": 1000.0},
-}  # fmt: skip
+}
 
 
 def fleet(folder: Path, **changes: object) -> Path:

@@ -137,10 +137,12 @@ def test_failed_pods_are_reported_and_give_their_gpus_to_others(tmp_path: Path, 
 def _two_pools(folder: Path, port: int, large: str) -> Path:
     how = {"namespace": "models", "port": port, "poll_s": 0.1}
     path = serving.fleet_file(
-        folder, [], pool={"name": "good", "endpoints": [], "kubernetes": {"name": "chat", **how}},
+        folder,
+        [],
+        pool={"name": "good", "endpoints": [], "kubernetes": {"name": "chat", **how}},
         policies={"scaling": BUSY, "ordering_at": "gateway"},
         gateway={"admin_keys": [hashlib.sha256(b"key").hexdigest()]},
-    )  # fmt: skip
+    )
     made = yaml.safe_load(path.read_text())
     made["fleet"].append({**made["fleet"][0], "name": "bad", "model": large, "kubernetes": {"name": "bad", **how}})
     made["gpu_limits"] = [{"gpu": "h100", "count": 2}]
@@ -165,7 +167,10 @@ def test_late_missing_and_restarting_pods_count_as_failed() -> None:
     assert failures.find([pending, slow, restless], 1, 105.0) == {"c": "CrashLoopBackOff"}
     late = "was not up after 10 s"
     assert failures.find([pending, slow, restless], 1, 111.0) == {
-        "a": "Unschedulable", "b": late, "c": "CrashLoopBackOff", "0": late,
-    }  # fmt: skip
+        "a": "Unschedulable",
+        "b": late,
+        "c": "CrashLoopBackOff",
+        "0": late,
+    }
     assert failures.find([slow], 0, 112.0) == {"b": late}
     assert failures.find([slow, pending], 1, 113.0) == {"b": late}, "seen and missed anew"

@@ -154,9 +154,13 @@ def test_requests_at_a_pod_that_left_go_elsewhere_once_its_engine_is_gone(monkey
 
 READY, SCHEDULED = ("Ready", "True"), ("PodScheduled", "True")
 CONDITIONS: list[tuple[list[tuple[str, str]] | None, bool]] = [
-    ([], True), (None, True), ([READY], True), ([("Ready", "False")], False), ([("Ready", "Unknown")], False),
+    ([], True),
+    (None, True),
+    ([READY], True),
+    ([("Ready", "False")], False),
+    ([("Ready", "Unknown")], False),
     ([SCHEDULED, ("Ready", "False")], False),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("conditions", "is_ready"), CONDITIONS)

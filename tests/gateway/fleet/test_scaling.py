@@ -144,8 +144,11 @@ def test_a_failed_start_is_repeated_and_an_engine_that_ignores_sigterm_is_killed
     (tmp_path / "logs").mkdir()
     how = {
         "command": [sys.executable, str(tmp_path / "stubborn.py"), str(tmp_path), "{port}"],
-        "env": {"CUDA_VISIBLE_DEVICES": "{gpus}"}, "keep_env": ["TOLD"], "stop_s": 0.3, "log": "logs",
-    }  # fmt: skip
+        "env": {"CUDA_VISIBLE_DEVICES": "{gpus}"},
+        "keep_env": ["TOLD"],
+        "stop_s": 0.3,
+        "log": "logs",
+    }
     pool = processes.pool(1, processes=how, tp=2, api="openai")
     first, last = pool["processes"]["ports"]
     front = _front(tmp_path, pool)
@@ -202,8 +205,9 @@ def test_an_engine_that_is_not_healthy_in_time_is_restarted(tmp_path: Path) -> N
         assert serving.send(front, "/health").json()["up"] == 0
         refused = [chat(front, max_tokens=most) for most in (2, 10**9)]
         assert [(reply.status, reply.json()["error"]["code"]) for reply in refused] == [
-            (503, "no_capacity"), (400, "context_length_exceeded"),
-        ]  # fmt: skip
+            (503, "no_capacity"),
+            (400, "context_length_exceeded"),
+        ]
         assert "pool/0 was not up after 0.3 s; it is restarted" in front.stop()
         assert not running(first, last)
 
@@ -251,9 +255,12 @@ def test_a_failed_replica_is_reported_and_does_not_block_scaling(
     bad["processes"]["command"] = [sys.executable, str(tmp_path / "flawed.py"), str(key), *command]
     bad["processes"] |= {"tries": 2, "ports": [last + 1, last + 2]}
     path = serving.fleet_file(
-        tmp_path, [], pool=good, policies={"scaling": BUSY, "ordering_at": "gateway"},
+        tmp_path,
+        [],
+        pool=good,
+        policies={"scaling": BUSY, "ordering_at": "gateway"},
         gateway={"admin_keys": [hashlib.sha256(b"key").hexdigest()]},
-    )  # fmt: skip
+    )
     made = yaml.safe_load(path.read_text())
     made["fleet"].append({**made["fleet"][0], **{name: value for name, value in bad.items() if name != "endpoints"}})
     made["gpu_limits"] = [{"gpu": "h100", "count": 2}]

@@ -174,10 +174,12 @@ def test_groups_of_layers_reach_as_far_as_each_has_what_it_needs(seed: int) -> N
             engine.report(BlockRemoved(gone, "GPU", group))
         window_blocks = -(-(int(groups[1][1] or 0) - 1) // BLOCK)
         able = [
-            end for end in range(1, num + 1)
-            if all(i in held[0] for i in range(end)) and end - 1 in held[2]
+            end
+            for end in range(1, num + 1)
+            if all(i in held[0] for i in range(end))
+            and end - 1 in held[2]
             and all(i in held[1] for i in range(max(end - max(window_blocks, 1), 0), end))
-        ]  # fmt: skip
+        ]
         assert engine.cached_tokens([*TOKENS, 9]) == BLOCK * max(able, default=0)
 
 

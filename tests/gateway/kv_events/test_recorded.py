@@ -28,8 +28,12 @@ def _recorded(file: Path) -> Any:
     return msgspec.json.decode(gzip.decompress(file.read_bytes()))
 
 
-LIVED = [(file, name) for file in FILES for name in (*_recorded(file).get("models", ()), "salted")
-         if name in _recorded(file).get("models", ()) or name in _recorded(file)]  # fmt: skip
+LIVED = [
+    (file, name)
+    for file in FILES
+    for name in (*_recorded(file).get("models", ()), "salted")
+    if name in _recorded(file).get("models", ()) or name in _recorded(file)
+]
 
 
 def _parts(texts: list[str]) -> list[bytes]:

@@ -344,10 +344,11 @@ def test_a_replay_that_is_cut_off_is_asked_for_again(tmp_path: Path, most: int, 
         replays.bind(f"ipc://{tmp_path}/r")
         events.bind(f"ipc://{tmp_path}/e")
         batches = [
-            wire.encode([wire.BlockStored([i], None, [i] * BLOCK, BLOCK, lora_name="a" * size if i == 15 else None)],
-                        0.0, False)
+            wire.encode(
+                [wire.BlockStored([i], None, [i] * BLOCK, BLOCK, lora_name="a" * size if i == 15 else None)], 0.0, False
+            )
             for i in range(25)
-        ]  # fmt: skip
+        ]
 
         async def answer() -> None:
             while True:
@@ -361,9 +362,13 @@ def test_a_replay_that_is_cut_off_is_asked_for_again(tmp_path: Path, most: int, 
         answering = asyncio.create_task(answer())
         blocks, index = EngineBlocks(BLOCK, 1000), CacheIndex(BLOCK, 1000, guesses=True)
         made = KvEventSubscriber(
-            "engine", EventAddress(f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/r"), blocks, index, context,
+            "engine",
+            EventAddress(f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/r"),
+            blocks,
+            index,
+            context,
             lambda state, why: None,
-        )  # fmt: skip
+        )
         made.start()
         await until(lambda: len(blocks) == 25)
         assert made.state == "live" and made.counts.lost == 0

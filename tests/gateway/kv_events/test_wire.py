@@ -39,8 +39,17 @@ OLD = {
     "maps within an array": [
         1.0,
         [
-            {"type": "BlockStored", "block_hashes": [7], "parent_block_hash": None, "token_ids": [1, 2],
-             "block_size": 2, "lora_id": None, "medium": "GPU", "lora_name": None, "session_id": "s"},
+            {
+                "type": "BlockStored",
+                "block_hashes": [7],
+                "parent_block_hash": None,
+                "token_ids": [1, 2],
+                "block_size": 2,
+                "lora_id": None,
+                "medium": "GPU",
+                "lora_name": None,
+                "session_id": "s",
+            },
             {"type": "BlockRemoved", "block_hashes": [7], "medium": "GPU"},
         ],
     ],
@@ -53,7 +62,7 @@ OLD = {
         ],
         "data_parallel_rank": 0,
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("batch", OLD.values(), ids=OLD)
@@ -65,11 +74,15 @@ def test_other_versions_are_read(batch: object) -> None:
 
 
 MALFORMED = {
-    "nothing": b"", "a cut batch": wire.encode(EVENTS, 1.0, True)[:20], "text": b"BlockStored",
-    "no events": msgspec.msgpack.encode({"ts": 1.0}), "a number": b"\x01", "an array of nothing": b"\x90",
+    "nothing": b"",
+    "a cut batch": wire.encode(EVENTS, 1.0, True)[:20],
+    "text": b"BlockStored",
+    "no events": msgspec.msgpack.encode({"ts": 1.0}),
+    "a number": b"\x01",
+    "an array of nothing": b"\x90",
     "tokens that are no numbers": msgspec.msgpack.encode([1.0, [["BlockStored", [7], None, ["a"], 1]]]),
     "hashes that are no list": msgspec.msgpack.encode({"ts": 1.0, "events": [{"type": "BlockRemoved"}]}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("payload", MALFORMED.values(), ids=MALFORMED)

@@ -142,10 +142,11 @@ def test_a_tenant_that_floods_at_one_gateway_is_held_back_at_another(
     engine = serving.emulator("--speed", "4")
     keys = [{"sha256": digest(name), "name": name} for name in ("flood", "quiet", "third")]
     path = serving.fleet_file(
-        tmp_path, [engine.url],
+        tmp_path,
+        [engine.url],
         policies={"ordering": ordering, "ordering_at": "gateway", "window": 1},
         gateway={"api_keys": keys, "peers": {"store": address, "lease_s": 5.0}},
-    )  # fmt: skip
+    )
     first, second = serving.gateway(path), serving.gateway(path)
     with serving.closing(engine, first, second):
         for each in (first, second):

@@ -98,9 +98,12 @@ def test_one_gateway_scales_by_the_load_of_all_and_another_when_it_is_killed(
         how = {"name": "chat", "namespace": "models", "port": workload.port, "poll_s": 0.25}
         peers = {"store": database.new(), "lease_s": 1.0, "leader": "kubernetes"}
         path = serving.fleet_file(
-            tmp_path, [], pool={"endpoints": [], "kubernetes": how, "max_replicas": 2}, gateway={"peers": peers},
+            tmp_path,
+            [],
+            pool={"endpoints": [], "kubernetes": how, "max_replicas": 2},
+            gateway={"peers": peers},
             policies={"scaling": BUSY},
-        )  # fmt: skip
+        )
         gateways = [serving.gateway(path) for _ in range(2)]
         with serving.closing(*gateways):
             for each in gateways:

@@ -140,10 +140,18 @@ def test_a_server_that_ends_is_noticed_and_used_again_when_it_is_back(server: An
                 await asyncio.wait_for(each.is_lost.wait(), PATIENCE_S)
             store = first.store
             for attempt in (
-                store.publish(["x"]), store.acquire_lease("l", 1.0), store.release_lease("l"), store.parts(b"s"),
-                store.add_parts([(b"s", 0, b"")]), store.take_stream(b"s"), store.remove_streams([b"s"]),
-                store.resume_streams([b"s"]), store.is_alive("second"), store.tidy(), first.connect(),
-            ):  # fmt: skip
+                store.publish(["x"]),
+                store.acquire_lease("l", 1.0),
+                store.release_lease("l"),
+                store.parts(b"s"),
+                store.add_parts([(b"s", 0, b"")]),
+                store.take_stream(b"s"),
+                store.remove_streams([b"s"]),
+                store.resume_streams([b"s"]),
+                store.is_alive("second"),
+                store.tidy(),
+                first.connect(),
+            ):
                 with pytest.raises(OSError):
                     await attempt
         finally:

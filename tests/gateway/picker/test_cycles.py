@@ -60,9 +60,10 @@ async def broken(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    "ending", [served, refused, of_no_model, too_long, left_after, failed, broken],
+    "ending",
+    [served, refused, of_no_model, too_long, left_after, failed, broken],
     ids=lambda each: each.__name__,
-)  # fmt: skip
+)
 def test_no_end_of_a_call_leaves_a_cycle(tmp_path: Path, ending: Ending) -> None:
     async def one(made: Desk) -> None:
         call = made.call()

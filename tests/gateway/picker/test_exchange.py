@@ -369,11 +369,12 @@ def test_model_tier_tenant_and_key_are_those_of_the_request(tmp_path: Path) -> N
     async def story(made: Desk) -> None:
         lives = []
         for headers in (
-            {"x-gateway-inference-objective": "batch"}, {"x-gateway-inference-objective": "unknown"},
+            {"x-gateway-inference-objective": "batch"},
+            {"x-gateway-inference-objective": "unknown"},
             {"x-headway-tier": "1"},
             {"x-llm-d-inference-objective": "premium", "x-gateway-inference-objective": "batch"},
             {"x-llm-d-inference-objective": "batch", "x-llm-d-inference-fairness-id": "umbrella"},
-        ):  # fmt: skip
+        ):
             made.gateway.replicas[0].reported_model = "/models/qwen"
             call, found = await asked(made, headers={"x-gateway-inference-fairness-id": "acme", **headers})
             assert found.json()["model"] == "/models/qwen" and found.headers["content-length"] == str(
@@ -383,8 +384,12 @@ def test_model_tier_tenant_and_key_are_those_of_the_request(tmp_path: Path) -> N
             call.end()
             await made.over()
         assert [(live.tier, live.tenant) for live in lives] == [
-            (2, "acme"), (0, "acme"), (1, "acme"), (1, "acme"), (2, "umbrella"),
-        ]  # fmt: skip
+            (2, "acme"),
+            (0, "acme"),
+            (1, "acme"),
+            (1, "acme"),
+            (2, "umbrella"),
+        ]
 
     tell(story, tmp_path, engines=URLS[:1], gateway={"objectives": {"premium": 1, "batch": 2}})
 

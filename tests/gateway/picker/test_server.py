@@ -42,9 +42,10 @@ async def _until(channel: Any, name: str, status: Any) -> dict[str, Any]:
 
 async def _destination(channel: Any) -> str:
     process = channel.stream_stream(
-        f"/{SERVICE}/Process", request_serializer=pb.ProcessingRequest.SerializeToString,
+        f"/{SERVICE}/Process",
+        request_serializer=pb.ProcessingRequest.SerializeToString,
         response_deserializer=pb.ProcessingResponse.FromString,
-    )  # fmt: skip
+    )
     call = process()
     first = headers_message({":method": "GET", ":path": "/v1/models"}, end_of_stream=True)
     await call.write(pb.ProcessingRequest(request_headers=first))
@@ -59,9 +60,7 @@ def test_health_says_alive_ready_and_processing(tmp_path: Path) -> None:
             picker = Picker(made.gateway)
             port = picker.listen("127.0.0.1:0")
             async with picker.running(), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                assert await _health(channel) == {
-                    "liveness": SERVING, "readiness": NOT_SERVING, SERVICE: NOT_SERVING
-                }  # fmt: skip
+                assert await _health(channel) == {"liveness": SERVING, "readiness": NOT_SERVING, SERVICE: NOT_SERVING}
                 made.set_up(made.gateway.replicas[0])
                 assert (await _until(channel, "readiness", SERVING))[SERVICE] == SERVING
                 assert await _destination(channel) == "127.0.0.1:9001"

@@ -25,19 +25,26 @@ LENGTHS = {
     "prompt_tokens": {"kind": "uniform", "min": 50, "max": 2000},
     "output_tokens": {"kind": "uniform", "min": 2, "max": 60},
     "tiers": [{"tier": 0, "share": 3}, {"tier": 1, "share": 2}, {"tier": 2, "share": 1}],
-}  # fmt: skip
+}
 
 
 def day(rate: float = 16.0, **policies: Any) -> dict[str, Any]:
     """Three replicas, busy enough that which of them is chosen matters."""
     pool = {
-        "name": "pool", "model": MODEL, "gpu": "h100", "engine": ENGINE, "endpoints": URLS,
+        "name": "pool",
+        "model": MODEL,
+        "gpu": "h100",
+        "engine": ENGINE,
+        "endpoints": URLS,
         "kv_capacity_tokens": 100_000,
-    }  # fmt: skip
+    }
     return {
-        "fleet": [pool], "policies": policies, "workload": {"arrivals": rate, "num_requests": 60, **LENGTHS},
-        "gateway": {"scrape_period_s": 0.2}, "observe": {"period_s": 0.2},
-    }  # fmt: skip
+        "fleet": [pool],
+        "policies": policies,
+        "workload": {"arrivals": rate, "num_requests": 60, **LENGTHS},
+        "gateway": {"scrape_period_s": 0.2},
+        "observe": {"period_s": 0.2},
+    }
 
 
 def shared() -> dict[str, Any]:

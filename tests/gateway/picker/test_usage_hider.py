@@ -10,11 +10,17 @@ from hypothesis import strategies as st
 from headway.gateway.picker.usage_hider import UsageHider
 
 PASSED = [
-    b'data: {"choices":[{"index":0,"delta":{"content":"a"}}],"usage":null}', b": ping", b"event: done\ndata: {}",
-    b'data: {"choices":[{"delta":{"content":"\\"choices\\": [] \\"usage\\""}}]}', b'data: {"choices":[],"usage":null}',
+    b'data: {"choices":[{"index":0,"delta":{"content":"a"}}],"usage":null}',
+    b": ping",
+    b"event: done\ndata: {}",
+    b'data: {"choices":[{"delta":{"content":"\\"choices\\": [] \\"usage\\""}}]}',
+    b'data: {"choices":[],"usage":null}',
     b'data: {"error":{"message":"out of memory","code":500},"choices":[],"usage":{"prompt_tokens":1}}',
-    b'data: {"choices": [], "usage": {"prompt', b"data: [DONE]", b"data: \xff\xfe", b"what is no event",
-]  # fmt: skip
+    b'data: {"choices": [], "usage": {"prompt',
+    b"data: [DONE]",
+    b"data: \xff\xfe",
+    b"what is no event",
+]
 HIDDEN = [
     b'data: {"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":2}}',
     b'data:{"id":"a", "choices" : [ ], "usage": {"total_tokens": 4}}',

@@ -28,9 +28,12 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
 
 
 SETTINGS = settings(
-    max_examples=60, deadline=None, database=None, derandomize=True,
+    max_examples=60,
+    deadline=None,
+    database=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+)
 
 
 def _step(num_engines: int) -> st.SearchStrategy[tuple[str, Any]]:

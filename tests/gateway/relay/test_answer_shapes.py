@@ -59,8 +59,15 @@ def _ask(inside: Inside, reply: list[bytes], path: str = CHAT, stream: bool = Tr
     for engine in inside.engines:
         engine.reply, engine.then = reply, "keep"
         engine.bodies.clear()
-    body = {"model": serving.MODEL, "messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x",
-            "max_tokens": 99, "stream": stream, **fields}  # fmt: skip
+    body = {
+        "model": serving.MODEL,
+        "messages": [{"role": "user", "content": "x"}],
+        "prompt": "x",
+        "input": "x",
+        "max_tokens": 99,
+        "stream": stream,
+        **fields,
+    }
     reply: Reply = inside.run(inside.post(body, path))
     workers = inside.workers  # type: ignore[attr-defined]
     inside.run(inside.until(lambda: has_heard(inside, workers)))
@@ -149,9 +156,15 @@ def test_what_cannot_be_read_is_counted_and_named(inside: Inside, caplog: pytest
 
 WHOLES = [
     b'{"choices":[{"index":0,"message":{"content":[{"type":"text","text":"a"}]}}],"usage":{"prompt_tokens":9.0}}',
-    b'{"choices":null}', b"[]", b"null", b"<html>busy</html>", b'{"choices":[{"logprobs":NaN}]}', b"\xff", b"",
+    b'{"choices":null}',
+    b"[]",
+    b"null",
+    b"<html>busy</html>",
+    b'{"choices":[{"logprobs":NaN}]}',
+    b"\xff",
+    b"",
     b'{"error":null,"id":7}',
-]  # fmt: skip
+]
 
 
 _WHOLE_PATHS = (
@@ -169,8 +182,17 @@ def test_whole_answers(inside: Inside, path: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("kind", ["audio/wav", "text/html; charset=utf-8", "application/octet-stream", "text/plain",
-                                  "application/x-ndjson", "application/json"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "audio/wav",
+        "text/html; charset=utf-8",
+        "application/octet-stream",
+        "text/plain",
+        "application/x-ndjson",
+        "application/json",
+    ],
+)
 def test_other_content_types(inside: Inside, kind: str, stream: bool) -> None:
     data = bytes(range(256)) * 40
     for path in (CHAT, "/v1/audio/speech", "/v1/embeddings"):
@@ -190,18 +212,27 @@ REFUSALS: dict[str, bytes] = {
     "the object": b'{"object": "error", "message": "too long by test", "type": "BadRequestError", "code": 400}',
     "tgi": b'{"error": "too long by test", "error_type": "validation"}',
     "anthropic": b'{"type": "error", "error": {"type": "invalid_request_error", "message": "too long by test"}}',
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
 def test_a_refusal_in_an_answer_is_one(inside: Inside, refusal: bytes, path: str) -> None:
     """Streamed, after events without tokens, and whole. At most one peer confirms it."""
-    first = {CHAT: ROLE, COMPLETIONS: _data(_chunk(text="")), RESPONSES: _data({"type": "response.created"}),
-             MESSAGES: _data({"type": "message_start", "message": {}})}[path]  # fmt: skip
+    first = {
+        CHAT: ROLE,
+        COMPLETIONS: _data(_chunk(text="")),
+        RESPONSES: _data({"type": "response.created"}),
+        MESSAGES: _data({"type": "message_start", "message": {}}),
+    }[path]
     named = b"event: error\ndata: " + refusal + b"\n\n"
-    for reply in (_streamed(_data(refusal), DONE), _streamed(first, _data(refusal), DONE), _streamed(named),
-                  _streamed(b"error: " + refusal + b"\n\n"), [whole(refusal)]):  # fmt: skip
+    for reply in (
+        _streamed(_data(refusal), DONE),
+        _streamed(first, _data(refusal), DONE),
+        _streamed(named),
+        _streamed(b"error: " + refusal + b"\n\n"),
+        [whole(refusal)],
+    ):
         got = _ask(inside, reply, path, stream=len(reply) > 1)
         assert got.status == 400 and json.loads(got.body)["error"]["message"] == "too long by test", got.body
         num = sum(len(engine.bodies) for engine in inside.engines)
@@ -270,12 +301,11 @@ SEVERAL: dict[str, tuple[list[tuple[int | None, Any]], int]] = {
     "total at the end": ([(0, "a"), (1, "b"), (0, "end"), (1, "end"), (None, _of(40))], 40),
     "each at its end": ([(0, "a"), (0, "end"), (None, _of(20)), (1, "b"), (1, "end"), (None, _of(20))], 40),
     "each at its end, timed": ([(0, "a"), (0, "end"), (1, "end"), (None, _of(20, True)), (None, _of(20, True))], 40),
-    "with each chunk, then the total": (
-        [(0, _of(10)), (1, _of(12)), (0, "end"), (1, "end"), (None, _of(22))], 22),
+    "with each chunk, then the total": ([(0, _of(10)), (1, _of(12)), (0, "end"), (1, "end"), (None, _of(22))], 22),
     "with each chunk": ([(0, _of(10)), (1, _of(12)), (0, _of(11)), (1, _of(13)), (0, "end"), (1, "end")], 24),
     "none": ([(0, "a"), (1, "b"), (0, "c"), (0, "end"), (1, "end")], 3),
     "the total twice": ([(0, "a"), (1, "b"), (0, "end"), (1, "end"), (None, _of(40)), (None, _of(40))], 40),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("events", "tokens"), SEVERAL.values(), ids=SEVERAL)
@@ -325,8 +355,9 @@ def test_an_engine_whose_stream_breaks_has_to_show_a_longer_one(tmp_path: Path, 
 
 @pytest.mark.parametrize("routing", ["round-robin", "least-loaded", "random"])
 def test_a_response_is_continued_where_it_was_made(tmp_path: Path, routing: str) -> None:
-    made = Inside(tmp_path, 4, pool={"api": "openai"}, policies={"routing": routing},
-                  gateway={"scrape_period_s": 3600.0})  # fmt: skip
+    made = Inside(
+        tmp_path, 4, pool={"api": "openai"}, policies={"routing": routing}, gateway={"scrape_period_s": 3600.0}
+    )
     for i, engine in enumerate(made.engines):
         engine.reply = [whole(b'{"object":"response","id":"resp_%d","status":"completed","error":null}' % i)]
     body = {"model": serving.MODEL, "input": "hello", "store": True}

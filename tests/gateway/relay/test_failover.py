@@ -54,9 +54,13 @@ KINDS = {
     Failure.UNTOUCHED: [RefusedError(429, b""), RefusedError(503, b""), ReportedRefusalError(429, b"")],
     Failure.BROKEN_OFF: [BrokenOffError()],
     Failure.OTHER: [
-        EngineError(), NoAnswerError(), RefusedError(500, b""), RefusedError(404, b""), ReportedRefusalError(408, b""),
+        EngineError(),
+        NoAnswerError(),
+        RefusedError(500, b""),
+        RefusedError(404, b""),
+        ReportedRefusalError(408, b""),
     ],
-}  # fmt: skip
+}
 
 
 def _attempts(most: int) -> Attempts:
@@ -91,9 +95,12 @@ def _states() -> Iterator[State]:
     for failure, *flags in product(Failure, *[(False, True)] * num):
         for num_failures, num_broken, has_refusal in product(range(MAX_ATTEMPTS), (0, 1), (False, True)):
             yield State(
-                failure=failure, situation=Situation(*flags), num_failures=num_failures, num_broken=num_broken,
+                failure=failure,
+                situation=Situation(*flags),
+                num_failures=num_failures,
+                num_broken=num_broken,
                 has_refusal=has_refusal,
-            )  # fmt: skip
+            )
 
 
 STATES = list(_states())
@@ -111,15 +118,17 @@ TABLE: dict[str, Row] = {
     ),
     "last": (lambda s: s.is_last, None),
     "cannot be continued": (
-        lambda s: s.situation.has_begun and s.situation.has_output and not s.situation.can_resume, None,
+        lambda s: s.situation.has_begun and s.situation.has_output and not s.situation.can_resume,
+        None,
     ),
     "prefill replica of a pair": (lambda s: s.situation.is_prefill_leg, ReleaseReason.PREFILL_LEG_FAILED),
     "prefill": (lambda s: s.situation.is_prefill, ReleaseReason.PREFILL_FAILED),
     "not begun": (
-        lambda s: s.failure in (Failure.UNREACHABLE, Failure.UNTOUCHED), ReleaseReason.FAILED_BEFORE_FETCH,
+        lambda s: s.failure in (Failure.UNREACHABLE, Failure.UNTOUCHED),
+        ReleaseReason.FAILED_BEFORE_FETCH,
     ),
     "any other": (lambda s: True, ReleaseReason.FAILED),
-}  # fmt: skip
+}
 
 
 def test_every_state_has_the_step_of_the_first_row_that_fits() -> None:

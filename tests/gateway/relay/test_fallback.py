@@ -31,8 +31,13 @@ def refusal(status: int, body: bytes = b'{"error":{"message":"no"}}') -> list[by
 
 
 def event(content: str) -> bytes:
-    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": CHAT,
-             "choices": [{"index": 0, "delta": {"role": "assistant", "content": content}}]}  # fmt: skip
+    chunk = {
+        "id": "c",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": CHAT,
+        "choices": [{"index": 0, "delta": {"role": "assistant", "content": content}}],
+    }
     return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 

@@ -28,9 +28,10 @@ def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "freeness": {"routing": "headway", "ordering": "priority"},
     }[request.param]
     made = Inside(
-        tmp_path_factory.mktemp("fleet"), policies=policies,
+        tmp_path_factory.mktemp("fleet"),
+        policies=policies,
         gateway={"scrape_period_s": 3600.0, "explain": True, "max_body_bytes": 1 << 20},
-    )  # fmt: skip
+    )
     yield made
     made.close()
 
@@ -62,17 +63,22 @@ _PAIRS = st.lists(st.tuples(st.sampled_from(_HEADERS), st.sampled_from(_VALUES))
 
 @given(_FIELDS, _PAIRS, st.sampled_from(PATHS))
 @settings(
-    max_examples=200, deadline=None, database=None, derandomize=True,
+    max_examples=200,
+    deadline=None,
+    database=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+)
 def test_any_values(
     inside: Inside, fields: list[tuple[str, bytes]], headers: list[tuple[str, bytes]], path: str
 ) -> None:
     """Fields may occur twice."""
     good = [
-        ("model", json.dumps(serving.MODEL).encode()), ("messages", b'[{"role":"user","content":"a"}]'),
-        ("prompt", b'"a"'), ("input", b'"a"'),
-    ]  # fmt: skip
+        ("model", json.dumps(serving.MODEL).encode()),
+        ("messages", b'[{"role":"user","content":"a"}]'),
+        ("prompt", b'"a"'),
+        ("input", b'"a"'),
+    ]
     body = b"{" + b",".join(b'"%s":%s' % (name.encode(), value) for name, value in (*good, *fields)) + b"}"
     inside.engines[0].then = "keep"
     reply = inside.run(inside.post(body, path, headers))

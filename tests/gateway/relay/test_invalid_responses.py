@@ -151,11 +151,12 @@ INVALID = {
     "refusal that is not UTF-8": (_with("400 No", body=b"\xff\xfe"), 400),
     "refusal with deep JSON": (_with("400 No", body=b'{"error":' + b"[" * 50_000), 400),
     "negative usage": (
-        _with("200 OK", body=GOOD_WHOLE[:-1] + b',"usage":{"prompt_tokens":-1000000,"completion_tokens":-5}}'), 200
+        _with("200 OK", body=GOOD_WHOLE[:-1] + b',"usage":{"prompt_tokens":-1000000,"completion_tokens":-5}}'),
+        200,
     ),
     "two answers": (whole() + _with("200 OK", body=b'{"secret":1}'), 200),
     "bytes after the answer": (whole() + b"\x00\xff anything", 200),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -200,9 +201,12 @@ _PIECES = st.lists(st.one_of(st.sampled_from(_FRAGMENTS), st.binary(max_size=12)
 
 @given(_PIECES, st.booleans(), st.booleans(), st.sampled_from(["close", "reset"]))
 @settings(
-    max_examples=150, deadline=None, database=None, derandomize=True,
+    max_examples=150,
+    deadline=None,
+    database=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+)
 def test_any_bytes(inside: Inside, pieces: list[bytes], begins: bool, stream: bool, then: str) -> None:
     _script(inside, *([OK] if begins else []), *pieces, then=then)
     _check(inside, inside.chat(stream=stream), stream)
@@ -212,9 +216,12 @@ def test_any_bytes(inside: Inside, pieces: list[bytes], begins: bool, stream: bo
     st.lists(st.sampled_from(_FRAGMENTS), max_size=6), st.sampled_from(["/v1/responses", "/v1/messages"]), st.booleans()
 )
 @settings(
-    max_examples=60, deadline=None, database=None, derandomize=True,
+    max_examples=60,
+    deadline=None,
+    database=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+)
 def test_any_bytes_of_passed_on_answers(inside: Inside, pieces: list[bytes], path: str, stream: bool) -> None:
     _script(inside, OK, *pieces)
     body = {"model": serving.MODEL, "input": "a", "messages": [{"content": "a"}], "stream": stream}

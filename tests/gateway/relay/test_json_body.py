@@ -48,11 +48,14 @@ def _result(decoded: Any, raw: bytes) -> Any:
 @pytest.mark.usefixtures("short_steps")
 def test_steps_make_no_difference() -> None:
     @given(
-        st.dictionaries(_TEXTS, _VALUES, min_size=1, max_size=5), st.booleans(), st.sampled_from([None, 1]),
+        st.dictionaries(_TEXTS, _VALUES, min_size=1, max_size=5),
+        st.booleans(),
+        st.sampled_from([None, 1]),
         st.lists(
-            st.tuples(st.floats(0.0, 0.999), _BYTES), max_size=2,
+            st.tuples(st.floats(0.0, 0.999), _BYTES),
+            max_size=2,
         ),
-    )  # fmt: skip
+    )
     @settings(max_examples=300, deadline=None, database=None)
     def compare(value: Any, is_ascii: bool, indent: int | None, changes: list[tuple[float, bytes]]) -> None:
         raw = json.dumps(value, ensure_ascii=is_ascii, indent=indent).encode("utf-8", "surrogatepass")

@@ -82,10 +82,17 @@ def _answer(process: serving.Process, path: str, body: dict[str, Any]) -> tuple[
     if kind != "text/event-stream":
         return reply.status, kind, _without_ids(json.loads(data))
     events = [event for event in data.decode().split("\n\n") if event]
-    return reply.status, kind, [
-        [line if not line.startswith("data: {") else _without_ids(json.loads(line[6:])) for line in event.split("\n")]
-        for event in events
-    ]  # fmt: skip
+    return (
+        reply.status,
+        kind,
+        [
+            [
+                line if not line.startswith("data: {") else _without_ids(json.loads(line[6:]))
+                for line in event.split("\n")
+            ]
+            for event in events
+        ],
+    )
 
 
 def test_answers_are_those_of_the_engine(engine: serving.Process, front: serving.Process) -> None:

@@ -63,11 +63,15 @@ def test_a_text_alone_is_measured_as_its_chunk(texts: list[str]) -> None:
             (
                 *(getattr(live, name) for name in ("generated_tokens", "reasoning_tokens", "phase", "stage")),
                 *(repr(getattr(live, name)) for name in ("first_token_s", "answer_s", "reasoning_end_s")),
-                meter.partial.text, meter.partial.tokens, meter.partial.token_ids, meter.partial.last_text,
-                reservation.tokens, scheduler.phase_changes,
+                meter.partial.text,
+                meter.partial.tokens,
+                meter.partial.token_ids,
+                meter.partial.last_text,
+                reservation.tokens,
+                scheduler.phase_changes,
             )
             for meter, live, scheduler, reservation in meters
-        ]  # fmt: skip
+        ]
         assert seen[0] == seen[1]
 
 

@@ -109,8 +109,13 @@ def test_messages_of_anthropics_clients(front: serving.Process, script: Script) 
     delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "so"}}
     end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}}
     script.reply = _streamed([{"type": "message_start", "message": start}, delta, delta, end, {"type": "message_stop"}])
-    body = {"model": MODEL, "max_tokens": 9, "system": "be brief", "stream": True,
-            "messages": [{"role": "user", "content": "hi"}]}  # fmt: skip
+    body = {
+        "model": MODEL,
+        "max_tokens": 9,
+        "system": "be brief",
+        "stream": True,
+        "messages": [{"role": "user", "content": "hi"}],
+    }
     before = _tokens(front, "input"), _tokens(front, "output")
     reply = send(front, "/v1/messages", body, {"x-api-key": "k", "anthropic-version": "2023-06-01"})
     assert reply.status == 200

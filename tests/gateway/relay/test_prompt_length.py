@@ -26,9 +26,14 @@ def _two_pools(folder: Path, engines: list[str], **changes: Any) -> Path:
     small, large = ({**pool, "name": name, "endpoints": [url]} for name, url in zip(("a", "b"), engines, strict=True))
     path = folder / "fleet.yaml"
     quiet = {"scrape_period_s": 3600.0}
-    path.write_text(yaml.safe_dump({
-        "fleet": [{**small, "kv_capacity_tokens": SMALL_CONTEXT_TOKENS}, large], "gateway": quiet,
-    }))  # fmt: skip
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "fleet": [{**small, "kv_capacity_tokens": SMALL_CONTEXT_TOKENS}, large],
+                "gateway": quiet,
+            }
+        )
+    )
     return path
 
 

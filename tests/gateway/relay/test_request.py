@@ -127,11 +127,18 @@ def test_what_the_gateway_need_not_understand_is_the_engines(path: str, body: di
 @pytest.mark.parametrize(
     ("path", "fields", "num"),
     [
-        (CHAT, {}, 1), (CHAT, {"n": 3}, 3), (COMPLETIONS, {"prompt": ["a", "b"], "n": 3}, 6), (CHAT, {"n": None}, 1),
-        (COMPLETIONS, {"prompt": [[1], [2, 3]]}, 2), (COMPLETIONS, {"prompt": [1, 2]}, 1), (CHAT, {"n": -4}, 1),
-        (COMPLETIONS, {"best_of": 5, "n": 2}, 5), (COMPLETIONS, {"best_of": "x"}, 1), (CHAT, {"n": 10**30}, 1 << 16),
+        (CHAT, {}, 1),
+        (CHAT, {"n": 3}, 3),
+        (COMPLETIONS, {"prompt": ["a", "b"], "n": 3}, 6),
+        (CHAT, {"n": None}, 1),
+        (COMPLETIONS, {"prompt": [[1], [2, 3]]}, 2),
+        (COMPLETIONS, {"prompt": [1, 2]}, 1),
+        (CHAT, {"n": -4}, 1),
+        (COMPLETIONS, {"best_of": 5, "n": 2}, 5),
+        (COMPLETIONS, {"best_of": "x"}, 1),
+        (CHAT, {"n": 10**30}, 1 << 16),
     ],
-)  # fmt: skip
+)
 def test_a_request_costs_the_tokens_of_all_its_sequences(path: str, fields: dict[str, object], num: int) -> None:
     request = read(path, **fields)
     assert request.num_sequences == request.features(0.0).cost.num_sequences == num

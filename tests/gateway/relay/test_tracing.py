@@ -94,9 +94,12 @@ def test_a_trace_goes_from_the_client_through_attempts_to_the_engine(collector: 
     engines[1].fails = 0
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     file = serving.fleet_file(
-        tmp_path, [engine.url for engine in engines], pool={"api": "openai"}, policies={"routing": "round-robin"},
+        tmp_path,
+        [engine.url for engine in engines],
+        pool={"api": "openai"},
+        policies={"routing": "round-robin"},
         gateway={"tracing": True},
-    )  # fmt: skip
+    )
     front = serving.gateway(file)
     with serving.closing(front):
         serving.all_up(front, 2)
@@ -136,11 +139,14 @@ def test_holds_and_judgements_are_spans(collector: Collector, tmp_path: Path) ->
         data = {
             "fleet": [{"name": "a", "model": MODEL, **pool}, {"name": "b", "model": "llama-3.1-8b", **pool}],
             "cascade": {
-                "name": "best", "models": [MODEL, "llama-3.1-8b"], "judge": {"by": "confidence"},
+                "name": "best",
+                "models": [MODEL, "llama-3.1-8b"],
+                "judge": {"by": "confidence"},
                 "policy": {"name": "thresholds", "thresholds": 75},
             },
-            "policies": {"window": 1, **ORDER}, "gateway": {"tracing": True, "scrape_period_s": 0.1},
-        }  # fmt: skip
+            "policies": {"window": 1, **ORDER},
+            "gateway": {"tracing": True, "scrape_period_s": 0.1},
+        }
         (tmp_path / "fleet.yaml").write_text(yaml.safe_dump(data))
         front = serving.gateway(tmp_path / "fleet.yaml")
         with serving.closing(front):

@@ -57,9 +57,12 @@ def test_a_request_leaves_by_its_connection_first_and_its_reservation_second() -
     request.live.generated_tokens = 5
     request.detach()
     assert events == [
-        "decode has its connection back", "decode is free", "prefill has its connection back", "prefill has 3 tokens",
+        "decode has its connection back",
+        "decode is free",
+        "prefill has its connection back",
+        "prefill has 3 tokens",
         "prefill is free",
-    ]  # fmt: skip
+    ]
     request.detach()
     assert len(events) == 5 and not request.is_streaming
 

@@ -65,10 +65,17 @@ async def _score(reply: str | int | None, tries: list[str] | None = None, judge:
 @pytest.mark.parametrize(
     ("reply", "score"),
     [
-        ("80", 80.0), (" 7.5\n", 7.5), ("<think>3 or 4</think> 4", 4.0), ("100", 100.0),
-        ("101", None), ("80 of 100", None), ("", None), ("good", None), (500, None),
+        ("80", 80.0),
+        (" 7.5\n", 7.5),
+        ("<think>3 or 4</think> 4", 4.0),
+        ("100", 100.0),
+        ("101", None),
+        ("80 of 100", None),
+        ("", None),
+        ("good", None),
+        (500, None),
     ],
-)  # fmt: skip
+)
 def test_the_judges_reply_is_a_number_and_nothing_else(reply: str | int, score: float | None) -> None:
     assert asyncio.run(_score(reply)) == score
 

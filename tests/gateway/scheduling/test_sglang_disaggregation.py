@@ -424,10 +424,12 @@ def test_a_broken_transfer_is_blamed_on_the_prefill_replica_that_reports_it_late
         ({"policies": {"routing": {"name": "cauchy", "between": "tokens"}}}, "expected another, or `within: strict`"),
         ({"policies": {**STRICT, "migration": "headway"}}, "so no request can move"),
         ({"roles": [{"at_s": 1, "replica": 0, "role": "decode"}]}, "started for one phase and cannot do the other"),
-        ({"combo": {"decode": {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "endpoints": ["http://x:1"]}}},
-         "speaks vllm, and the other part sglang"),
+        (
+            {"combo": {"decode": {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "endpoints": ["http://x:1"]}}},
+            "speaks vllm, and the other part sglang",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_single_phase_engines_cannot_serve_is_refused(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
     with pytest.raises(HeadwayError, match=what):
         serving.load(pair_file(tmp_path, ["http://127.0.0.1:1"], ["http://127.0.0.1:2"], **changes))

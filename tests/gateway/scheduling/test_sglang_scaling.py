@@ -27,13 +27,21 @@ def _file(folder: Path, hows: dict[str, dict[str, Any]]) -> Path:
     """One combo at first, and at most two; `hows`: how each side is started."""
     side = {"model": MODEL, "gpu": "h100", "engine": "sglang"}
     combo = {
-        "name": "pair", "goodput_rps": 1.0, "max_replicas": 2, **{part: {**side, **how} for part, how in hows.items()},
-    }  # fmt: skip
+        "name": "pair",
+        "goodput_rps": 1.0,
+        "max_replicas": 2,
+        **{part: {**side, **how} for part, how in hows.items()},
+    }
     path = folder / "fleet.yaml"
-    path.write_text(yaml.safe_dump({
-        "combos": [combo], "policies": {"routing": {"name": "cauchy", "within": "strict"}, "scaling": SCALING},
-        "gateway": {"scrape_period_s": 0.1, "hold_s": 60},
-    }))  # fmt: skip
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "combos": [combo],
+                "policies": {"routing": {"name": "cauchy", "within": "strict"}, "scaling": SCALING},
+                "gateway": {"scrape_period_s": 0.1, "hold_s": 60},
+            }
+        )
+    )
     return path
 
 

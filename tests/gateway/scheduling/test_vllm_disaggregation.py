@@ -39,16 +39,31 @@ def test_only_one_sequence_of_several_tokens_is_split(path: str, body: dict[str,
 
 def test_the_bodies_for_the_prefill_and_the_decode_replica() -> None:
     body = {
-        "prompt": "hi", "max_completion_tokens": 50, "min_tokens": 5, "stream": True, "temperature": 0.5,
-        "stream_options": {"include_usage": True}, "return_token_ids": True, "kv_transfer_params": {"mine": 1},
-    }  # fmt: skip
+        "prompt": "hi",
+        "max_completion_tokens": 50,
+        "min_tokens": 5,
+        "stream": True,
+        "temperature": 0.5,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        "kv_transfer_params": {"mine": 1},
+    }
     assert vllm_disaggregation.prefill_body(body) == {
-        "prompt": "hi", "max_completion_tokens": 1, "min_tokens": 1, "max_tokens": 1, "stream": False,
-        "temperature": 0.5, "kv_transfer_params": {
-            "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
-            "remote_host": None, "remote_port": None,
+        "prompt": "hi",
+        "max_completion_tokens": 1,
+        "min_tokens": 1,
+        "max_tokens": 1,
+        "stream": False,
+        "temperature": 0.5,
+        "kv_transfer_params": {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "remote_engine_id": None,
+            "remote_block_ids": None,
+            "remote_host": None,
+            "remote_port": None,
         },
-    }  # fmt: skip
+    }
     assert vllm_disaggregation.decode_body(body, {"theirs": 2}) == {**body, "kv_transfer_params": {"theirs": 2}}
     assert "kv_transfer_params" not in vllm_disaggregation.decode_body(body, None)
     answer = vllm_disaggregation.read_prefill_answer(

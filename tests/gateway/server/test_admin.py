@@ -30,10 +30,13 @@ def test_other_urls_are_no_addresses(url: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
-        ("GET", "/workers", None), ("POST", "/workers", {"pool": "pool", "url": "http://127.0.0.1:9"}),
-        ("GET", "/workers/0", None), ("DELETE", "/workers/0", None), ("POST", "/workers/0/drain", {}),
+        ("GET", "/workers", None),
+        ("POST", "/workers", {"pool": "pool", "url": "http://127.0.0.1:9"}),
+        ("GET", "/workers/0", None),
+        ("DELETE", "/workers/0", None),
+        ("POST", "/workers/0/drain", {}),
     ],
-)  # fmt: skip
+)
 def test_only_admins_see_and_change_replicas(keyed_front: serving.Process, method: str, path: str, body: Any) -> None:
     for headers in ({}, bearer("free"), {"Authorization": "root"}):
         assert send(keyed_front, path, body, headers, method).json()["error"]["code"] == "invalid_api_key"

@@ -71,7 +71,7 @@ CLIENTS: dict[str, tuple[bytes, bytes]] = {
     "bodies with chunks": (b"", _chunked(b"/held") + b"2\r\nxx\r\n0\r\n\r\n"),
     "line ends": (b"", b"\r\n"),
     "no HTTP": (b"", b"\x16\x03\x01\x02"),
-}  # fmt: skip
+}
 
 
 class Application:

@@ -166,15 +166,28 @@ def test_the_autopilot_has_a_panel(running: tuple[serving.Process, list[serving.
     front, _ = running
     past = [{"time_s": 0, "change": "ordering: edf", "outcome": "rolled back", "reason": "it loses", "pairs": 2}]
     state = {
-        "stage": "staged", "stopped": False, "change": "routing: headway", "version": "fleet.v2.yaml", "share": 0.25,
-        "pairs": 2, "gain": -0.031, "reason": "", "past": past, "drift": ["fast/0: decode"], "note": "",
-    }  # fmt: skip
+        "stage": "staged",
+        "stopped": False,
+        "change": "routing: headway",
+        "version": "fleet.v2.yaml",
+        "share": 0.25,
+        "pairs": 2,
+        "gain": -0.031,
+        "reason": "",
+        "past": past,
+        "drift": ["fast/0: decode"],
+        "note": "",
+    }
     with opened(f"{front.url}/dashboard", tmp_path) as page:
         assert page.value("at('autopilot-card').hidden")
-        said = page.value(f"autopilot({{autopilot: {json.dumps(state)}}}), [...at('autopilot').children].map(one => "
-                          "[...one.children].map(each => each.textContent))")  # fmt: skip
+        said = page.value(
+            f"autopilot({{autopilot: {json.dumps(state)}}}), [...at('autopilot').children].map(one => "
+            "[...one.children].map(each => each.textContent))"
+        )
     assert [each[:2] for each in said] == [
-        ["staged", "routing: headway"], ["drift", "fast/0: decode"], ["rolled back", "ordering: edf"]
-    ]  # fmt: skip
+        ["staged", "routing: headway"],
+        ["drift", "fast/0: decode"],
+        ["rolled back", "ordering: edf"],
+    ]
     assert said[0][2].startswith("fleet.v2.yaml serves 25% of the time: −3.1 points") and "2 pairs" in said[0][2]
     assert said[2][2] == "1970-01-01 00:00 UTC: it loses"

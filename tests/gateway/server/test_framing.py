@@ -109,7 +109,7 @@ STREAMS = {
     "nonsense after a request": NEXT + b"nonsense\r\n\r\n" + NEXT,
     "HTTP/1.0": b"GET /a HTTP/1.0\r\n\r\n" + NEXT,
     "a request to wait": b"POST /a" + HOST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}" + NEXT,
-}  # fmt: skip
+}
 
 
 @pytest.mark.sampled(4)
@@ -127,24 +127,26 @@ def _without_interim(data: bytes) -> bytes:
     return data.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
 
 
-_LONG = [
-    b"GET /a" + HOST + b"X: " + b"y" * (MAX_HEAD_BYTES - 41 + more) + b"\r\n\r\n" + NEXT for more in range(-3, 4)
-] + [
-    CHUNKS + b"1\r\na\r\n0\r\nT: " + b"u" * (MAX_FRAMING_BYTES - 20 + more) + b"\r\n\r\n" + NEXT
-    for more in range(0, 12, 2)
-] + [
-    CHUNKS + b"1;" + b"x" * (MAX_FRAMING_BYTES - 10 + more) + b"\r\na\r\n0\r\n\r\n" + NEXT
-    for more in range(0, 8, 2)
-] + [
-    CHUNKS + b"1\r\na\r\n" * num + b"0\r\n\r\n" + NEXT for num in (13_000, 14_000)
-]  # fmt: skip
+_LONG = (
+    [b"GET /a" + HOST + b"X: " + b"y" * (MAX_HEAD_BYTES - 41 + more) + b"\r\n\r\n" + NEXT for more in range(-3, 4)]
+    + [
+        CHUNKS + b"1\r\na\r\n0\r\nT: " + b"u" * (MAX_FRAMING_BYTES - 20 + more) + b"\r\n\r\n" + NEXT
+        for more in range(0, 12, 2)
+    ]
+    + [
+        CHUNKS + b"1;" + b"x" * (MAX_FRAMING_BYTES - 10 + more) + b"\r\na\r\n0\r\n\r\n" + NEXT
+        for more in range(0, 8, 2)
+    ]
+    + [CHUNKS + b"1\r\na\r\n" * num + b"0\r\n\r\n" + NEXT for num in (13_000, 14_000)]
+)
 
 
 @pytest.mark.ci
 @given(
     st.one_of(st.sampled_from(list(STREAMS.values())), st.sampled_from(_LONG)),
-    st.lists(st.floats(0.0, 1.0), max_size=6), st.sampled_from([_echo, _direct]),
-)  # fmt: skip
+    st.lists(st.floats(0.0, 1.0), max_size=6),
+    st.sampled_from([_echo, _direct]),
+)
 @settings(max_examples=150, deadline=None, database=None)
 def test_any_segments_have_the_answers_of_one(stream: bytes, cuts: list[float], app: Any) -> None:
     places = [0, *sorted(int(cut * len(stream)) for cut in cuts), len(stream)]

@@ -113,10 +113,17 @@ def test_no_end_of_a_request_leaves_a_cycle(tmp_path: Path, end: str, stream: bo
 
 
 @pytest.mark.parametrize(
-    "data", [_request(False)[:40], _request(False)[:-5], _request(False, model="x"), b"GET / HTTP/9\r\n\r\n",
-             _request(False, max_tokens=10**6), _request(False, messages=3)],
+    "data",
+    [
+        _request(False)[:40],
+        _request(False)[:-5],
+        _request(False, model="x"),
+        b"GET / HTTP/9\r\n\r\n",
+        _request(False, max_tokens=10**6),
+        _request(False, messages=3),
+    ],
     ids=["half of a head", "half of a body", "no model", "no version", "too long", "no messages"],
-)  # fmt: skip
+)
 def test_requests_that_no_engine_gets_leave_none(tmp_path: Path, data: bytes) -> None:
     with _gateway(tmp_path) as inside:
         left_over()

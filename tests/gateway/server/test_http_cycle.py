@@ -90,7 +90,8 @@ CASES: dict[str, tuple[App, list[bytes]]] = {
     "asks to close": (_sends(_start(connection="close", content_length="5"), _body(b"hello")), [GET]),
     "is asked to close": (WHOLE, [GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")]),
     "asks to keep what closes": (
-        _sends(_start(connection="keep-alive", content_length="5"), _body(b"hello")), [GET.replace(b"1.1", b"1.0")]
+        _sends(_start(connection="keep-alive", content_length="5"), _body(b"hello")),
+        [GET.replace(b"1.1", b"1.0")],
     ),
     "HTTP/1.0": (WHOLE, [GET.replace(b"1.1", b"1.0")]),
     "a body": (_echo, [POST]),
@@ -106,7 +107,7 @@ CASES: dict[str, tuple[App, list[bytes]]] = {
     "no response": (_sends(), [GET]),
     "no end": (_sends(_start(), _body(b"he", True)), [GET]),
     "a body before the head": (_sends(_body(b"hello")), [GET]),
-}  # fmt: skip
+}
 
 
 class Responses:

@@ -56,7 +56,7 @@ class Front:
         """A client's reader and writer."""
         config = uvicorn.Config(
             self.inside.app, log_level="warning", access_log=False, lifespan="off", proxy_headers=False
-        )  # fmt: skip
+        )
         config.load()
         front = self
 

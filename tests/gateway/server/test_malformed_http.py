@@ -171,9 +171,12 @@ _BITS = [
 
 @given(st.lists(st.one_of(st.sampled_from(_BITS), st.binary(max_size=8)), min_size=1, max_size=10), st.booleans())
 @settings(
-    max_examples=250, deadline=None, database=None, derandomize=True,
+    max_examples=250,
+    deadline=None,
+    database=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+)
 def test_any_bytes(front: serving.Process, script: Script, pieces: list[bytes], begins: bool) -> None:
     script.reply = WELL
     answers = _sent(front, (CHAT if begins else b"") + b"".join(pieces), half=True)

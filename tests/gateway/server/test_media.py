@@ -134,10 +134,15 @@ def test_the_model_is_renamed_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("raw", "status"),
     [
-        (b"", 400), (b"--xyz", 400), (part("model", b"m"), 400), (b"--xyz\r\nno head\r\n--xyz--", 400),
-        (part("a", b"") * 80 + b"--xyz--", 400), (FILE + b"--xyz--", 400), (b"{}", 400),
+        (b"", 400),
+        (b"--xyz", 400),
+        (part("model", b"m"), 400),
+        (b"--xyz\r\nno head\r\n--xyz--", 400),
+        (part("a", b"") * 80 + b"--xyz--", 400),
+        (FILE + b"--xyz--", 400),
+        (b"{}", 400),
     ],
-)  # fmt: skip
+)
 def test_forms_that_are_none(raw: bytes, status: int) -> None:
     with pytest.raises(ApiError) as error:
         read_request("/v1/audio/translations", raw, {"content-type": FORM})

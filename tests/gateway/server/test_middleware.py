@@ -45,8 +45,10 @@ def test_a_preflight_needs_no_key(front: tuple[serving.Process, Path]) -> None:
         assert reply.headers["access-control-allow-methods"] == "GET, POST"
         assert "authorization" in reply.headers["access-control-allow-headers"]
         reply.close()
-    for wrong in ({"origin": "https://evil.example.com", **PREFLIGHT},
-                  {"origin": PAGE, "access-control-request-method": "DELETE"}):  # fmt: skip
+    for wrong in (
+        {"origin": "https://evil.example.com", **PREFLIGHT},
+        {"origin": PAGE, "access-control-request-method": "DELETE"},
+    ):
         reply = send(front[0], "/v1/models", headers=wrong, method="OPTIONS")
         assert reply.status == 400
         reply.close()

@@ -34,8 +34,12 @@ SUM = hashlib.sha256(b"key").hexdigest()
 
 def _front(folder: Path, engines: list[serving.Process]) -> serving.Process:
     sections = {
-        "api_keys": [SUM], "admin_keys": [SUM], "batches": {"store": "batches.sqlite"}, "hold_s": 0.5, "explain": True,
-    }  # fmt: skip
+        "api_keys": [SUM],
+        "admin_keys": [SUM],
+        "batches": {"store": "batches.sqlite"},
+        "hold_s": 0.5,
+        "explain": True,
+    }
     return serving.gateway(serving.fleet_file(folder, [engine.url for engine in engines], gateway=sections))
 
 
@@ -89,16 +93,22 @@ def session() -> Iterator[requests.Session]:
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("label", LABELS)
 def test_the_gateway_behaves_as_described(
-    label: str, operations: dict[str, Any], fronts: tuple[serving.Process, serving.Process], authenticated: set[str],
+    label: str,
+    operations: dict[str, Any],
+    fronts: tuple[serving.Process, serving.Process],
+    authenticated: set[str],
     session: requests.Session,
-) -> None:  # fmt: skip
+) -> None:
     operation = operations[label]
     front = fronts["workers" in operation.path]
 
     @settings(
-        max_examples=8, deadline=None, database=None, phases=[Phase.explicit, Phase.generate],
+        max_examples=8,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @seed(1)
     def is_answered_as_described(case: Any) -> None:
         _shorten(case)

@@ -35,11 +35,15 @@ def _found(rows: list[ReplicaRow], *queues: HeldRequests, **parts: Any) -> list[
 def _troubles(rows: list[ReplicaRow], *queues: HeldRequests, **parts: Any) -> list[Any]:
     gateway: Any = SimpleNamespace(
         **{
-            "reloads": SimpleNamespace(last=None), "charges": None, "peers": None,
-            "fleet": SimpleNamespace(failed=lambda: []), "settings": SimpleNamespace(stale_s=5.0),
+            "reloads": SimpleNamespace(last=None),
+            "charges": None,
+            "peers": None,
+            "fleet": SimpleNamespace(failed=lambda: []),
+            "settings": SimpleNamespace(stale_s=5.0),
             "telemetry": _late(0.1),
-        } | parts
-    )  # fmt: skip
+        }
+        | parts
+    )
     return troubles(gateway, rows, queues)
 
 
@@ -101,9 +105,12 @@ def test_held_requests_are_severe_when_no_replica_has_room() -> None:
 def test_parts_of_the_gateway_that_fail_are_named() -> None:
     away, reload = SimpleNamespace(is_up=False), SimpleNamespace(outcome="failed", error="f.yaml:3: no")
     parts = {
-        "charges": SimpleNamespace(accounts=away), "peers": away, "reloads": SimpleNamespace(last=reload),
-        "fleet": SimpleNamespace(failed=lambda: [("spare", 2, "no such file")]), "telemetry": _late(1.5),
-    }  # fmt: skip
+        "charges": SimpleNamespace(accounts=away),
+        "peers": away,
+        "reloads": SimpleNamespace(last=reload),
+        "fleet": SimpleNamespace(failed=lambda: [("spare", 2, "no such file")]),
+        "telemetry": _late(1.5),
+    }
     found = {each.where: each.why for each in _troubles([_row()], **parts)}
     assert list(found) == ["key store", "gateway", "fleet file", "peer store", "spare"]
     assert "f.yaml:3" in found["fleet file"] and found["spare"] == "2 replicas wanted here fail to start: no such file"

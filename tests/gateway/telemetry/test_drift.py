@@ -74,10 +74,13 @@ def observed(
     the gateway notices what happens at a time.
     """
     rng, num = np.random.default_rng(1), 150
-    workload = Workload({
-        "arrival_s": np.cumsum(rng.exponential(1 / rate, num)), "prompt_tokens": rng.integers(50, prompt_tokens, num),
-        "output_tokens": rng.integers(20, 120, num),
-    })  # fmt: skip
+    workload = Workload(
+        {
+            "arrival_s": np.cumsum(rng.exponential(1 / rate, num)),
+            "prompt_tokens": rng.integers(50, prompt_tokens, num),
+            "output_tokens": rng.integers(20, 120, num),
+        }
+    )
     policies = Policies(router("least-loaded"), ordering("fcfs"))
     line = slowed(factor, factor if decode is None else decode)
     requests = simulate(Fleet((POOL,)), TraceSource(workload), policies, seed=1, line=line).requests
@@ -158,12 +161,16 @@ def test_few_requests_and_unknown_hardware_have_no_ratio() -> None:
 @pytest.mark.parametrize(
     ("rate", "factors", "told"),
     [
-        (0.5, (1.09, 1.0), {"prefill": 1.09}), (4.0, (1.09, 1.0), {"prefill": 1.09}),
-        (12.0, (1.09, 1.0), {"prefill": 1.09}), (4.0, (1.0, 1.09), {"decode": 1.09}),
-        (0.5, (1.1, 1.1), {"every iteration": 1.1}), (12.0, (1.1, 1.1), {"every iteration": 1.1}),
-        (4.0, (1.2, 1.1), {"decode": 1.1, "prefill": 1.2}), (4.0, (1.0, 0.9), {"decode": 0.9}),
+        (0.5, (1.09, 1.0), {"prefill": 1.09}),
+        (4.0, (1.09, 1.0), {"prefill": 1.09}),
+        (12.0, (1.09, 1.0), {"prefill": 1.09}),
+        (4.0, (1.0, 1.09), {"decode": 1.09}),
+        (0.5, (1.1, 1.1), {"every iteration": 1.1}),
+        (12.0, (1.1, 1.1), {"every iteration": 1.1}),
+        (4.0, (1.2, 1.1), {"decode": 1.1, "prefill": 1.2}),
+        (4.0, (1.0, 0.9), {"decode": 0.9}),
     ],
-)  # fmt: skip
+)
 def test_a_term_that_is_off_is_named_with_its_size(
     factors: tuple[float, float], told: dict[str, float], rate: float
 ) -> None:

@@ -170,12 +170,14 @@ def test_openmetrics_is_the_same_page_with_the_last_request_of_each_bin() -> Non
     samples = {(s.name, tuple(sorted(s.labels.items()))): s for family in families for s in family.samples}
     assert {key: s.value for key, s in samples.items()} == {
         (s.name, tuple(sorted(s.labels.items()))): s.value
-        for family in text.text_string_to_metric_families(plain) for s in family.samples
-    }  # fmt: skip
+        for family in text.text_string_to_metric_families(plain)
+        for s in family.samples
+    }
     found = {
         (name.removesuffix("_bucket"), s.exemplar.labels["request_id"]): (float(dict(labels)["le"]), s.exemplar)
-        for (name, labels), s in samples.items() if s.exemplar is not None
-    }  # fmt: skip
+        for (name, labels), s in samples.items()
+        if s.exemplar is not None
+    }
     assert {name for name, _ in found} == set(EXEMPLARS)
     e2e = {id: exemplar for (name, id), exemplar in found.items() if name == "headway_request_duration_seconds"}
     assert e2e.keys() == {"second", slow}, "the last of a bin; too long an id, and none, are left out"
@@ -313,9 +315,10 @@ def test_the_page_counts_statuses_retries_and_dollars(tmp_path: Path) -> None:
     responses = {key: value for key, value in page.items() if key.startswith("headway_responses_total")}
     chat = 'headway_responses_total{path="/v1/chat/completions",status="%d"}'
     assert responses == {
-        chat % 200: 3, chat % 400: 1,
+        chat % 200: 3,
+        chat % 400: 1,
         'headway_responses_total{path="/v1/completions",status="400"}': 1,
-    }  # fmt: skip
+    }
     assert page[f'headway_retries_total{{model="{serving.MODEL}",pool="pool"}}'] >= 1
     slo = 'headway_slo_requests_total{model="%s",result="%s"}'
     assert (page[slo % (serving.MODEL, "met")], page[slo % (serving.MODEL, "missed")]) == (3, 1)
@@ -378,9 +381,13 @@ def test_every_histogram_counts_what_ran(engines: list[serving.Process], tmp_pat
         until(lambda: metric(front, "headway_requests_total") == 4)
         page = send(front, "/metrics").text()
     names = {
-        "time_to_first_token": 3, "time_per_output_token": 3, "inter_token": 24, "request_duration": 4, "hold": 4,
+        "time_to_first_token": 3,
+        "time_per_output_token": 3,
+        "inter_token": 24,
+        "request_duration": 4,
+        "hold": 4,
         "gateway_overhead": 4,
-    }  # fmt: skip
+    }
     for name, num in names.items():
         counts = re.findall(rf"^headway_{name}_seconds_count{{(.*)}} (\d+)$", page, re.MULTILINE)
         assert sum(int(count) for _, count in counts) == num, name

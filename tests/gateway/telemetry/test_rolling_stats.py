@@ -19,9 +19,14 @@ from headway.gateway.telemetry.rolling_stats import NUM_SLOTS, SLOT_S, RollingSt
 def live(arrival_s: float, first_s: float, tokens: int, tier: int = 0, tenant: str = "", **slos: float) -> Any:
     none = {"slo_ttft_s": None, "slo_tpot_s": None, "slo_e2e_s": None, "deadline_s": None}
     return SimpleNamespace(
-        tier=tier, arrival_s=arrival_s, first_token_s=first_s, generated_tokens=tokens, prompt_tokens=3, tenant=tenant,
+        tier=tier,
+        arrival_s=arrival_s,
+        first_token_s=first_s,
+        generated_tokens=tokens,
+        prompt_tokens=3,
+        tenant=tenant,
         **none | slos,
-    )  # fmt: skip
+    )
 
 
 def rolling(decisions: DecisionObserver | None = None, usd: Callable[[], float] = lambda: 0.0) -> RollingStats:

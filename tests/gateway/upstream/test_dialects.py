@@ -40,15 +40,21 @@ def test_the_api_of_a_catalogs_engine(engine: str, api: str) -> None:
 NAMES = {"m", "alias"}
 CLEAR = {
     "SGLang's total beside parts by priority": (
-        'x{model_name="m",priority=""} 6\nx{model_name="m",priority="0"} 4\nx{model_name="m",priority="5"} 2', [6.0]),
+        'x{model_name="m",priority=""} 6\nx{model_name="m",priority="0"} 4\nx{model_name="m",priority="5"} 2',
+        [6.0],
+    ),
     "parts by priority alone": ('x{priority="0"} 4\nx{priority="5"} 2', [6.0]),
     "a total without the label": ('x{} 6\nx{priority="0"} 4\nx{priority="5"} 2', [6.0]),
     "totals and parts of two ranks": (
-        'x{dp_rank="0",priority=""} 6\nx{dp_rank="0",priority="1"} 6\nx{dp_rank="1",priority=""} 3', [6.0, 3.0]),
+        'x{dp_rank="0",priority=""} 6\nx{dp_rank="0",priority="1"} 6\nx{dp_rank="1",priority=""} 3',
+        [6.0, 3.0],
+    ),
     "several models": ('x{model_name="other"} 40\nx{model_name="m"} 3', [3.0]),
     "several models, two ranks": (
         'x{engine="0",model_name="b"} 9\nx{engine="0",model_name="alias"} 3\nx{engine="1",model_name="alias"} 1\n'
-        'x{engine="1",model_name="b"} 9', [3.0, 1.0]),
+        'x{engine="1",model_name="b"} 9',
+        [3.0, 1.0],
+    ),
     "another name for the only model": ('x{model_name="/models/m"} 3', [3.0]),
     "tensor-parallel copies": ('x{tp_rank="10"} 5\nx{tp_rank="2"} 4\nx{tp_rank="0"} 4', [4.0]),
     "copies of two ranks": ('x{tp_rank="0",dp_rank="0"} 5\nx{tp_rank="1",dp_rank="1"} 4', [5.0, 4.0]),
@@ -58,7 +64,7 @@ CLEAR = {
     "braces and quotes in a label": ('x{note="a}b\\"c",engine="0"} 5\nx{note="a}b\\"c",engine="1"} 1', [5.0, 1.0]),
     "a time after the value": ("x 5 1700000000000", [5.0]),
     "the same sample twice": ('x{a="b"} 5\nx{a="b"} 6', [6.0]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("page", "by_rank"), CLEAR.values(), ids=CLEAR)
@@ -71,10 +77,11 @@ def test_requests_are_counted_once(page: str, by_rank: list[float]) -> None:
 
 
 UNCLEAR = {
-    "pid": 'x{pid="7"} 5\nx{pid="9"} 4', "class": 'x{class=""} 9\nx{class="a"} 3\nx{class="b"} 2',
+    "pid": 'x{pid="7"} 5\nx{pid="9"} 4',
+    "class": 'x{class=""} 9\nx{class="a"} 3\nx{class="b"} 2',
     "model_name": 'x{model_name="a"} 3\nx{model_name="b"} 2',
     "tenant": 'x{tenant="a",priority=""} 3\nx{tenant="b",priority=""} 2',
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("label", "page"), UNCLEAR.items(), ids=UNCLEAR)

@@ -101,12 +101,16 @@ def test_chats_are_rendered_by_engines_that_can() -> None:
         ("vllm", {"/tokenize": b'{"count":7}'}, 7, {"messages": [1], "model": "qwen"}),
         ("vllm", {"/tokenize": b"none"}, None, {"messages": [1], "model": "qwen"}),
         ("vllm", {}, None, {"messages": [1], "model": "qwen"}),
-        ("llama.cpp", {"/tokenize": b'{"tokens":[1,2]}', "/apply-template": b'{"prompt":"<hi>"}'}, 2,
-         {"content": "<hi>", "add_special": True, "model": "qwen"}),
+        (
+            "llama.cpp",
+            {"/tokenize": b'{"tokens":[1,2]}', "/apply-template": b'{"prompt":"<hi>"}'},
+            2,
+            {"content": "<hi>", "add_special": True, "model": "qwen"},
+        ),
         ("llama.cpp", {"/tokenize": b'{"tokens":[1,2]}'}, None, None),
         ("openai", {}, None, None),
     ],
-)  # fmt: skip
+)
 def test_a_prompt_is_counted_by_engines_that_can(
     api: Api, pages: dict[str, bytes], counted: int | None, sent: Any
 ) -> None:

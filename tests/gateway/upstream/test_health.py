@@ -53,9 +53,12 @@ def _replica(id: int, engine: Engine, model: str = "m", served: str = "m") -> En
 
 
 def _calls(
-    engine: Engine, is_over: Callable[[HealthMonitor[EngineEndpoint], list[str]], bool], is_new: bool = False,
-    model: str = "m", served: str = "m",
-) -> list[str]:  # fmt: skip
+    engine: Engine,
+    is_over: Callable[[HealthMonitor[EngineEndpoint], list[str]], bool],
+    is_new: bool = False,
+    model: str = "m",
+    served: str = "m",
+) -> list[str]:
     """The callbacks of a monitor of two replicas that had been up, or of a new one, until `is_over`."""
 
     async def run() -> list[str]:

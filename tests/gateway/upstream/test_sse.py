@@ -154,12 +154,18 @@ def test_what_cannot_be_read_is_named_and_no_error(data: bytes, unread: str) -> 
 @pytest.mark.parametrize(
     ("in_choice", "beside"),
     [
-        (b'',b''), (b',"logprobs":{"content":[{"logprob":-Infinity}]}', b""), (b',"logprobs":NaN', b""),
-        (b"", b',"created":1.5,"id":"c"'), (b"", b',"x":"\\ud800"'), (b"", b',"x":"\xff"'), (b',"index":0', b""),
-        (b',"finish_reason":{"type":"stop"}', b""), (b"", b',"timings":null,"choices2":null'),
+        (b"", b""),
+        (b',"logprobs":{"content":[{"logprob":-Infinity}]}', b""),
+        (b',"logprobs":NaN', b""),
+        (b"", b',"created":1.5,"id":"c"'),
+        (b"", b',"x":"\\ud800"'),
+        (b"", b',"x":"\xff"'),
+        (b',"index":0', b""),
+        (b',"finish_reason":{"type":"stop"}', b""),
+        (b"", b',"timings":null,"choices2":null'),
         (b',"token_ids":null', b',"prompt_token_ids":null'),
     ],
-)  # fmt: skip
+)
 def test_one_odd_field_hides_no_other(in_choice: bytes, beside: bytes) -> None:
     chunk, _ = sse.read_chunk(_SAID % (in_choice, beside))
     delta, usage = chunk.choices[0].delta, chunk.usage
@@ -170,11 +176,14 @@ def test_one_odd_field_hides_no_other(in_choice: bytes, beside: bytes) -> None:
 @pytest.mark.parametrize(
     ("content", "text", "reasoning"),
     [
-        ("so", "so", None), ([{"type": "text", "text": "so"}], "so", None), (["so", {"text": " it"}], "so it", None),
+        ("so", "so", None),
+        ([{"type": "text", "text": "so"}], "so", None),
+        (["so", {"text": " it"}], "so it", None),
         ([{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}], None, "hm"),
-        ([{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "so"}], "so", "hm"), ([7, None], None, None),
+        ([{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "so"}], "so", "hm"),
+        ([7, None], None, None),
     ],
-)  # fmt: skip
+)
 def test_a_content_may_have_parts(content: Any, text: str | None, reasoning: str | None) -> None:
     chunk, _ = sse.chunk_in({"choices": [{"delta": {"content": content}}]})
     delta = chunk.choices[0].delta
@@ -187,14 +196,16 @@ def test_a_content_may_have_parts(content: Any, text: str | None, reasoning: str
         ({"prompt_tokens": 9, "completion_tokens": 2}, (9, 2, 0)),
         ({"prompt_tokens": 9, "completion_tokens": None, "total_tokens": 9}, (9, 0, 0)),
         ({"prompt_tokens": 9.0, "completion_tokens": "2"}, (9, 2, 0)),
-        ({"prompt_tokens": 9, "total_tokens": 11}, (9, 2, 0)), ({"total_tokens": 9}, (9, 0, 0)),
+        ({"prompt_tokens": 9, "total_tokens": 11}, (9, 2, 0)),
+        ({"total_tokens": 9}, (9, 0, 0)),
         ({"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 6}}, (9, 2, 6)),
         ({"input_tokens": 3, "output_tokens": 2, "cache_read_input_tokens": 6}, (9, 2, 6)),
         ({"prompt_tokens": 9, "completion_tokens": 2, "prompt_cache_hit_tokens": 6}, (9, 2, 6)),
         ({"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": []}, (9, 2, 0)),
-        ({"tokens": {"input_tokens": 9, "output_tokens": 2}}, (9, 2, 0)), ({"prompt_tokens": True}, (0, 0, 0)),
+        ({"tokens": {"input_tokens": 9, "output_tokens": 2}}, (9, 2, 0)),
+        ({"prompt_tokens": True}, (0, 0, 0)),
     ],
-)  # fmt: skip
+)
 def test_forms_of_usage(usage: dict[str, Any], counts: tuple[int, int, int]) -> None:
     found = loose_json.usage_of(usage)
     assert (found.prompt_tokens, found.completion_tokens, found.cached_tokens) == counts
@@ -202,11 +213,19 @@ def test_forms_of_usage(usage: dict[str, Any], counts: tuple[int, int, int]) -> 
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=3),
-    lambda each: st.lists(each, max_size=3)
-    | st.dictionaries(st.sampled_from("choices delta message content usage text index type finish_reason id timings "
-                                      "prompt_tokens token_ids error code object".split()), each, max_size=4),
+    lambda each: (
+        st.lists(each, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                "choices delta message content usage text index type finish_reason id timings "
+                "prompt_tokens token_ids error code object".split()
+            ),
+            each,
+            max_size=4,
+        )
+    ),
     max_leaves=12,
-)  # fmt: skip
+)
 
 
 @given(_JSON)
@@ -221,18 +240,24 @@ def test_any_json_is_a_chunk_or_an_engines_error(value: Any) -> None:
 @pytest.mark.parametrize(
     ("data", "status"),
     [
-        (b'{"error":{"message":"no"}}', 500), (b'{"error":"no"}', 500), (b'{"error":{"message":"no","code":400}}', 400),
-        (b'{"error":{"message":"no","code":"400"}}', 400), (b'{"error":{"status":"INVALID_ARGUMENT","code":400}}', 400),
+        (b'{"error":{"message":"no"}}', 500),
+        (b'{"error":"no"}', 500),
+        (b'{"error":{"message":"no","code":400}}', 400),
+        (b'{"error":{"message":"no","code":"400"}}', 400),
+        (b'{"error":{"status":"INVALID_ARGUMENT","code":400}}', 400),
         (b'{"error":{"message":"no","type":"invalid_request_error","code":"context_length_exceeded"}}', 400),
-        (b'{"error":{"message":"no","type":"BadRequestError","code":null}}', 400), (b'{"error":[1]}', 500),
+        (b'{"error":{"message":"no","type":"BadRequestError","code":null}}', 400),
+        (b'{"error":[1]}', 500),
         (b'{"object":"error","message":"no","type":"BadRequestError","param":null,"code":400}', 400),
         (b'{"object":"error","message":"no","type":"InternalServerError","code":500}', 500),
-        (b'{"error":"too long","error_type":"validation"}', 400), (b'{"error":"full","error_type":"overloaded"}', 500),
+        (b'{"error":"too long","error_type":"validation"}', 400),
+        (b'{"error":"full","error_type":"overloaded"}', 500),
         (b'{"type":"error","error":{"type":"invalid_request_error","message":"no"}}', 400),
-        (b'{"error":{"message":"slow down","type":"rate_limit_error"}}', 429), (b'{"detail":"no"}', 500),
+        (b'{"error":{"message":"slow down","type":"rate_limit_error"}}', 429),
+        (b'{"detail":"no"}', 500),
         (b'{"error":{"message":"no","code":502},"choices":[{"delta":{"content":"a"},"finish_reason":"error"}]}', 500),
     ],
-)  # fmt: skip
+)
 def test_errors_in_answers_have_the_status_that_they_name(data: bytes, status: int) -> None:
     for read in (sse.read_chunk, passthrough.Passthrough().measure_whole):
         with pytest.raises(EngineError) as caught:
@@ -263,11 +288,13 @@ def test_lines_end_in_any_way(ends: bytes, size: int) -> None:
 @pytest.mark.parametrize(
     ("event", "status"),
     [
-        (b'event: error\ndata: {"message":"no","code":400}\n\n', 400), (b"event: error\ndata: went wrong\n\n", 500),
-        (b'event:error\ndata: {"error":{"message":"no","code":400}}\n\n', 400), (b"event: delta\ndata: {}\n\n", None),
+        (b'event: error\ndata: {"message":"no","code":400}\n\n', 400),
+        (b"event: error\ndata: went wrong\n\n", 500),
+        (b'event:error\ndata: {"error":{"message":"no","code":400}}\n\n', 400),
+        (b"event: delta\ndata: {}\n\n", None),
         (b'error: {"code":400,"message":"too long"}\n\n', None),
     ],
-)  # fmt: skip
+)
 def test_events_that_are_named_errors(event: bytes, status: int | None) -> None:
     data = sse.payload(event)
     assert data is not None

@@ -84,10 +84,13 @@ def test_a_refused_request_raises_the_error_for_its_client() -> None:
 @pytest.mark.parametrize(
     ("reason", "outcome"),
     [
-        (ReleaseReason.FINISHED, Outcome.FINISHED), (ReleaseReason.REFUSED, Outcome.REJECTED),
-        (ReleaseReason.CANCELLED, Outcome.CANCELLED), (ReleaseReason.FAILED, None), (ReleaseReason.PREFILLED, None),
+        (ReleaseReason.FINISHED, Outcome.FINISHED),
+        (ReleaseReason.REFUSED, Outcome.REJECTED),
+        (ReleaseReason.CANCELLED, Outcome.CANCELLED),
+        (ReleaseReason.FAILED, None),
+        (ReleaseReason.PREFILLED, None),
     ],
-)  # fmt: skip
+)
 def test_a_release_is_sent_with_its_reason(reason: ReleaseReason, outcome: Outcome | None) -> None:
     async def story(other: _Scheduler) -> None:
         request = await other.submit()
@@ -163,7 +166,8 @@ def test_successes_are_reported_once_for_many_and_failures_one_by_one() -> None:
         kinds = [type(message).__name__ for message in other.sent]
         assert kinds == ["RequestSucceeded", "RequestFailed", "RequestFailed", "RequestSucceeded"]
         assert [(each.status, each.is_unreachable) for each in other.of(protocol.RequestFailed)] == [
-            (503, False), (0, True),
-        ]  # fmt: skip
+            (503, False),
+            (0, True),
+        ]
 
     _run(story)

@@ -206,15 +206,21 @@ def _cascade(folder: Path, *options: str, **replan: Any) -> Path:
     for i, (name, model, sure) in enumerate((("small", SMALL, "0.7"), ("large", LARGE, "0.9"))):
         command = [sys.executable, "-m", "headway", "emulate", "--model", model, "--gpu", "h100", "--port", "{port}"]
         how = {
-            "command": [*command, "--confidence", sure, *options], "ports": [first + 4 * i, first + 4 * i + 3],
-            "stop_s": 2.0, "keep_env": ["PYTHONPATH"], "env": {"CUDA_VISIBLE_DEVICES": "{gpus}"},
-        }  # fmt: skip
+            "command": [*command, "--confidence", sure, *options],
+            "ports": [first + 4 * i, first + 4 * i + 3],
+            "stop_s": 2.0,
+            "keep_env": ["PYTHONPATH"],
+            "env": {"CUDA_VISIBLE_DEVICES": "{gpus}"},
+        }
         pools.append({"name": name, "model": model, "gpu": "h100", "engine": "vllm-0.15", "processes": how})
     spec = {"quality": 75, "every_s": 2, "audit_share": 0.5, "least_audited": 5, "num_gpus": 4, "interval_s": 0.2}
     cascade = {
-        "name": "best", "models": [SMALL, LARGE], "policy": {"name": "thresholds", "thresholds": 60},
-        "judge": {"by": "confidence"}, "replan": {**spec, **replan},
-    }  # fmt: skip
+        "name": "best",
+        "models": [SMALL, LARGE],
+        "policy": {"name": "thresholds", "thresholds": 60},
+        "judge": {"by": "confidence"},
+        "replan": {**spec, **replan},
+    }
     path = folder / "fleet.yaml"
     path.write_text(yaml.safe_dump({"fleet": pools, "cascade": cascade, "gateway": {"scrape_period_s": 0.1}}))
     return path

@@ -20,17 +20,26 @@ from headway.gateway.workers.protocol import Link, WorkerConfig, frame, receive_
 PROGRESS = protocol.Progress(3, 100, 1, Phase.ANSWERING, 1.0, 2.0, 1.5)
 STATE = (0.5, 100, "m", 1, Phase.REASONING, -1, False, True, False, 0, 2, 1.0, 1.5)
 FROM_WORKER: list[Any] = [
-    protocol.ProgressReport(1, PROGRESS), protocol.Released(1, ReleaseReason.PREFILLED, False, PROGRESS),
-    protocol.AnswerScored(1, None), protocol.RequestFailed(0, "reset", 503, False, True),
-    protocol.RequestSucceeded(2), protocol.MetricsReport([("m", "p", 0, "", {1: 2}, 0.5)]), protocol.WorkerLeaving(),
-    protocol.Heartbeat(), protocol.PrefillLegDone(1), protocol.ChangeApplied(),
-]  # fmt: skip
+    protocol.ProgressReport(1, PROGRESS),
+    protocol.Released(1, ReleaseReason.PREFILLED, False, PROGRESS),
+    protocol.AnswerScored(1, None),
+    protocol.RequestFailed(0, "reset", 503, False, True),
+    protocol.RequestSucceeded(2),
+    protocol.MetricsReport([("m", "p", 0, "", {1: 2}, 0.5)]),
+    protocol.WorkerLeaving(),
+    protocol.Heartbeat(),
+    protocol.PrefillLegDone(1),
+    protocol.ChangeApplied(),
+]
 FROM_SCHEDULER: list[Any] = [
-    protocol.Assigned(1, None, *STATE), protocol.Assigned(1, 0, *STATE, slot=3, prefill_replica=2),
+    protocol.Assigned(1, None, *STATE),
+    protocol.Assigned(1, 0, *STATE, slot=3, prefill_replica=2),
     protocol.RequestRefused(1, 429, "too many", "queue_full", None, 1),
-    protocol.RequestEnded(1, Outcome.REJECTED, 7), protocol.AbortRequest(1, "it moves", 2),
-    protocol.ReplicaInfo(0, "p", "m", "http://h:1", "vllm", None, 4096, None), protocol.ReplicaRemoved(0),
-]  # fmt: skip
+    protocol.RequestEnded(1, Outcome.REJECTED, 7),
+    protocol.AbortRequest(1, "it moves", 2),
+    protocol.ReplicaInfo(0, "p", "m", "http://h:1", "vllm", None, 4096, None),
+    protocol.ReplicaRemoved(0),
+]
 
 
 class _Transport(asyncio.Transport):

@@ -79,9 +79,12 @@ def _scheduler_does(inside: Inside, what: str, which: int) -> bool:
 
 @given(st.lists(_STEP, max_size=40))
 @settings(
-    max_examples=60, deadline=None, database=None, derandomize=True,
+    max_examples=60,
+    deadline=None,
+    database=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+)
 def test_every_open_connection_of_a_worker_is_counted_at_every_step(
     inside: Inside, steps: list[tuple[str, Any]]
 ) -> None:

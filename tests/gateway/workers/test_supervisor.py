@@ -46,9 +46,11 @@ def front(engines: list[serving.Process], tmp_path_factory: pytest.TempPathFacto
     keys = [digest("free"), {"sha256": digest("few"), "requests_per_minute": FEW_A_MINUTE}]
     settings = {"api_keys": keys, "admin_keys": [digest("root")], "batches": {}}
     path = serving.fleet_file(
-        tmp_path_factory.mktemp("front"), [each.url for each in engines], gateway=settings,
+        tmp_path_factory.mktemp("front"),
+        [each.url for each in engines],
+        gateway=settings,
         policies={"routing": "session-affinity", "admission": {"name": "queue-manager", "interval_s": 0.05}},
-    )  # fmt: skip
+    )
     made = gateway_with_workers(path, 4)
     with serving.closing(made):
         serving.all_up(made, 2)
@@ -326,10 +328,14 @@ def test_openais_client_sees_one_gateway(front: serving.Process) -> None:
         with pytest.raises(openai.NotFoundError, match="model"):
             client.chat.completions.create(model="nothing", messages=messages)
         lines = [
-            {"custom_id": str(i), "method": "POST", "url": CHAT,
-             "body": {"model": serving.MODEL, "messages": messages, "max_tokens": 2, "user": "x" * 20_000}}
+            {
+                "custom_id": str(i),
+                "method": "POST",
+                "url": CHAT,
+                "body": {"model": serving.MODEL, "messages": messages, "max_tokens": 2, "user": "x" * 20_000},
+            }
             for i in range(100)
-        ]  # fmt: skip
+        ]
         content = "\n".join(map(json.dumps, lines)).encode()
         file = client.files.create(file=("lines.jsonl", content), purpose="batch")
         assert client.files.content(file.id).read() == content

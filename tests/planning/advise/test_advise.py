@@ -349,7 +349,7 @@ def test_the_diff_makes_the_proposed_fleet(plan: hw.Plan, tmp_path: Path) -> Non
 
 def test_few_rehearsals_say_what_was_cut_and_a_second_answer_comes_from_the_cache(
     days: list[str], tmp_path: Path
-) -> None:  # fmt: skip
+) -> None:
     file, options = fleet_file(fleet_at(tmp_path, MIXED), {}), AdviceOptions(kinds=("routing",), max_rehearsals=40)
     first, again = (advise(file, [Path(each) for each in days[:2]], options, Simulator(), tmp_path) for _ in range(2))
     assert first.tried.num_rehearsals <= 40 and any("--max-rehearsals" in each for each in first.notes)
@@ -364,8 +364,9 @@ def test_what_cannot_be_tried_is_named_with_what_would_allow_it(tmp_path: Path) 
     answer: Advice = hw.advise(fleet_at(tmp_path, text), [day], kinds=["replicas", "scaling"]).answer
     reasons = {each.name: (each.reason, each.needs) for each in answer.left_out}
     assert reasons["3 replicas of chat"] == (
-        "there are no more endpoints", "the address of another engine in fleet[0]",
-    )  # fmt: skip
+        "there are no more endpoints",
+        "the address of another engine in fleet[0]",
+    )
     assert reasons["all of kind scaling"][0] == "the fleet does not scale"
     assert reasons["all of kind routing"] == ("not asked for", "--kinds")
     assert all(each.needs for each in answer.left_out if each.kind in ("GPU type", "speculative", "disaggregation"))

@@ -35,16 +35,18 @@ def pair(**decode: Any) -> dict[str, Any]:
         (pool(network_bytes_per_s=5e10), "it has one replica", "a second one"),
         (
             pool(replicas=2, network_bytes_per_s=5e10, endpoints_file="urls.yaml"),
-            "its replicas are not listed in the file", "endpoints",
+            "its replicas are not listed in the file",
+            "endpoints",
         ),
         (pair(endpoints=[], endpoints_file="urls.yaml"), "its replicas are not listed in the file", "endpoints"),
         (pair(gpu="h20"), "its replicas for prefill and for decode differ", "headway plan combos"),
         (
             {**pool(replicas=2, network_bytes_per_s=5e10), "policies": {"scaling": "keda"}},
-            "the scaler sets the numbers", "headway plan combos",
+            "the scaler sets the numbers",
+            "headway plan combos",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_tried_is_told_with_what_it_needs(document: dict[str, Any], why: str, needs: str) -> None:
     (only,) = found(document)
     assert isinstance(only, LeftOut) and only.reason.startswith(why) and needs in only.needs

@@ -63,14 +63,31 @@ def planned(
 
 
 def test_keys_of_the_model_stay_on_every_candidate() -> None:
-    first = {"model": "llama-3.1-8b", "gpu": "l4", "quantization": "fp8", "kv_cache_dtype": "fp8", "replicas": 3,
-             "name": "chat", "served_name": "chat", "endpoints": ["http://a:1"], "kv_capacity_tokens": 9}  # fmt: skip
+    first = {
+        "model": "llama-3.1-8b",
+        "gpu": "l4",
+        "quantization": "fp8",
+        "kv_cache_dtype": "fp8",
+        "replicas": 3,
+        "name": "chat",
+        "served_name": "chat",
+        "endpoints": ["http://a:1"],
+        "kv_capacity_tokens": 9,
+    }
     candidate = CapacityCandidate("h100-80gb-sxm", Parallel(2), "least-loaded", 4.0)
     made = fleet_document({"fleet": [first]}, candidate, 2)["fleet"]
-    assert made == [{
-        "name": "planned", "model": "llama-3.1-8b", "quantization": "fp8", "kv_cache_dtype": "fp8",
-        "served_name": "chat", "gpu": "h100-80gb-sxm", "tp": 2, "replicas": 2,
-    }]  # fmt: skip
+    assert made == [
+        {
+            "name": "planned",
+            "model": "llama-3.1-8b",
+            "quantization": "fp8",
+            "kv_cache_dtype": "fp8",
+            "served_name": "chat",
+            "gpu": "h100-80gb-sxm",
+            "tp": 2,
+            "replicas": 2,
+        }
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +173,7 @@ def test_worker_processes_and_early_ends_change_nothing(monkeypatch: pytest.Monk
 
 
 def _spec(rehearsal: CapacityRehearsal) -> scenario.Spec:
-    return rehearsal.scenario(
-        CapacityCandidate("h100-80gb-sxm", Parallel(), "least-loaded", 1.0), 1, Situation()
-    ).spec  # fmt: skip
+    return rehearsal.scenario(CapacityCandidate("h100-80gb-sxm", Parallel(), "least-loaded", 1.0), 1, Situation()).spec
 
 
 @pytest.mark.ci
@@ -261,8 +276,10 @@ def test_a_changed_trace_is_simulated_again(tmp_path: Path) -> None:
 
 def test_load_scales_every_kind_of_arrivals() -> None:
     kinds: list[Any] = [
-        5.0, {"kind": "gamma", "rate": 5.0, "cv": 2.0}, {"kind": "curve", "rates": [4.0, 6.0], "step_s": 5.0},
-    ]  # fmt: skip
+        5.0,
+        {"kind": "gamma", "rate": 5.0, "cv": 2.0},
+        {"kind": "curve", "rates": [4.0, 6.0], "step_s": 5.0},
+    ]
     for arrivals in kinds:
         made = document()
         made["workload"]["arrivals"] = arrivals
@@ -350,8 +367,10 @@ def test_routers_are_compared_at_the_plans_cost(capsys: pytest.CaptureFixture[st
 
 
 def test_uncalibrated_options_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ("--rate 2 --num-requests 60 --prompt-tokens 300 --output-tokens 60 --model llama-3.1-8b "
-             "--engine vllm-0.15 --gpus h100,l4 --tp 1 --ttft-p99 5 --no-cache --what-if").split()  # fmt: skip
+    small = (
+        "--rate 2 --num-requests 60 --prompt-tokens 300 --output-tokens 60 --model llama-3.1-8b "
+        "--engine vllm-0.15 --gpus h100,l4 --tp 1 --ttft-p99 5 --no-cache --what-if"
+    ).split()
     code, text, _ = run(capsys, *small, "")
     marked = [line for line in text.splitlines() if line.startswith(("h100", "l4"))]
     assert code == 0 and ["not calibrated: kernels of l40s" in line for line in marked] == [
@@ -363,8 +382,10 @@ def test_uncalibrated_options_are_marked(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_policies_that_do_the_same_tie(capsys: pytest.CaptureFixture[str]) -> None:
     """On one replica, every router is the same."""
-    small = ("--rate 2 --num-requests 60 --prompt-tokens 300 --output-tokens 60 --model llama-3.1-8b "
-             "--gpus h100 --tp 1 --ttft-p99 5 --no-cache --what-if").split()  # fmt: skip
+    small = (
+        "--rate 2 --num-requests 60 --prompt-tokens 300 --output-tokens 60 --model llama-3.1-8b "
+        "--gpus h100 --tp 1 --ttft-p99 5 --no-cache --what-if"
+    ).split()
     code, text, _ = run(capsys, *small, "", "--routing", "jsq-tokens,round-robin")
     assert code == 0 and "At this cost, these policies tie, and the first is taken: jsq-tokens (TTFT p99" in text
 
@@ -448,9 +469,16 @@ def test_the_page_draws_its_charts_in_a_browser(tmp_path: Path, small: Path) -> 
     file = tmp_path / "plan.html"
     write_page(file, page(planned(options_of(), cache=small)[0], "small", "headway plan capacity"))
     command = [
-        browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000",
-        f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,1600", "--dump-dom", file.as_uri(),
-    ]  # fmt: skip
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=5000",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--window-size=1280,1600",
+        "--dump-dom",
+        file.as_uri(),
+    ]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     dom = re.sub(r"<script>.*?</script>", "", dom, flags=re.DOTALL)
     drawn = re.findall(r'<div class="chart[^"]*js-plotly-plot[^"]*" id="([^"]+)"', dom)

@@ -212,9 +212,7 @@ def test_own_gpus_are_planned_with_and_marked(file: Path, tmp_path: Path, capsys
     assert code == 0, err
     assert answer["pools"] and all(each["gpu"] == "h100-80gb-sxm" for each in answer["pools"])
     before = {each["calibrated"] for each in answer["pools"]}
-    code, answer, err = plan(
-        capsys, file, *asked, "--gpus", "mine:8", "--gpu-file", gpus, "-o", out, "--html", html
-    )  # fmt: skip
+    code, answer, err = plan(capsys, file, *asked, "--gpus", "mine:8", "--gpu-file", gpus, "-o", out, "--html", html)
     assert code == 0, err
     assert {each["gpu"] for each in answer["pools"]} == {"mine"} and not any(e["calibrated"] for e in answer["pools"])
     assert all("kernels of h100-80gb-sxm" in each["uncalibrated"] for each in answer["pools"]) and before
@@ -233,10 +231,16 @@ def test_one_model_on_two_types_is_a_pool_of_each() -> None:
     )
     pools = planned_document(asked, found)["fleet"]
     assert [(pool["gpu"], pool["model"], pool["replicas"]) for pool in pools] == [
-        ("a100-80gb", first.name, 1), ("h100-80gb-sxm", first.name, 1),
-    ]  # fmt: skip
-    both, one = rehearse(asked, found), rehearse(asked, structs.replace(found, stages=(
-        structs.replace(found.stages[0], replicas=parts[:1]), found.stages[1])))  # fmt: skip
+        ("a100-80gb", first.name, 1),
+        ("h100-80gb-sxm", first.name, 1),
+    ]
+    both, one = (
+        rehearse(asked, found),
+        rehearse(
+            asked,
+            structs.replace(found, stages=(structs.replace(found.stages[0], replicas=parts[:1]), found.stages[1])),
+        ),
+    )
     assert both.num_completed == both.num_requests and both.p95_s < one.p95_s  # type: ignore[operator]
 
 
@@ -251,17 +255,25 @@ def test_a_fleet_of_several_types_is_planned_with_all_of_them() -> None:
     assert offers == [("h100-80gb-sxm", 9, None), ("l40s", 3, 1.1)] and not asked.problem.use_all
     assert asked.problem.hardware == "9 x h100-80gb-sxm + 3 x l40s"
     assert asked.template_pools == {
-        "llama-3-8b": 2, "llama-3-70b": 0, "llama-3-8b on l40s": 1, "llama-3-70b on l40s": 1,
-    }  # fmt: skip
+        "llama-3-8b": 2,
+        "llama-3-70b": 0,
+        "llama-3-8b on l40s": 1,
+        "llama-3-70b on l40s": 1,
+    }
     alone = make_request(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator()).problem
     assert alone.other_offers == () and alone.use_all and alone.num_gpus == 8
 
 
 @pytest.mark.parametrize(
     ("gpus", "message"),
-    [("h100", "expected how many there are"), ("h100:2,h100:3", "each type once"), ("h99:2", "unknown GPU 'h99'"),
-     ("h100:x", "expected type:count"), ("0", "GPU")],
-)  # fmt: skip
+    [
+        ("h100", "expected how many there are"),
+        ("h100:2,h100:3", "each type once"),
+        ("h99:2", "unknown GPU 'h99'"),
+        ("h100:x", "expected type:count"),
+        ("0", "GPU"),
+    ],
+)
 def test_gpus_that_make_no_sense_are_told(
     file: Path, capsys: pytest.CaptureFixture[str], gpus: str, message: str
 ) -> None:
@@ -287,8 +299,9 @@ def test_a_stage_alone_has_the_same_arrivals_whatever_serves_it() -> None:
     problem = asked.problem
     found = StageSimulator(problem.gpu, problem.engine, asked.policies)
     scores = problem.scores
-    lengths = Lengths(scores.prompt_tokens.astype("f8"), scores.prompt_tokens.astype("f8"),
-                      scores.output_tokens[:, 1].astype("f8"))  # fmt: skip
+    lengths = Lengths(
+        scores.prompt_tokens.astype("f8"), scores.prompt_tokens.astype("f8"), scores.output_tokens[:, 1].astype("f8")
+    )
     one, two = (ReplicaSet((Replicas(4, 1, count),)) for count in (1, 2))
     slow, fast = (found.p95_latency_s(problem.models[1], each, 8.0, lengths) for each in (one, two))
     assert fast < slow
@@ -326,8 +339,9 @@ def test_a_workload_carries_the_rows_of_its_table(tmp_path: Path) -> None:
 
 def test_the_more_requests_the_surer_a_threshold() -> None:
     few, many = (confidence(generate_scores(1, num), (74.0, 64.0)) for num in (100, 1600))
-    for narrow, wide in zip((many.quality, *many.processing_ratios[1:]), (few.quality, *few.processing_ratios[1:]),
-                            strict=True):  # fmt: skip
+    for narrow, wide in zip(
+        (many.quality, *many.processing_ratios[1:]), (few.quality, *few.processing_ratios[1:]), strict=True
+    ):
         assert narrow[1] - narrow[0] < 0.5 * (wide[1] - wide[0])
     scores = generate_scores(1, 1600)
     assert many.quality[0] < (scores.quality((74.0, 64.0)) or 0.0) < many.quality[1]

@@ -109,9 +109,13 @@ def test_a_plan_with_combos_is_planned_again_with_all_of_its_gpus(
 ) -> None:
     """Of a fleet's combos the parts count, and how they hand over stays; the plan has none unless they are offered."""
     side = {"model": "llama-3.1-8b", "engine": "vllm-0.15"}
-    combo = {"name": "c", "prefill": {**side, "gpu": "h800", "replicas": 2, "network_bytes_per_s": 5e9},
-             "decode": {**side, "gpu": "h20", "tp": 2}, "replicas": 2,
-             "handover": {"first_token": "decode"}}  # fmt: skip
+    combo = {
+        "name": "c",
+        "prefill": {**side, "gpu": "h800", "replicas": 2, "network_bytes_per_s": 5e9},
+        "decode": {**side, "gpu": "h20", "tp": 2},
+        "replicas": 2,
+        "handover": {"first_token": "decode"},
+    }
     document = {**SCENARIO, "fleet": [], "combos": [combo]}
     asked = make_request(document, Places(), folder, QualityFloor(60.0), Simulator())
     assert [(offer.gpu.name, offer.limit) for offer in asked.problem.offers] == [(H800, 4), (H20, 4)]
@@ -130,9 +134,7 @@ def test_mixed_replicas_and_a_combo_of_one_model_are_written_side_by_side(folder
     asked = make_request(SCENARIO, Places(), folder, QualityFloor(10.0), Simulator(), combos=True)
     chosen = make_plan(asked, compare=False).chosen.plan
     part = chosen.stages[0].replicas[0]
-    three = tuple(
-        type(part)(1, 1, count, "", role) for count, role in ((1, "mixed"), (1, "prefill"), (2, "decode"))
-    )  # fmt: skip
+    three = tuple(type(part)(1, 1, count, "", role) for count, role in ((1, "mixed"), (1, "prefill"), (2, "decode")))
     stages = (type(chosen.stages[0])(**{**_fields(chosen.stages[0]), "replicas": three}), *chosen.stages[1:])
     found = planned_document(asked, type(chosen)(**{**_fields(chosen), "stages": stages}))
     assert [pool["replicas"] for pool in found["fleet"]] == [1]

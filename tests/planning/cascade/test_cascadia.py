@@ -224,10 +224,14 @@ def test_the_papers_example() -> None:
 
 
 @given(
-    st.one_of(st.builds(QualityFloor, st.floats(0, 100), st.floats(0.1, 1e4)),
-              st.builds(LatencyBudget, st.floats(0.1, 50), st.floats(0.1, 1e4))),
-    st.floats(0, 100), st.floats(0, 100), st.floats(-200, 1e5),
-)  # fmt: skip
+    st.one_of(
+        st.builds(QualityFloor, st.floats(0, 100), st.floats(0.1, 1e4)),
+        st.builds(LatencyBudget, st.floats(0.1, 50), st.floats(0.1, 1e4)),
+    ),
+    st.floats(0, 100),
+    st.floats(0, 100),
+    st.floats(-200, 1e5),
+)
 def test_a_limit_is_where_a_routing_stops_being_better(
     target: QualityFloor | LatencyBudget, quality: float, latency_s: float, score: float
 ) -> None:
@@ -318,11 +322,16 @@ def test_questions_that_make_no_sense() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: QualityFloor(101.0), lambda: QualityFloor(NAN), lambda: QualityFloor(50.0, mu=0.0),
-        lambda: LatencyBudget(0.0), lambda: LatencyBudget(1.0, nu=inf),
-        lambda: Effort(gap=1.0), lambda: Effort(stable_rounds=0), lambda: Effort(min_distance=0.0),
+        lambda: QualityFloor(101.0),
+        lambda: QualityFloor(NAN),
+        lambda: QualityFloor(50.0, mu=0.0),
+        lambda: LatencyBudget(0.0),
+        lambda: LatencyBudget(1.0, nu=inf),
+        lambda: Effort(gap=1.0),
+        lambda: Effort(stable_rounds=0),
+        lambda: Effort(min_distance=0.0),
     ],
-)  # fmt: skip
+)
 def test_targets_and_efforts_that_make_no_sense(make: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match="expected"):
         make()

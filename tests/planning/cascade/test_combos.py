@@ -191,8 +191,17 @@ def cascade(*gpus: str, prompt_tokens: int = 3000, num: int = 8, rate_rps: float
     first, *others = (Offer(catalog.gpu(name), num) for name in gpus)
     models = tuple(catalog.model(name) for name in table.models)
     more = tuple(others)
-    return CascadeProblem(models, first.gpu, catalog.engine("sglang"), num, rate_rps, table, QualityFloor(75.0),
-                   other_offers=more, max_kinds=1)  # fmt: skip
+    return CascadeProblem(
+        models,
+        first.gpu,
+        catalog.engine("sglang"),
+        num,
+        rate_rps,
+        table,
+        QualityFloor(75.0),
+        other_offers=more,
+        max_kinds=1,
+    )
 
 
 @pytest.mark.parametrize("gpus", [("h100-80gb-sxm",), ("h800", "h20")])
@@ -276,10 +285,13 @@ def all_of(
 @pytest.mark.parametrize(
     ("stage", "rate_rps", "prompt_tokens", "routing"),
     [
-        (0, 8.0, 3000, "least-loaded"), (0, 60.0, 160, "least-loaded"), (1, 1.0, 3000, "least-loaded"),
-        (1, 4.0, 3000, "cauchy"), (0, 40.0, 160, "headway"),
+        (0, 8.0, 3000, "least-loaded"),
+        (0, 60.0, 160, "least-loaded"),
+        (1, 1.0, 3000, "least-loaded"),
+        (1, 4.0, 3000, "cauchy"),
+        (0, 40.0, 160, "headway"),
     ],
-)  # fmt: skip
+)
 def test_no_simulation_with_a_combo_is_faster_than_its_bound(
     stage: int, rate_rps: float, prompt_tokens: int, routing: str
 ) -> None:

@@ -28,10 +28,14 @@ def tables_of(seed: int, num_gpus: int, stages: int, honest: bool) -> tuple[list
         bounds = HonestBounds(Queue(), seed) if honest else NoBounds()
         lower, estimate = bounds.estimate(model, sets, rate_rps, lengths)
         table = LatencyTable(
-            sets, lower, estimate, num_gpus,
+            sets,
+            lower,
+            estimate,
+            num_gpus,
             lambda replicas, m=model, r=rate_rps, x=lengths: queue.p95_latency_s(m, replicas, r, x),
-            [EstimateCorrection()], 0.1 * i,
-        )  # fmt: skip
+            [EstimateCorrection()],
+            0.1 * i,
+        )
         found.append(table)
     return found, queue
 

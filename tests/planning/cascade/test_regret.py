@@ -101,8 +101,17 @@ def test_the_same_draw_for_every_judge() -> None:
 def test_the_command_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, html = tmp_path / "chat.yaml", tmp_path / "plan.html"
     file.write_text(yaml.safe_dump(SCENARIO))
-    asked = ["plan", "cascade", str(file), "--quality", "75", "--no-alternatives", "--no-progress", "--cache",
-             str(tmp_path / "cache")]  # fmt: skip
+    asked = [
+        "plan",
+        "cascade",
+        str(file),
+        "--quality",
+        "75",
+        "--no-alternatives",
+        "--no-progress",
+        "--cache",
+        str(tmp_path / "cache"),
+    ]
     assert main([*asked, "--regret=12:5", "--html", str(html)]) == 0
     assert "+12, sd 5" in capsys.readouterr().out and "knowing it" in html.read_text()
     assert main([*asked, "--regret=12:5", "--json"]) == 0

@@ -378,11 +378,18 @@ def pools_view(now: float, models: Mapping[str, str], **serving: int) -> Any:
     """Pools of replicas with one GPU each."""
     pools = [
         SimpleNamespace(
-            name=name, model=models[name], gpus={GPU: 1}, num_serving=num, num_starting=0, num_down=0, min_replicas=0,
-            max_replicas=100, replicas=[SimpleNamespace(combo=i) for i in range(num)],
+            name=name,
+            model=models[name],
+            gpus={GPU: 1},
+            num_serving=num,
+            num_starting=0,
+            num_down=0,
+            min_replicas=0,
+            max_replicas=100,
+            replicas=[SimpleNamespace(combo=i) for i in range(num)],
         )
         for name, num in serving.items()
-    ]  # fmt: skip
+    ]
     return SimpleNamespace(now=now, pools=pools)
 
 

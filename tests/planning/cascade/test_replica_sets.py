@@ -83,8 +83,13 @@ def test_uniform_parallelism_fills_servers() -> None:
     assert [only[i].label for i in range(len(only))] == ["1 x tp 2", "2 x tp 2", "3 x tp 2", "4 x tp 2"]
     few = with_units(replica_sets(of, 8, 2), {(Replicas(2, 1, 1),): 2, (Replicas(4, 1, 1),): None})
     assert {few[i].label for i in range(len(few))} == {
-        "1 x tp 2", "2 x tp 2", "1 x tp 4", "2 x tp 4", "1 x tp 2, 1 x tp 4", "2 x tp 2, 1 x tp 4",
-    }  # fmt: skip
+        "1 x tp 2",
+        "2 x tp 2",
+        "1 x tp 4",
+        "2 x tp 4",
+        "1 x tp 2, 1 x tp 4",
+        "2 x tp 2, 1 x tp 4",
+    }
     spread_over = uniform_sets((Parallel(2, 3), Parallel(4, 2)), 14, 4)
     assert spread_over[len(spread_over) - 1].label == "1 x tp 2 pp 3, 1 x tp 4 pp 2"
 

@@ -52,9 +52,14 @@ def test_the_catalog_has_table_1() -> None:
         assert (gpu.bandwidth_bytes_per_s / 1e9, gpu.usd_per_hour) == (pytest.approx(gb_per_s, rel=1e-3), usd)
 
 
-@pytest.mark.parametrize(("name", "r_in", "r_out", "rps"), [
-    ("cnn-dailymail", 702, 42, 54), ("sharegpt", 290, 207, 50), ("longwriter", 337, 1330, 6),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "r_in", "r_out", "rps"),
+    [
+        ("cnn-dailymail", 702, 42, 54),
+        ("sharegpt", 290, 207, 50),
+        ("longwriter", 337, 1330, 6),
+    ],
+)
 def test_the_datasets_have_the_papers_means_and_rates(name: str, r_in: float, r_out: float, rps: float) -> None:
     made = generate(msgspec.convert({"builtin": name, "num_requests": 100_000}, WorkloadSpec), 3)
     assert made.prompt_tokens.mean() == pytest.approx(r_in, rel=0.015)
@@ -67,8 +72,12 @@ def test_gpus_of_a_phase_are_one_instance_where_a_server_holds_them() -> None:
     offer = offers()[0]
     shapes = {num: group(LLAMA, ENGINE, offer, num) for num in (1, 2, 3, 4, 6)}
     assert {num: (each.tp, each.instances) for num, each in shapes.items()} == {
-        1: (1, 1), 2: (2, 1), 3: (1, 3), 4: (2, 2), 6: (2, 3),
-    }  # fmt: skip
+        1: (1, 1),
+        2: (2, 1),
+        3: (1, 3),
+        4: (2, 2),
+        6: (2, 3),
+    }
     whole_node = replace(offer, gpus_per_server=None)
     assert (group(LLAMA, ENGINE, whole_node, 8).tp, group(LLAMA, ENGINE, whole_node, 6).tp) == (8, 2)
 
@@ -97,8 +106,9 @@ def test_every_combo_once_and_within_limits() -> None:
     found, rejected = enumerate_combos(LLAMA, ENGINE, offers(limit=3))
     assert len(set(found)) == len(found)
     assert all(num <= 3 for combo in found for num in combo.gpus.values())
-    disaggregated = {(c.prefill.gpu, c.prefill.num_gpus, c.decode.gpu, c.decode.num_gpus) for c in found
-                     if c.prefill and c.decode}  # fmt: skip
+    disaggregated = {
+        (c.prefill.gpu, c.prefill.num_gpus, c.decode.gpu, c.decode.num_gpus) for c in found if c.prefill and c.decode
+    }
     wanted = {(a, i, b, j) for a in NAMES for b in NAMES for i in (1, 2) for j in (1, 2, 3) if a != b or i + j <= 3}
     assert disaggregated == wanted
     assert {c.aggregated.num_gpus for c in found if c.aggregated} == {1, 2}
@@ -125,8 +135,10 @@ def test_the_better_direction_of_each_pair_stays() -> None:
     assert ("h800-80gb-sxm", "h20-96gb") in directions and ("h20-96gb", "h800-80gb-sxm") not in directions
     for first, second in directions:
         assert first == second or (second, first) not in directions
-    best = {pair: max(efficiency(c) or 0 for c in found if (c.phases[0].gpu, c.phases[1].gpu) == pair)
-            for pair in {(c.phases[0].gpu, c.phases[1].gpu) for c in found}}  # fmt: skip
+    best = {
+        pair: max(efficiency(c) or 0 for c in found if (c.phases[0].gpu, c.phases[1].gpu) == pair)
+        for pair in {(c.phases[0].gpu, c.phases[1].gpu) for c in found}
+    }
     assert all(best[pair] >= best[pair[::-1]] for pair in directions)
 
 
@@ -250,18 +262,21 @@ def test_a_slow_network_limits_a_pair_and_no_aggregated_combo() -> None:
     assert slow.goodput_rps(whole, SHAREGPT, ServiceSlo()) == fast.goodput_rps(whole, SHAREGPT, ServiceSlo())
 
 
-@pytest.mark.parametrize(("make", "says"), [
-    (lambda: GpuCombo("m", 1.0, prefill=Group("a")), "prefill and decode"),
-    (lambda: GpuCombo("m", 1.0, Group("a"), Group("b"), Group("c")), "prefill and decode"),
-    (lambda: GpuCombo("m", -1.0, aggregated=Group("a")), "usd_per_hour"),
-    (lambda: Offer(catalog.gpu("h20"), -1), "limit"),
-    (lambda: Offer(catalog.gpu("h20"), usd_per_hour=-1.0), "usd_per_hour"),
-    (lambda: Offer(catalog.gpu("h20"), gpus_per_server=0), "gpus_per_server"),
-    (lambda: Offer(catalog.gpu("h20"), interruptions_per_hour=-1.0), "interruptions_per_hour"),
-    (lambda: Counts(prefill=(0,)), "counts"),
-    (lambda: WorkloadPattern(None, 0, 3), "prompt_tokens"),
-    (lambda: ServiceSlo(ttft_s=0.0), "ttft_s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: GpuCombo("m", 1.0, prefill=Group("a")), "prefill and decode"),
+        (lambda: GpuCombo("m", 1.0, Group("a"), Group("b"), Group("c")), "prefill and decode"),
+        (lambda: GpuCombo("m", -1.0, aggregated=Group("a")), "usd_per_hour"),
+        (lambda: Offer(catalog.gpu("h20"), -1), "limit"),
+        (lambda: Offer(catalog.gpu("h20"), usd_per_hour=-1.0), "usd_per_hour"),
+        (lambda: Offer(catalog.gpu("h20"), gpus_per_server=0), "gpus_per_server"),
+        (lambda: Offer(catalog.gpu("h20"), interruptions_per_hour=-1.0), "interruptions_per_hour"),
+        (lambda: Counts(prefill=(0,)), "counts"),
+        (lambda: WorkloadPattern(None, 0, 3), "prompt_tokens"),
+        (lambda: ServiceSlo(ttft_s=0.0), "ttft_s"),
+    ],
+)
 def test_invalid_values_are_refused(make: object, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         make()  # type: ignore[operator]

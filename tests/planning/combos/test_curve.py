@@ -87,9 +87,14 @@ def test_what_cannot_be_planned_is_one_line(tmp_path: Path, capsys: pytest.Captu
 def test_python_plans_for_a_curve_as_the_command_does(planned: tuple[dict[str, Any], Path, Path]) -> None:
     found, out, _ = planned
     plan = hw.plan_combos(
-        SCENARIO, ["a800-pcie:4"], curve=True, sizes=1, profile_requests=150, aggregated_only=True,
+        SCENARIO,
+        ["a800-pcie:4"],
+        curve=True,
+        sizes=1,
+        profile_requests=150,
+        aggregated_only=True,
         cache=out.parent / "cache",
-    )  # fmt: skip
+    )
     assert plan.is_met and yaml.safe_load(plan.yaml()) == yaml.safe_load(out.read_text())
     assert plan.answer.num_simulated == 0, "the command's rehearsals are found in the cache"
     ways = plan.to_arrow()

@@ -80,10 +80,19 @@ def test_a_saved_plan_runs_from_its_own_folder(tmp_path: Path, capsys: pytest.Ca
         folder.mkdir()
     rows = "".join(f"{0.05 * i},300,60\n" for i in range(100))
     (asked / "trace.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}")
-    (asked / "config.json").write_text(json.dumps({
-        "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
-    }))  # fmt: skip
+    (asked / "config.json").write_text(
+        json.dumps(
+            {
+                "num_hidden_layers": 32,
+                "hidden_size": 4096,
+                "intermediate_size": 14336,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "vocab_size": 128256,
+                "max_position_embeddings": 8192,
+            }
+        )
+    )
     fleet = [{**SCENARIO["fleet"][0], "model": {"config": "config.json"}}]  # type: ignore[index]
     workload = {"trace": "trace.csv", "arrivals": {"kind": "replay", "path": "trace.csv"}}
     file = asked / "chat.yaml"
@@ -114,9 +123,12 @@ def test_a_demand_beyond_the_gpus_is_reported(
     ],
 )
 def test_scenarios_that_cannot_be_planned_are_refused(
-    change: dict[str, object], arguments: tuple[str, ...], message: str, tmp_path: Path,
+    change: dict[str, object],
+    arguments: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     file = tmp_path / "asked.yaml"
     file.write_text(yaml.safe_dump({**SCENARIO, **change}))
     options = arguments if "--gpus" in arguments else ("--gpus", "h20:1", *arguments)

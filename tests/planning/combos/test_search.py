@@ -124,8 +124,10 @@ def every_plan(problem: ComboProblem) -> Iterator[tuple[int, ...]]:
         needed = ceil(demand[each.service] / each.goodput_rps - 1e-9) if each.goodput_rps else 0
         ranges.append(range(min([*limits, 99] if problem.objective == "mce" else [*limits, needed]) + 1))
     for numbers in product(*ranges):
-        used = [sum(n * each.combo.gpus.get(gpu, 0) for each, n in zip(problem.candidates, numbers, strict=True))
-                <= limit for gpu, limit in problem.limits.items()]  # fmt: skip
+        used = [
+            sum(n * each.combo.gpus.get(gpu, 0) for each, n in zip(problem.candidates, numbers, strict=True)) <= limit
+            for gpu, limit in problem.limits.items()
+        ]
         if all(used):
             yield numbers
 
@@ -350,14 +352,17 @@ def test_a_demand_of_0_needs_no_combo() -> None:
     assert (found.status, found.combos, found.objective) == ("optimal", (), 0.0)
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"demands": ()}, "at least one service"),
-    ({"demands": (ServiceDemand("chat", 1.0), ServiceDemand("chat", 2.0))}, "twice"),
-    ({"demands": (ServiceDemand("chap", 1.0),)}, "unknown service 'chat'; did you mean 'chap'"),
-    ({"limits": {"h800": -1}}, "h800: -1"),
-    ({"candidates": (candidate(combo("h800"), -1.0, 1.0),)}, "goodput_rps -1"),
-    ({"candidates": (candidate(combo("h800"), 1.0, 0.0),)}, "expected more than 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"demands": ()}, "at least one service"),
+        ({"demands": (ServiceDemand("chat", 1.0), ServiceDemand("chat", 2.0))}, "twice"),
+        ({"demands": (ServiceDemand("chap", 1.0),)}, "unknown service 'chat'; did you mean 'chap'"),
+        ({"limits": {"h800": -1}}, "h800: -1"),
+        ({"candidates": (candidate(combo("h800"), -1.0, 1.0),)}, "goodput_rps -1"),
+        ({"candidates": (candidate(combo("h800"), 1.0, 0.0),)}, "expected more than 0"),
+    ],
+)
 def test_invalid_problems_are_refused(change: dict[str, object], says: str) -> None:
     problem = ComboProblem((ServiceDemand("chat", 1.0),), (candidate(combo("h800"), 1.0),), LIMITS)
     with pytest.raises(HeadwayError, match=says):

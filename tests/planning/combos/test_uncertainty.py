@@ -87,10 +87,18 @@ def test_more_gpus_never_cost_more() -> None:
     assert prices == sorted(prices, reverse=True) and prices[0] > prices[-1]
 
 
-@pytest.mark.parametrize(("quantiles", "rps"), [
-    ((), ()), ((0.5,), (1.0, 2.0)), ((0.9, 0.5), (1.0, 2.0)), ((0.5, 1.1), (1.0, 2.0)), ((0.5, 0.9), (2.0, 1.0)),
-    ((0.5,), (-1.0,)), ((0.5,), (float("inf"),)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("quantiles", "rps"),
+    [
+        ((), ()),
+        ((0.5,), (1.0, 2.0)),
+        ((0.9, 0.5), (1.0, 2.0)),
+        ((0.5, 1.1), (1.0, 2.0)),
+        ((0.5, 0.9), (2.0, 1.0)),
+        ((0.5,), (-1.0,)),
+        ((0.5,), (float("inf"),)),
+    ],
+)
 def test_demands_that_make_no_sense_are_refused(quantiles: tuple[float, ...], rps: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="chat"):
         UncertainDemand("chat", quantiles, rps)

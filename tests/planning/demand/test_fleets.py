@@ -25,8 +25,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         random = np.random.default_rng(i)
         at = np.sort(np.concatenate([random.random(80) * 86000, 36000 + random.random(80) * 60]))
         at[-1] = 86399.0
-        columns = {"arrival_s": at, "prompt_tokens": random.integers(400, 900, 160),
-                   "output_tokens": random.integers(20, 60, 160), "model": random.integers(0, 2, 160)}  # fmt: skip
+        columns = {
+            "arrival_s": at,
+            "prompt_tokens": random.integers(400, 900, 160),
+            "output_tokens": random.integers(20, 60, 160),
+            "model": random.integers(0, 2, 160),
+        }
         to_parquet(Workload(columns, ("llama-3.1-8b", "qwen3-8b")), made / f"day{i}.parquet")
     return made
 

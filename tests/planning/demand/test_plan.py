@@ -52,8 +52,9 @@ def planned(folder: Path, demand: DemandForecast, chance: float = 0.8, **prices:
         capacity=CapacityOptions(
             gpus=("l40s",), tps=(1,), max_replicas=12, targets=Targets(ttft_p99_s=1.0, tpot_p99_s=0.06)
         ),
-        chance=chance, prices=DemandPrices(**prices),
-    )  # fmt: skip
+        chance=chance,
+        prices=DemandPrices(**prices),
+    )
     document = {"workload": {}, "fleet": [{"model": "llama-3.1-8b", "engine": "vllm-0.15"}]}
     found, _ = plan(demand, document, Places(), Path(), options, Simulator(), folder / "requests", folder / "cache")
     return found
@@ -76,9 +77,10 @@ def test_more_growth_and_wider_intervals_and_more_chance_never_take_fewer(folder
     found = planned(folder, demand)
     assert found.status == "met" and all(week.chance and week.chance >= 0.8 - 1e-6 for week in found.weeks)
     for more in (
-        planned(folder, forecast(folder, growth=40.0)), planned(folder, wide(demand, 4.0)),
+        planned(folder, forecast(folder, growth=40.0)),
+        planned(folder, wide(demand, 4.0)),
         planned(folder, demand, chance=0.85),
-    ):  # fmt: skip
+    ):
         assert all(a <= b for a, b in zip(replicas(found), replicas(more), strict=True))
     assert replicas(planned(folder, forecast(folder, growth=40.0)))[-1] > replicas(found)[-1]
 
@@ -127,9 +129,16 @@ def test_the_command_the_front_door_and_the_written_scenario_agree(
     assert main([*line.split(), *"--jobs 1 --cache cache --json --out m.yaml --html m.html".split()]) == 0
     printed = json.loads(capsys.readouterr().out)
     found = hw.plan_capacity(
-        {"fleet": [{"model": "llama-3.1-8b", "engine": "vllm-0.15"}]}, gpus=["l40s"], tps=[1], ttft_p99_s=1,
-        tpot_p99_s=0.06, max_replicas=12, reserved_usd=0.9, demand="d.parquet", cache="cache",
-    )  # fmt: skip
+        {"fleet": [{"model": "llama-3.1-8b", "engine": "vllm-0.15"}]},
+        gpus=["l40s"],
+        tps=[1],
+        ttft_p99_s=1,
+        tpot_p99_s=0.06,
+        max_replicas=12,
+        reserved_usd=0.9,
+        demand="d.parquet",
+        cache="cache",
+    )
     assert [*found.rows] == printed["weeks"] == msgspec.to_builtins([*found.answer.weeks])
     assert found.is_met and "reserve" in found._repr_html_().lower()
     written = yaml.safe_load((folder / "m.yaml").read_text())

@@ -42,18 +42,27 @@ def point(kind: PointKind, label: str, count: int, *attained: float) -> FleetPoi
 def made(**changes: object) -> FleetPlan:
     best = point("plan", "the plan", 2, 0.9971, 0.9953)
     plan = FleetPlan(
-        status="met", sentences=(), target=0.99, slo={"ttft_s": 2.0, "tpot_s": 0.05},
-        models={"qwen3-8b": 600, "chat-70b": 300}, limits={H100: 4, L40S: None}, policies=best.policies,
-        parts=best.parts, gpus={H100: 3, L40S: 4}, usd_per_hour=best.usd_per_hour,
+        status="met",
+        sentences=(),
+        target=0.99,
+        slo={"ttft_s": 2.0, "tpot_s": 0.05},
+        models={"qwen3-8b": 600, "chat-70b": 300},
+        limits={H100: 4, L40S: None},
+        policies=best.policies,
+        parts=best.parts,
+        gpus={H100: 3, L40S: 4},
+        usd_per_hour=best.usd_per_hour,
         points=(best, point("one less", "one less for qwen3-8b", 1, 0.71, 0.69), point("one more", "one more", 3, 1.0)),
         options=(
             SizedOption("qwen3-8b", TOGETHER, 2, 0.9971),
             SizedOption("chat-70b", APART, 1, 1.0, "", ("kernels of a100",)),
             SizedOption("chat-70b", GpuCombo("chat-70b", 3.0, aggregated=Group(H100)), None, None, "does not fit"),
         ),
-        split=SplitVerdict("worth it", 15.0, 21.0), tiers=TierVerdict("one class"), seeds=(0, 1),
+        split=SplitVerdict("worth it", 15.0, 21.0),
+        tiers=TierVerdict("one class"),
+        seeds=(0, 1),
         notes=("chat-70b on l40s: step times are not calibrated (kernels of a100-80gb): trust the order",),
-    )  # fmt: skip
+    )
     plan = structs.replace(plan, **changes)
     return structs.replace(plan, sentences=sentences(plan) if plan.points else short(plan))
 
@@ -98,8 +107,13 @@ def test_each_verdict_on_tiers_is_a_sentence() -> None:
 
 def test_shares_are_rounded_down() -> None:
     assert [share(each) for each in (1.0, 0.99999, 0.9996, 0.99, 0.9899, 0.5)] == [
-        "100%", "99.99%", "99.96%", "99%", "98.9%", "50%",
-    ]  # fmt: skip
+        "100%",
+        "99.99%",
+        "99.96%",
+        "99%",
+        "98.9%",
+        "50%",
+    ]
 
 
 def test_the_text_marks_what_is_not_calibrated() -> None:

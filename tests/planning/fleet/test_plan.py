@@ -97,9 +97,18 @@ def test_one_unit_less_of_any_model_misses(tmp_path: Path, capsys: pytest.Captur
 def test_too_few_gpus_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "fleet.yaml"
     code, text, _ = plan(
-        capsys, day(tmp_path, rate=400), "--have", "l4:1", *QUICK, "--no-split", "--no-cache", "-o", out,
-        "--html", tmp_path / "fleet.html",
-    )  # fmt: skip
+        capsys,
+        day(tmp_path, rate=400),
+        "--have",
+        "l4:1",
+        *QUICK,
+        "--no-split",
+        "--no-cache",
+        "-o",
+        out,
+        "--html",
+        tmp_path / "fleet.html",
+    )
     assert code == 3 and "The GPUs at hand do not keep 99% of each model's requests in time" in text
     assert not out.exists() and "The GPUs at hand are not enough" in (tmp_path / "fleet.html").read_text()
 

@@ -87,8 +87,10 @@ def test_a_trace_is_a_scenario_with_a_pool_for_each_model(tmp_path: Path) -> Non
     path = trace(tmp_path, models=("chat", "qwen3-8b", "meta-llama/Llama-3.1-8B-Instruct"))
     document = of_trace(path, {"chat": "llama-3.1-70b"}, "vllm-0.15", limit=90, rate_scale=2.0)
     assert {each["model"]: each.get("served_name") for each in document["fleet"]} == {
-        "llama-3.1-70b": "chat", "qwen3-8b": None, "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
-    }  # fmt: skip
+        "llama-3.1-70b": "chat",
+        "qwen3-8b": None,
+        "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
+    }
     assert document["workload"]["trace"]["limit"] == 90 and document["workload"]["trace"]["rate_scale"] == 2.0
     assert all(each["engine"] == "vllm-0.15" for each in document["fleet"])
     with pytest.raises(HeadwayError, match="--model chat=MODEL"):

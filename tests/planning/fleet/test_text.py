@@ -21,10 +21,19 @@ def planned(usd: float, apart: float | None, is_met: bool = True) -> FleetPlan:
     run = FleetRun(0.995, {"m": 0.995}, 0.1, 0.01, 1.0, 1000, False)
     point = FleetPoint("plan", "the plan", {"routing": "least-loaded"}, (part,), usd, (run,), 0.995, None, True)
     return FleetPlan(
-        status="met", sentences=(), target=0.99, slo={"ttft_s": 1.0}, models={"m": 1000}, limits={}, parts=(part,),
-        policies=point.policies, gpus=part.gpus, usd_per_hour=usd, points=(point,),
+        status="met",
+        sentences=(),
+        target=0.99,
+        slo={"ttft_s": 1.0},
+        models={"m": 1000},
+        limits={},
+        parts=(part,),
+        policies=point.policies,
+        gpus=part.gpus,
+        usd_per_hour=usd,
+        points=(point,),
         split=split_verdict(apart, usd, is_met),
-    )  # fmt: skip
+    )
 
 
 def amounts(sentence: str) -> list[float]:
@@ -73,9 +82,16 @@ def test_a_model_whose_requests_are_too_long_is_no_matter_of_gpus() -> None:
 
 def test_what_is_left_where_latencies_are_as_long_as_measured_runs_allow() -> None:
     run = FleetRun(
-        0.995, {"m": 0.995, "n": 1.0}, 0.1, 0.01, 1.0, 1000, False, longest={"ttft": 1.5, "tpot": 1.16},
+        0.995,
+        {"m": 0.995, "n": 1.0},
+        0.1,
+        0.01,
+        1.0,
+        1000,
+        False,
+        longest={"ttft": 1.5, "tpot": 1.16},
         by_model_if_longest={"m": 0.914, "n": 0.99},
-    )  # fmt: skip
+    )
     assert list(text.if_longest(run)) == [
         "9 of 10 measured runs are within TTFT x1.50, TPOT x1.16 of the predicted latencies: if all were so much"
         " longer, at least 91.4% of each model's requests would be in time"

@@ -44,8 +44,10 @@ def faults(problem: RegionProblem, found: RegionPlan) -> list[str]:
             wrong += [f"{key} {now}"] if now < 0 else []
         for model in problem.models:
             by_region = demand.get(model, {})
-            tps = {r: sum(n * kinds[m, g].tps for (m, at, g), n in after.items() if (m, at) == (model, r))
-                   for r in problem.regions}  # fmt: skip
+            tps = {
+                r: sum(n * kinds[m, g].tps for (m, at, g), n in after.items() if (m, at) == (model, r))
+                for r in problem.regions
+            }
             for r in problem.regions:
                 if tps[r] < problem.epsilon * max(by_region.get(r, (0.0,))) - 1e-3:
                     wrong.append(f"{model} in {r}: {tps[r]}")
@@ -83,16 +85,22 @@ def brute_force(problem: RegionProblem) -> float:
         def served(model: str, regions: tuple[str, ...], x: tuple[int, ...] = x) -> float:
             return sum(c * k.tps for c, (k, r) in zip(x, places, strict=True) if k.model == model and r in regions)
 
-        fits = all(
-            served(m, (r,)) >= max(problem.epsilon * rho for rho in by_region[r]) - 1e-9
-            for m, by_region in demand.items() for r in by_region
-        ) and all(
-            served(m, problem.regions) >= max(sum(w) for w in zip(*by_region.values(), strict=True)) - 1e-9
-            for m, by_region in demand.items()
-        ) and all(
-            sum(c * k.gpus for c, (k, at) in zip(x, places, strict=True) if (at, k.gpu) == (r, g)) <= limit
-            for r, by_gpu in problem.limits.items() for g, limit in by_gpu.items()
-        )  # fmt: skip
+        fits = (
+            all(
+                served(m, (r,)) >= max(problem.epsilon * rho for rho in by_region[r]) - 1e-9
+                for m, by_region in demand.items()
+                for r in by_region
+            )
+            and all(
+                served(m, problem.regions) >= max(sum(w) for w in zip(*by_region.values(), strict=True)) - 1e-9
+                for m, by_region in demand.items()
+            )
+            and all(
+                sum(c * k.gpus for c, (k, at) in zip(x, places, strict=True) if (at, k.gpu) == (r, g)) <= limit
+                for r, by_gpu in problem.limits.items()
+                for g, limit in by_gpu.items()
+            )
+        )
         if fits:
             delta = [c - n.get((k.model, r, k.gpu), 0) for c, (k, r) in zip(x, places, strict=True)]
             gamma = sum(k.usd_per_hour * d for d, (k, _) in zip(delta, places, strict=True))
@@ -113,8 +121,10 @@ def problems(draw: st.DrawFn) -> RegionProblem:
     limits = {"east": {"a100": draw(st.integers(2, 6))}} if draw(st.booleans()) else {}
     bounds = tuple(
         InstanceBounds(k.model, r, k.gpu, fewest := draw(st.integers(0, 1)), draw(st.integers(fewest, 3) | st.none()))
-        for k in kinds for r in REGIONS if draw(st.booleans()) and not (limits and r == "east")
-    )  # fmt: skip
+        for k in kinds
+        for r in REGIONS
+        if draw(st.booleans()) and not (limits and r == "east")
+    )
     epsilon = draw(st.sampled_from([0.3, 0.7, 1.0]))
     return RegionProblem(kinds, REGIONS, (demand,), have, limits, epsilon, bounds=bounds)
 
@@ -139,13 +149,19 @@ def fleet(
     """Random, at the scale of the paper's experiments."""
     kinds = tuple(
         InstanceKind(f"m{i}", f"g{k}", 100.0 * (1 + i) * (1 + 0.7 * k), 30.0 * (1 + 0.6 * k), 600.0, 8)
-        for i in range(num_models) for k in range(num_gpus)
-    )  # fmt: skip
+        for i in range(num_models)
+        for k in range(num_gpus)
+    )
     demand = tuple(
-        {f"m{i}": {r: tuple(500.0 + (137 * i + 311 * j + 53 * w + 211 * t) % 3000 for w in range(4))
-                   for j, r in enumerate(regions)} for i in range(num_models)}
+        {
+            f"m{i}": {
+                r: tuple(500.0 + (137 * i + 311 * j + 53 * w + 211 * t) % 3000 for w in range(4))
+                for j, r in enumerate(regions)
+            }
+            for i in range(num_models)
+        }
         for t in range(periods)
-    )  # fmt: skip
+    )
     have = tuple(
         PresentInstances(k.model, r, k.gpu, (3 * i + j) % 9) for i, k in enumerate(kinds) for j, r in enumerate(regions)
     )

@@ -56,8 +56,16 @@ DOCUMENT: dict[str, Any] = {
 def result(family: str, gpu_hours: float, late: float, *by_seed: tuple[float, float]) -> ScalerResult:
     """`by_seed`: GPU-hours and lateness; by default, one seed with the means."""
     each = tuple(Rehearsed(*pair, 100, 3) for pair in by_seed or ((gpu_hours, late),))
-    return ScalerResult(family=family, setting="x", scaling={"name": "reactive"}, is_oracle=False, gpu_hours=gpu_hours,
-                        late=late, starts=3.0, by_seed=each)  # fmt: skip
+    return ScalerResult(
+        family=family,
+        setting="x",
+        scaling={"name": "reactive"},
+        is_oracle=False,
+        gpu_hours=gpu_hours,
+        late=late,
+        starts=3.0,
+        by_seed=each,
+    )
 
 
 def test_the_cheapest_of_those_that_are_late_seldom_enough() -> None:
@@ -97,9 +105,14 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> ScalingPlan:
     options = ScalingOptions(scalers=("headway", "hpa"), startup_s=(60.0,), max_late=0.5)
     folder = tmp_path_factory.mktemp("cache")
     planned = partial(
-        plan, DOCUMENT, options, lambda document: assemble(document, Places(), Path()), Oracle(served_tps, timetables),
-        Simulator(), folder,
-    )  # fmt: skip
+        plan,
+        DOCUMENT,
+        options,
+        lambda document: assemble(document, Places(), Path()),
+        Oracle(served_tps, timetables),
+        Simulator(),
+        folder,
+    )
     first = planned()
     again = planned()
     assert (again.num_simulated, again.num_found) == (0, first.num_simulated)
@@ -138,17 +151,25 @@ def test_the_page_draws_a_frontier(answer: ScalingPlan, tmp_path: Path) -> None:
 
 def test_every_family_has_a_ladder_that_can_be_assembled() -> None:
     options = ScalingOptions(scalers=tuple(FAMILIES), clairvoyant=False)
-    case = StartUpCase(DOCUMENT, None, options, lambda each: assemble(each, Places(), Path()), Oracle(
-        lambda scenario: ({"main": 900.0}, ()), timetables))  # fmt: skip
+    case = StartUpCase(
+        DOCUMENT,
+        None,
+        options,
+        lambda each: assemble(each, Places(), Path()),
+        Oracle(lambda scenario: ({"main": 900.0}, ()), timetables),
+    )
     assert {each.family.lower() for each in case.candidates} == set(FAMILIES)
     for candidate in case.candidates:
         assemble({**DOCUMENT, "policies": {"scaling": candidate.scaling}}, Places(), Path())
 
 
 def test_start_times_are_those_of_every_pool_and_side() -> None:
-    document = {"fleet": [{"model": "m"}], "combos": [{"prefill": {"model": "m"}, "decode": {"model": "m"}}],
-                "provisioning": {"reclaim_s": 1},
-                "variants": [{"name": "x", "routing": "random", "scaling": "lt-i"}]}  # fmt: skip
+    document = {
+        "fleet": [{"model": "m"}],
+        "combos": [{"prefill": {"model": "m"}, "decode": {"model": "m"}}],
+        "provisioning": {"reclaim_s": 1},
+        "variants": [{"name": "x", "routing": "random", "scaling": "lt-i"}],
+    }
     made = with_start(document, 155.0)
     assert made["fleet"][0]["start_s"] == made["combos"][0]["decode"]["start_s"] == 155.0
     assert "provisioning" not in made and made["policies"] == {"routing": "random"}
@@ -159,8 +180,10 @@ def test_rates_of_a_csv_become_a_curve(tmp_path: Path) -> None:
     file.write_text("time,rate\n2026-01-31T09:00:00,60\n2026-01-31T09:05:00,120\n")
     made = with_demand({"workload": {"prompt_tokens": 5, "num_requests": 9}}, str(file), 60.0)
     assert made["workload"] == {
-        "prompt_tokens": 5, "duration_s": 600.0, "arrivals": {"kind": "curve", "step_s": 300.0, "rates": [1.0, 2.0]},
-    }  # fmt: skip
+        "prompt_tokens": 5,
+        "duration_s": 600.0,
+        "arrivals": {"kind": "curve", "step_s": 300.0, "rates": [1.0, 2.0]},
+    }
 
 
 @pytest.mark.parametrize(

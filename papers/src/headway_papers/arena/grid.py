@@ -110,9 +110,13 @@ class Grid:
         policies = {**common.get("policies", {}), **own.get("policies", {}), **contestant.policies}
         observe = {} if contestant.observe is None else {"observe": contestant.observe}
         return {
-            **common, **own, **observe, "name": f"{fleet}-{workload}", "workload": self.workload(workload),
+            **common,
+            **own,
+            **observe,
+            "name": f"{fleet}-{workload}",
+            "workload": self.workload(workload),
             "policies": policies,
-        }  # fmt: skip
+        }
 
     def workload(self, name: str) -> Document:
         """The section of a workload with all that says how many requests arrive at which rate."""

@@ -73,10 +73,14 @@ def _dots(arena: Arena) -> Figure:
     mean = np.array([each.regret.mean for each in known if each.regret is not None])
     half = np.array([each.regret.half for each in known if each.regret is not None])
     trace = {
-        "type": "scatter", "mode": "markers", "x": numbers(100 * mean), "y": [each.name for each in known],
+        "type": "scatter",
+        "mode": "markers",
+        "x": numbers(100 * mean),
+        "y": [each.name for each in known],
         "error_x": {"type": "data", "array": numbers(100 * half), "thickness": 1.4, "color": COLORS[0]},
-        "marker": {"size": 8, "color": COLORS[0]}, "hovertemplate": "%{y}: %{x:.2f}%<extra></extra>",
-    }  # fmt: skip
+        "marker": {"size": 8, "color": COLORS[0]},
+        "hovertemplate": "%{y}: %{x:.2f}%<extra></extra>",
+    }
     axis: dict[str, Any] = {"autorange": "reversed", "type": "category", "rangemode": "normal"}
     return {"data": [trace], "layout": layout("mean regret (%)", "", 90 + ROW_PX * len(known), yaxis=axis)}
 
@@ -87,11 +91,20 @@ def _heatmap(arena: Arena, names: Sequence[str]) -> Figure:
     )
     percent = 100 * shares.reshape(len(arena.cells), len(names))
     trace = {
-        "type": "heatmap", "x": list(names), "y": [cell.name for cell in arena.cells],
-        "z": [numbers(row, 4) for row in percent], "zmin": 0, "zmax": 100 * MOST_SHOWN, "colorscale": SCALE,
-        "xgap": 1, "ygap": 1, "hovertemplate": "%{x}<br>%{y}: %{z:.2f}%<extra></extra>", "texttemplate": "%{z:.0f}",
-        "textfont": {"size": 10}, "colorbar": {"title": {"text": "regret (%)"}, "thickness": 12},
-    }  # fmt: skip
+        "type": "heatmap",
+        "x": list(names),
+        "y": [cell.name for cell in arena.cells],
+        "z": [numbers(row, 4) for row in percent],
+        "zmin": 0,
+        "zmax": 100 * MOST_SHOWN,
+        "colorscale": SCALE,
+        "xgap": 1,
+        "ygap": 1,
+        "hovertemplate": "%{x}<br>%{y}: %{z:.2f}%<extra></extra>",
+        "texttemplate": "%{z:.0f}",
+        "textfont": {"size": 10},
+        "colorbar": {"title": {"text": "regret (%)"}, "thickness": 12},
+    }
     x = {"side": "top", "tickangle": -40, "type": "category", "showgrid": False}
     y = {"autorange": "reversed", "type": "category", "showgrid": False, "rangemode": "normal"}
     height = 190 + ROW_PX * len(arena.cells)

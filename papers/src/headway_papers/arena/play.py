@@ -133,9 +133,12 @@ def _bare(grid: Grid, pair: tuple[str, str], reference: Contestant) -> Document:
 
 
 def tasks(
-    grid: Grid, cells: Sequence[Cell], contestants: Sequence[Contestant], seeds: Sequence[int],
+    grid: Grid,
+    cells: Sequence[Cell],
+    contestants: Sequence[Contestant],
+    seeds: Sequence[int],
     loads: Mapping[tuple[str, str], float],
-) -> dict[Key, Call]:  # fmt: skip
+) -> dict[Key, Call]:
     """All runs; those on the same requests stand together."""
     found: dict[Key, Call] = {}
     for cell in cells:
@@ -188,8 +191,11 @@ def _cell_result(grid: Grid, cell: Cell, own: Capacity, results: Mapping[Key, Me
     names = [each.name for each in grid.contestants]
     oracles = {each.name for each in grid.contestants if each.is_oracle}
     better = METRICS[grid.spec.metric].better
-    known = {name: found for name in names
-             if (found := values(cell, name, grid.seeds, grid.spec.metric, results)) is not None}  # fmt: skip
+    known = {
+        name: found
+        for name in names
+        if (found := values(cell, name, grid.seeds, grid.spec.metric, results)) is not None
+    }
     metrics = {
         name: {
             metric: _estimate(found)
@@ -199,9 +205,14 @@ def _cell_result(grid: Grid, cell: Cell, own: Capacity, results: Mapping[Key, Me
         for name in known
     }
     return CellResult(
-        cell.fleet, cell.workload, cell.load, cell.load * own.requests_per_s, best_of(known, better, oracles),
-        regrets(known, better, oracles), metrics,
-    )  # fmt: skip
+        cell.fleet,
+        cell.workload,
+        cell.load,
+        cell.load * own.requests_per_s,
+        best_of(known, better, oracles),
+        regrets(known, better, oracles),
+        metrics,
+    )
 
 
 def _estimate(found: Sequence[float]) -> Estimate:

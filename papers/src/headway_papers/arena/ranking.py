@@ -94,6 +94,11 @@ def _standing(name: str, cells: Mapping[str, Mapping[str, Regret]], is_oracle: b
     mean = fmean(by_seed)
     worst_cell = max(own, key=lambda cell: own[cell].mean)
     return Standing(
-        name, is_oracle, len(own), Estimate(mean, *(interval(by_seed) or (mean, mean))), own[worst_cell].mean,
-        worst_cell, fmean(each.is_tied for each in own.values()),
-    )  # fmt: skip
+        name,
+        is_oracle,
+        len(own),
+        Estimate(mean, *(interval(by_seed) or (mean, mean))),
+        own[worst_cell].mean,
+        worst_cell,
+        fmean(each.is_tied for each in own.values()),
+    )

@@ -72,9 +72,16 @@ class Search(Struct, frozen=True):
 
 
 def search(
-    grid: Grid, kind: str, policy: str, runner: Runner, *, vary: Sequence[str] = (), num_trials: int = 27,
-    hold_out: HoldOut = "seeds", seed: int = 0,
-) -> Search:  # fmt: skip
+    grid: Grid,
+    kind: str,
+    policy: str,
+    runner: Runner,
+    *,
+    vary: Sequence[str] = (),
+    num_trials: int = 27,
+    hold_out: HoldOut = "seeds",
+    seed: int = 0,
+) -> Search:
     """Search the arguments of a router or an ordering. HeadwayError where there is none, or no half to hold out."""
     began = time.perf_counter()
     runner.key_of = key_of

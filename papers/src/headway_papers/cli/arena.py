@@ -42,22 +42,28 @@ from headway_papers.reproduce.runner import Runner
 
 PLAY = "play"
 
-grid_options = together((
-    click.argument("grid", type=PATH, required=False),
-    click.option("--builtin", "preset", help="A built-in grid: quick, held-out, slos, caches or staleness."),
-    click.option("--only", multiple=True, metavar="NAME", help="Only this fleet, workload or policy. Repeatable."),
-    click.option("--quick", is_flag=True, help="A fifth of the requests, and three seeds."),
-    click.option("--seeds", type=POSITIVE, help="Number of seeds. Default: the grid's."),
-    click.option("--jobs", type=POSITIVE, help="Number of processes. Default: one for each CPU."),
-    ray_option,
-    click.option(
-        "--data", type=PATH, envvar="HEADWAY_DATA", show_envvar=True, help="A folder in which traces are looked for."
-    ),
-    click.option("--cache", type=PATH, help="Folder of measurements. Default: the user's cache."),
-    click.option("--fresh", is_flag=True, help="Measure everything again, whatever the cache holds."),
-    as_json_option("Print JSON instead of the table."),
-    no_progress_option,
-))  # fmt: skip
+grid_options = together(
+    (
+        click.argument("grid", type=PATH, required=False),
+        click.option("--builtin", "preset", help="A built-in grid: quick, held-out, slos, caches or staleness."),
+        click.option("--only", multiple=True, metavar="NAME", help="Only this fleet, workload or policy. Repeatable."),
+        click.option("--quick", is_flag=True, help="A fifth of the requests, and three seeds."),
+        click.option("--seeds", type=POSITIVE, help="Number of seeds. Default: the grid's."),
+        click.option("--jobs", type=POSITIVE, help="Number of processes. Default: one for each CPU."),
+        ray_option,
+        click.option(
+            "--data",
+            type=PATH,
+            envvar="HEADWAY_DATA",
+            show_envvar=True,
+            help="A folder in which traces are looked for.",
+        ),
+        click.option("--cache", type=PATH, help="Folder of measurements. Default: the user's cache."),
+        click.option("--fresh", is_flag=True, help="Measure everything again, whatever the cache holds."),
+        as_json_option("Print JSON instead of the table."),
+        no_progress_option,
+    )
+)
 
 
 class GridOrCommand(SubCommands):
@@ -83,9 +89,12 @@ def command() -> None:
 @click.option("--metric", help="What regret is of: goodput_rps, ttft_s.mean, ttft_s.p99, ... Default: the grid's.")
 @click.option("--no-cells", is_flag=True, help="Write the ranking alone as Markdown, and no table by cell.")
 @click.option(
-    "--table", "shown", multiple=True, metavar="METRIC",
+    "--table",
+    "shown",
+    multiple=True,
+    metavar="METRIC",
     help=f"In Markdown: a table by cell of this metric. Repeatable. Default: {', '.join(SHOWN)}.",
-)  # fmt: skip
+)
 @click.option(
     "--markdown",
     "markdown_path",
@@ -143,9 +152,12 @@ def play_grid(
 )
 @click.option("--trials", type=POSITIVE, default=27, show_default=True, help="Points drawn at random.")
 @click.option(
-    "--hold-out", type=click.Choice(["seeds", "cells"]), default="seeds", show_default=True,
+    "--hold-out",
+    type=click.Choice(["seeds", "cells"]),
+    default="seeds",
+    show_default=True,
     help="What the test half is made of.",
-)  # fmt: skip
+)
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the draws.")
 @click.option("--out", type=PATH, help="Write the winner as `policies` of a scenario.")
 def search_grid(

@@ -90,9 +90,16 @@ def command(
     rehearsals = RehearsalCache(cache or user_cache("reproduce"), fresh)
     with counting("measuring", not no_progress) as report:
         reproduced = reproduce(
-            system, quick=quick, seeds=seeds, jobs=jobs or os.cpu_count() or 1, ids=ids, cache=rehearsals, data=data,
-            report=report, ray=ray,
-        )  # fmt: skip
+            system,
+            quick=quick,
+            seeds=seeds,
+            jobs=jobs or os.cpu_count() or 1,
+            ids=ids,
+            cache=rehearsals,
+            data=data,
+            report=report,
+            ray=ray,
+        )
     if html is not None:
         write_page(html, page(reproduced, shlex.join(["headway", *sys.argv[1:]])))
     if markdown_path is not None:

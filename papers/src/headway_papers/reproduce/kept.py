@@ -32,10 +32,7 @@ def read_written(text: str, claims: Sequence[Claim]) -> Written:
     lines = text.splitlines()
     reasons = {match[1]: match[2] for line in lines if (match := _REASON.fullmatch(line))}
     found = {match[1]: (match[2], match[3]) for line in lines if (match := _ROW.fullmatch(line))}
-    rows = {
-        claim.id: _row(claim, *found[claim.id], reasons.get(claim.id, ""))
-        for claim in claims if claim.id in found
-    }  # fmt: skip
+    rows = {claim.id: _row(claim, *found[claim.id], reasons.get(claim.id, "")) for claim in claims if claim.id in found}
     seeds = re.search(r" with (\d+ seeds?)[.,]", lines[0] if lines else "")
     return Written(rows, dict(_tables(lines)), seeds[1] if seeds else "")
 

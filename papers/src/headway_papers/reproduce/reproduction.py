@@ -122,10 +122,17 @@ def chosen(system: System, ids: Collection[str]) -> tuple[Claim, ...]:
 
 
 def reproduce(
-    name: str, *, quick: bool = False, seeds: int | None = None, jobs: int = 1, ids: Collection[str] = (),
-    cache: RehearsalCache | None = None, data: Path | None = None, report: ReportProgress | None = None,
+    name: str,
+    *,
+    quick: bool = False,
+    seeds: int | None = None,
+    jobs: int = 1,
+    ids: Collection[str] = (),
+    cache: RehearsalCache | None = None,
+    data: Path | None = None,
+    report: ReportProgress | None = None,
     ray: bool = False,
-) -> Reproduced:  # fmt: skip
+) -> Reproduced:
     """Run a system and judge its claims, or those with the given ids, with `jobs` processes or on a Ray cluster."""
     began = time.perf_counter()
     system = load(name)

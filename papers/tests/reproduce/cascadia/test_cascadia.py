@@ -47,8 +47,10 @@ def measured(large: int, share: float, slower: float, quality: float = 91.0, as_
     """A case in which every other system is so many times slower than Cascadia, and has as much less throughput."""
 
     def runs_of(p95_s: float) -> list[Measurement]:
-        return [{"p95_s": p95_s, "mean_s": 1.0, "quality": quality, "throughput_rps": 100 / p95_s}
-                for _ in range(NUM_JUDGED)]  # fmt: skip
+        return [
+            {"p95_s": p95_s, "mean_s": 1.0, "quality": quality, "throughput_rps": 100 / p95_s}
+            for _ in range(NUM_JUDGED)
+        ]
 
     names = (*outcomes.SYSTEMS, *outcomes.READINGS, *outcomes.ABLATIONS)
     plan = {
@@ -177,8 +179,12 @@ def whole_run(slower: float, off: float) -> dict[Any, dict[str, Callable[[Mappin
         for model in "ab"
         for i, shape in enumerate(("8 1 1", "1 8 1"))
     }
-    wrong = {"slower": slower, "short_points": 20.0 * (slower - 1), "kept": -9.0 * off,
-             "runs": [[80.0, 10.0, 0.0, 0.0]] * 6}  # fmt: skip
+    wrong = {
+        "slower": slower,
+        "short_points": 20.0 * (slower - 1),
+        "kept": -9.0 * off,
+        "runs": [[80.0, 10.0, 0.0, 0.0]] * 6,
+    }
 
     def case(given: Mapping[str, Any]) -> Measurement:
         shares = {(90.0, 1): (20, 0.5), (85.0, 1): (16, 0.21), (80.0, 1): (12, 0.11)}
@@ -297,8 +303,9 @@ def test_the_scarcest_stage_serves_as_much_as_in_any_division() -> None:
     for row, shares in enumerate(ratios.tolist()):
 
         def served(division: tuple[int, ...], shares: list[float] = shares) -> float:
-            return min(capacity[i][num] / share for i, (num, share) in enumerate(zip(division, shares, strict=True))
-                       if share)  # fmt: skip
+            return min(
+                capacity[i][num] / share for i, (num, share) in enumerate(zip(division, shares, strict=True)) if share
+            )
 
         every = [each for each in product(range(9), repeat=3) if sum(each) == 8]
         assert most[row] == pytest.approx(max(map(served, every)))
@@ -314,8 +321,9 @@ def test_plans_for_throughput_keep_the_quality_and_cascade_serve_shares_its_gpus
     capacity = regimes.Capacities(sets, rps, problem.num_gpus, problem.server)
     plans = {
         name: regimes.for_throughput(capacity, name)(problem, StageLatencies(evaluator_of(case)), bounds_of(case))[0]
-        for name in regimes.SYSTEMS if name != "stand-alone"
-    }  # fmt: skip
+        for name in regimes.SYSTEMS
+        if name != "stand-alone"
+    }
 
     def lasting_rps(plan: CascadePlan) -> float:
         return min(each.num_gpus / each.processing_ratio for each in plan.stages if each.processing_ratio > 0)
@@ -378,8 +386,14 @@ def test_only_what_is_asked_for_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _fast(seed: int, num_gpus: int, rate_rps: float) -> Measurement:
-    return {"gap": 0.0, "evaluations": 5, "all_evaluations": 100, "plan_s": 0.1, "exhaustive_s": 2.0,
-            "num_requests": 200}  # fmt: skip
+    return {
+        "gap": 0.0,
+        "evaluations": 5,
+        "all_evaluations": 100,
+        "plan_s": 0.1,
+        "exhaustive_s": 2.0,
+        "num_requests": 200,
+    }
 
 
 def test_a_model_that_is_slower_is_so_in_every_iteration() -> None:
@@ -410,11 +424,19 @@ def test_weaker_judges_are_compared_with_the_reference() -> None:
     }
     found = studies._weaker_judges([one])
     values = {name: each.values[0] for name, each in found.outcomes.items()}
-    assert values == pytest.approx({
-        "judge-mini-routing": 0.1, "judge-mini-latency": 0.0, "judge-llama-routing": 0.0, "judge-llama-latency": 0.05,
-        "judge-mini-routing-known": 0.0, "judge-mini-latency-known": 0.0, "judge-llama-routing-known": 0.2,
-        "judge-llama-latency-known": 0.0, "judge-weak-quality": -1.0,
-    })  # fmt: skip
+    assert values == pytest.approx(
+        {
+            "judge-mini-routing": 0.1,
+            "judge-mini-latency": 0.0,
+            "judge-llama-routing": 0.0,
+            "judge-llama-latency": 0.05,
+            "judge-mini-routing-known": 0.0,
+            "judge-mini-latency-known": 0.0,
+            "judge-llama-routing-known": 0.2,
+            "judge-llama-latency-known": 0.0,
+            "judge-weak-quality": -1.0,
+        }
+    )
 
 
 def test_errors_of_table_1_are_those_after_one_factor() -> None:

@@ -81,9 +81,18 @@ def test_speed_ups_of_the_paper_fall_with_the_load_by_more_than_saturation_expla
 
 
 ALIKE = {
-    "k1-median", "parity-p99", "parity-schedulers", "parity-tiers", "k10-tail", "sweep-batches", "gaussian-tier0",
-    "k3-tier0", "k3-tier2", "k3-tier0-at-once", "k3-tier2-at-once",
-}  # fmt: skip
+    "k1-median",
+    "parity-p99",
+    "parity-schedulers",
+    "parity-tiers",
+    "k10-tail",
+    "sweep-batches",
+    "gaussian-tier0",
+    "k3-tier0",
+    "k3-tier2",
+    "k3-tier0-at-once",
+    "k3-tier2-at-once",
+}
 """Claims that things are alike, or about seconds."""
 
 
@@ -265,10 +274,12 @@ def test_tables_hold_the_papers_numbers_beside_ours() -> None:
 
 
 PART_OF = {
-    "parity-p99": {"parity"}, "headroom-tier0": {"load"}, "headroom-tier0-rare": {"rare"},
+    "parity-p99": {"parity"},
+    "headroom-tier0": {"load"},
+    "headroom-tier0-rare": {"rare"},
     "tick-shorter": {"tick"},
     "seats-same-prefill-mean": {"part", "seats"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("claim", [*PART_OF, "tables"])

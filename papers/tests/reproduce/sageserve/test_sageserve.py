@@ -178,8 +178,9 @@ def day(**more: Any) -> Measurement:
     of_models = {key: value for key, value in more.items() if not key.startswith("all_")}
     return {
         "models": {name: model(100.0, **of_models) for name in (*MODELS, SCOUT)},
-        **whole, **{key.removeprefix("all_"): value for key, value in more.items() if key.startswith("all_")},
-    }  # fmt: skip
+        **whole,
+        **{key.removeprefix("all_"): value for key, value in more.items() if key.startswith("all_")},
+    }
 
 
 def days() -> dict[tuple[str, str], Any]:
@@ -351,11 +352,13 @@ def late_plans(kind: str, late: dict[str, float], hours: dict[str, float]) -> di
 @pytest.mark.parametrize(
     ("kind", "name", "claim"),
     [
-        (runs.DAY, LT_I, "equal-late-hours"), (runs.DAY, LT_U, "equal-late-lt-u"),
-        (runs.DAY, LT_UA, "equal-late-lt-ua"), (runs.FASTER, LT_I, "equal-late-60"),
+        (runs.DAY, LT_I, "equal-late-hours"),
+        (runs.DAY, LT_U, "equal-late-lt-u"),
+        (runs.DAY, LT_UA, "equal-late-lt-ua"),
+        (runs.FASTER, LT_I, "equal-late-60"),
         (runs.SLOWER, LT_I, "equal-late-600"),
     ],
-)  # fmt: skip
+)
 def test_instance_hours_are_compared_where_as_many_are_late(kind: str, name: str, claim: str) -> None:
     names = [runs.planned_at(name, share) for share in (0.5, 0.7, 0.9)]
     late = dict(zip(names, (0.02, 0.04, 0.08), strict=True)) | {REACTIVE: 0.04, scenes.GUARDED: 0.0566}
@@ -436,8 +439,9 @@ def test_profiles_are_read_and_predicted(tmp_path: Path) -> None:
     def write(times: Any) -> None:
         rows = [
             f"llama2-70b,{gpu},{prompt},{batch},128,{times(i, prompt, batch)[0]},{times(i, prompt, batch)[1]},8"
-            for gpu in speed.GPUS for i, (prompt, batch) in enumerate(shapes)
-        ]  # fmt: skip
+            for gpu in speed.GPUS
+            for i, (prompt, batch) in enumerate(shapes)
+        ]
         with gzip.open(path, "wt") as file:
             file.write("\n".join([head, *rows]))
 

@@ -88,10 +88,18 @@ def _vllm_attention(library: Any, operands: Operands, s: Shape, copies: int) -> 
     def call(i: int) -> object:
         keys, values, table, lengths = caches[i % copies]
         return library.flash_attn_varlen_func(
-            q=q, k=keys, v=values, cu_seqlens_q=starts, max_seqlen_q=new, seqused_k=lengths,
-            max_seqlen_k=shape["context_tokens"], softmax_scale=s["head_dim"] ** -0.5, causal=True, block_table=table,
+            q=q,
+            k=keys,
+            v=values,
+            cu_seqlens_q=starts,
+            max_seqlen_q=new,
+            seqused_k=lengths,
+            max_seqlen_k=shape["context_tokens"],
+            softmax_scale=s["head_dim"] ** -0.5,
+            causal=True,
+            block_table=table,
             fa_version=fa_version,
-        )  # fmt: skip
+        )
 
     return call
 
@@ -121,10 +129,16 @@ def _flashinfer_decode(library: Any, operands: Operands, s: Shape, copies: int) 
     workspace = torch.zeros(WORKSPACE_BYTES, device=device, dtype=torch.uint8)
     wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=heads >= 4 * kv_heads)
     wrapper.plan(
-        _starts(operands, batch, table.shape[1]), table.flatten(),
-        torch.full((batch,), last, device=device, dtype=torch.int32), heads, kv_heads, s["head_dim"], PAGE_TOKENS,
-        q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
-    )  # fmt: skip
+        _starts(operands, batch, table.shape[1]),
+        table.flatten(),
+        torch.full((batch,), last, device=device, dtype=torch.int32),
+        heads,
+        kv_heads,
+        s["head_dim"],
+        PAGE_TOKENS,
+        q_data_type=torch.bfloat16,
+        kv_data_type=torch.bfloat16,
+    )
     return lambda i: wrapper.run(q, caches[i % copies][:2])
 
 
@@ -141,11 +155,19 @@ def _flashinfer_latent(library: Any, operands: Operands, s: Shape, copies: int) 
     workspace = torch.zeros(WORKSPACE_BYTES, device=device, dtype=torch.uint8)
     wrapper = library.BatchMLAPagedAttentionWrapper(workspace)
     wrapper.plan(
-        _starts(operands, batch, 1), _starts(operands, batch, pages),
+        _starts(operands, batch, 1),
+        _starts(operands, batch, pages),
         torch.randperm(batch * pages, device=device, dtype=torch.int32),
-        torch.full((batch,), context, device=device, dtype=torch.int32), heads, rank, rope, PAGE_TOKENS, False,
-        (rank + rope) ** -0.5, torch.bfloat16, torch.bfloat16,
-    )  # fmt: skip
+        torch.full((batch,), context, device=device, dtype=torch.int32),
+        heads,
+        rank,
+        rope,
+        PAGE_TOKENS,
+        False,
+        (rank + rope) ** -0.5,
+        torch.bfloat16,
+        torch.bfloat16,
+    )
     return lambda i: wrapper.run(q_latent, q_rope, *caches[i % copies])
 
 

@@ -178,10 +178,16 @@ def write_file(path: Path, rows: Iterable[TimedOperator]) -> None:
     writer.writeheader()
     for row in rows:
         shape = {name: f"{value:.0f}" for name, value in row.operation.columns().items()}
-        writer.writerow({
-            "operator": row.operation.kind, "dtype": row.operation.dtype, **shape,
-            "latency_s": f"{row.latency_s:.6g}", "gpu": row.gpu, "software": row.software,
-        })  # fmt: skip
+        writer.writerow(
+            {
+                "operator": row.operation.kind,
+                "dtype": row.operation.dtype,
+                **shape,
+                "latency_s": f"{row.latency_s:.6g}",
+                "gpu": row.gpu,
+                "software": row.software,
+            }
+        )
     write_text(path, text.getvalue())
 
 

@@ -24,16 +24,24 @@ from headway.core.errors import HeadwayError
 
 SUMMARY = "profile_export_aiperf.json"
 NEEDED = (
-    "request_throughput", "request_latency", "time_to_first_token", "output_sequence_length", "input_sequence_length",
-)  # fmt: skip
+    "request_throughput",
+    "request_latency",
+    "time_to_first_token",
+    "output_sequence_length",
+    "input_sequence_length",
+)
 PER_S = {"ns": 1e9, "us": 1e6, "ms": 1e3, "sec": 1.0, "s": 1.0}
 """Units in a second."""
 CSV_NAMES = {
-    "Request Latency": "request_latency", "Time To First Token": "time_to_first_token",
-    "Time to First Token": "time_to_first_token", "Inter Token Latency": "inter_token_latency",
-    "Output Sequence Length": "output_sequence_length", "Input Sequence Length": "input_sequence_length",
-    "Request Throughput": "request_throughput", "Request Count": "request_count",
-}  # fmt: skip
+    "Request Latency": "request_latency",
+    "Time To First Token": "time_to_first_token",
+    "Time to First Token": "time_to_first_token",
+    "Inter Token Latency": "inter_token_latency",
+    "Output Sequence Length": "output_sequence_length",
+    "Input Sequence Length": "input_sequence_length",
+    "Request Throughput": "request_throughput",
+    "Request Count": "request_count",
+}
 """Metrics of the CSV file by their titles."""
 CACHED = "usage_prompt_cache_read_tokens"
 KINDS = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
@@ -69,12 +77,16 @@ def read(document: Object, where: str) -> MeasuredRun:
     cached = number(document.get(CACHED) or {}, "avg")
     is_counted = count > 0
     return MeasuredRun(
-        where=where, model=_model(document), num_requests=int(count) if is_counted else 0,
+        where=where,
+        model=_model(document),
+        num_requests=int(count) if is_counted else 0,
         rate_rps=number(document["request_throughput"], "avg"),
-        prompt_tokens=number(document["input_sequence_length"], "avg"), output_tokens=output_tokens,
-        latencies_s=latencies_s(given, output_tokens), cached_tokens=0.0 if math.isnan(cached) else cached,
+        prompt_tokens=number(document["input_sequence_length"], "avg"),
+        output_tokens=output_tokens,
+        latencies_s=latencies_s(given, output_tokens),
+        cached_tokens=0.0 if math.isnan(cached) else cached,
         **_load(document),
-    )  # fmt: skip
+    )
 
 
 def read_csv(lines: Iterable[str], summary: Object, where: str) -> MeasuredRun:

@@ -19,8 +19,12 @@ from headway.calibration.runs.run import (
 from headway.core.errors import HeadwayError
 
 METRICS = (
-    "prompt_token_count", "output_token_count", "request_latency", "time_to_first_token_ms", "requests_per_second",
-)  # fmt: skip
+    "prompt_token_count",
+    "output_token_count",
+    "request_latency",
+    "time_to_first_token_ms",
+    "requests_per_second",
+)
 """Required metrics, each with `successful: {mean: ...}`."""
 KEYS = {"ttft": ("time_to_first_token_ms", 1e3), "e2e": ("request_latency", 1.0)}
 """Metrics and the number of their units in a second."""
@@ -54,10 +58,15 @@ def _read(benchmark: Object, report: Object, where: str) -> MeasuredRun:
     }
     given["itl_mean"] = mean.get("inter_token_latency_ms", math.nan) / 1e3
     return MeasuredRun(
-        where=where, model=model, num_requests=num if isinstance(num, int) else 0,
-        rate_rps=mean["requests_per_second"], prompt_tokens=mean["prompt_token_count"],
-        output_tokens=mean["output_token_count"], latencies_s=latencies_s(given, mean["output_token_count"]), **load,
-    )  # fmt: skip
+        where=where,
+        model=model,
+        num_requests=num if isinstance(num, int) else 0,
+        rate_rps=mean["requests_per_second"],
+        prompt_tokens=mean["prompt_token_count"],
+        output_tokens=mean["output_token_count"],
+        latencies_s=latencies_s(given, mean["output_token_count"]),
+        **load,
+    )
 
 
 def _successful(value: Any) -> Any:
@@ -92,9 +101,12 @@ def _load(benchmark: Object) -> dict[str, Any]:
 def _model(benchmark: Object, report: Object) -> str:
     """Where the releases of guidellm say it."""
     places = [
-        (benchmark, ("config", "backend", "model")), (benchmark, ("worker", "backend_model")),
-        (report, ("config", "backend", "model")), (report, ("args", "model")), (report, ("config", "model")),
-    ]  # fmt: skip
+        (benchmark, ("config", "backend", "model")),
+        (benchmark, ("worker", "backend_model")),
+        (report, ("config", "backend", "model")),
+        (report, ("args", "model")),
+        (report, ("config", "model")),
+    ]
     for start, path in places:
         value: Any = start
         for key in path:

@@ -53,12 +53,16 @@ def read(document: Object, config: Object, where: str) -> MeasuredRun:
     rate = number(load, "requested_rate")
     cached = number(prompts, "cached")
     return MeasuredRun(
-        where=where, model=_model(config), num_requests=int(num) if num > 0 else 0,
+        where=where,
+        model=_model(config),
+        num_requests=int(num) if num > 0 else 0,
         rate_rps=number(successes.get("throughput") or {}, "requests_per_sec"),
-        prompt_tokens=number(prompts, "mean"), output_tokens=output_tokens,
-        latencies_s=latencies_s(given, output_tokens), cached_tokens=cached / num if num > 0 and cached > 0 else 0.0,
+        prompt_tokens=number(prompts, "mean"),
+        output_tokens=output_tokens,
+        latencies_s=latencies_s(given, output_tokens),
+        cached_tokens=cached / num if num > 0 and cached > 0 else 0.0,
         **_load(config, rate if rate > 0 else math.nan, number(load, "concurrency")),
-    )  # fmt: skip
+    )
 
 
 def _by_tokens_of_the_engine(given: dict[str, float], successes: Object) -> dict[str, float]:
@@ -81,8 +85,11 @@ def read_requests(entries: Sequence[Object], config: Object, where: str) -> Meas
     rows = [row for entry in entries if not entry.get("error") and (row := _row(entry)) is not None]
     failed = sum(bool(entry.get("error")) for entry in entries)
     unclear = len(entries) - failed - len(rows)
-    notes = [f"{num} requests {why}, and are left out" for num, why in ((failed, "failed"), (unclear, "did not stream"))
-             if num]  # fmt: skip
+    notes = [
+        f"{num} requests {why}, and are left out"
+        for num, why in ((failed, "failed"), (unclear, "did not stream"))
+        if num
+    ]
     return run_of(RequestRows.of(rows), where, _model(config), notes=tuple(notes), **_load(config, math.nan, math.nan))
 
 
@@ -96,9 +103,12 @@ def _row(entry: Object) -> tuple[float, ...] | None:
     request = (info.get("request_metrics") or {}).get("text") or info
     prompt = next(filter(_known, (number(computed, "input_tokens"), number(request, "input_tokens"))), math.nan)
     output = next(
-        filter(_known, (number(usage, "completion_tokens"), number(computed, "output_tokens"),
-                        number(response, "output_tokens"))), math.nan,
-    )  # fmt: skip
+        filter(
+            _known,
+            (number(usage, "completion_tokens"), number(computed, "output_tokens"), number(response, "output_tokens")),
+        ),
+        math.nan,
+    )
     times = response.get("output_token_times") or []
     ttft_s = number(computed, "time_to_first_token")
     if not _known(ttft_s) and times:

@@ -71,9 +71,14 @@ def _run(part: list[tuple[int, Cells]], where: str, model: str, file: str) -> Me
     rows = RequestRows.of(used)
     duration_s = {"duration_s": float(rows.e2e_s.sum())} if is_serial else {}
     return run_of(
-        rows, where, model, **duration_s, concurrency=1 if is_serial else None, notes=tuple(notes),
+        rows,
+        where,
+        model,
+        **duration_s,
+        concurrency=1 if is_serial else None,
+        notes=tuple(notes),
         is_greedy=None if any(map(math.isnan, temperatures)) else temperatures == {0.0},
-    )  # fmt: skip
+    )
 
 
 def _row(cells: Cells, where: str) -> tuple[float, ...]:

@@ -96,9 +96,12 @@ class MeasuredRun(Struct, frozen=True):
         if not self.num_requests and self.notes:
             return "; ".join(self.notes)
         known = {
-            "rate_rps": self.rate_rps, "prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens,
-            "ttft_s": self.latencies_s["ttft_mean"], "tpot_s": self.latencies_s["tpot_mean"],
-        }  # fmt: skip
+            "rate_rps": self.rate_rps,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "ttft_s": self.latencies_s["ttft_mean"],
+            "tpot_s": self.latencies_s["tpot_mean"],
+        }
         for name, value in known.items():
             if not 0 < value < math.inf:
                 return f"{name} is {value:g}; expected a number above 0"
@@ -159,11 +162,17 @@ def run_of(rows: RequestRows, where: str, model: str, **given: Any) -> MeasuredR
         duration_s = float((rows.start_s + rows.e2e_s).max() - rows.start_s.min()) if len(starts_s) else math.nan
     cached = rows.cached_tokens[~np.isnan(rows.cached_tokens)]
     return MeasuredRun(
-        where=where, model=model, num_requests=len(rows), rate_rps=len(rows) / duration_s if duration_s else math.nan,
-        prompt_tokens=float(rows.prompt_tokens.mean()), output_tokens=float(rows.output_tokens.mean()),
+        where=where,
+        model=model,
+        num_requests=len(rows),
+        rate_rps=len(rows) / duration_s if duration_s else math.nan,
+        prompt_tokens=float(rows.prompt_tokens.mean()),
+        output_tokens=float(rows.output_tokens.mean()),
         latencies_s=latencies_s(found, float(rows.output_tokens.mean())),
-        cached_tokens=float(cached.mean()) if len(cached) else 0.0, rows=rows, **given,
-    )  # fmt: skip
+        cached_tokens=float(cached.mean()) if len(cached) else 0.0,
+        rows=rows,
+        **given,
+    )
 
 
 def first_requests(run: MeasuredRun, num: int) -> MeasuredRun:

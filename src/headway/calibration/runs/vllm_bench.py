@@ -53,11 +53,15 @@ def read(document: Object, where: str) -> MeasuredRun:
     if chunks_s < math.inf and not 0.1 * given["tpot_mean"] < chunks_s < 10 * given["tpot_mean"]:
         given["itl_mean"] = chunks_s  # no merging of tokens explains it
     return MeasuredRun(
-        where=where, model=_model(document), num_requests=int(num) if num > 0 else 0,
+        where=where,
+        model=_model(document),
+        num_requests=int(num) if num > 0 else 0,
         rate_rps=num / duration_s if duration_s > 0 else math.nan,
-        prompt_tokens=number(document, "total_input_tokens") * per_request, output_tokens=output_tokens,
-        latencies_s=latencies_s(given, output_tokens), **load,
-    )  # fmt: skip
+        prompt_tokens=number(document, "total_input_tokens") * per_request,
+        output_tokens=output_tokens,
+        latencies_s=latencies_s(given, output_tokens),
+        **load,
+    )
 
 
 def _e2e_key(document: Object) -> str:

@@ -115,11 +115,15 @@ def fit_steps(spans: Sequence[Span], pool: Pool, known: Coefficients) -> StepFit
     errors = unseen_s / times.measured_s - 1
     values = values_at(fit.terms, x)
     result = FitResult(
-        key=f"steps.{pool.engine.name}", values=values, num_fitted=len(spans), num_held_out=len(spans),
-        residual=float(np.median(np.abs(errors))), bias=float(unseen_s.sum() / times.measured_s.sum() - 1),
+        key=f"steps.{pool.engine.name}",
+        values=values,
+        num_fitted=len(spans),
+        num_held_out=len(spans),
+        residual=float(np.median(np.abs(errors))),
+        bias=float(unseen_s.sum() / times.measured_s.sum() - 1),
         prior=values_at(fit.terms, np.zeros(len(x))),
         width={term.name: float(each) for term, each in zip(fit.terms, width, strict=True)},
-    )  # fmt: skip
+    )
     found = applied(values, fit.known, pool.engine)
     notes = tuple(_notes(fit.terms, width))
     return StepFit(result, found, regions(spans, before_s), regions(spans, unseen_s), notes)

@@ -21,8 +21,14 @@ from headway.perf.step import Chunk
 from headway.workload.readers.shared import open_unpacked
 
 COLUMNS = (
-    "seq", "scheduled_s", "done_s", "decodes", "decode_context_tokens", "prompt_tokens", "prompt_chunks",
-)  # fmt: skip
+    "seq",
+    "scheduled_s",
+    "done_s",
+    "decodes",
+    "decode_context_tokens",
+    "prompt_tokens",
+    "prompt_chunks",
+)
 """Required columns. Optional: `model`, `phase` (iterations of different ones are never neighbours) and `first_use` (not
 empty: something happened that happens once after a start)."""
 MARKS = ("scheduled_s", "done_s", "decode_context_tokens", "prompt_chunks")

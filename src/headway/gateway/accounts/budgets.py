@@ -166,10 +166,18 @@ class Accounts:
         for i, charge in enumerate(charges):
             for account in hold.accounts:
                 account.use(charge.input_tokens + charge.output_tokens, charge.usd)
-            self._add(Use(
-                hold.owner, hold.team, day, charge.model, int(i == len(charges) - 1),
-                charge.input_tokens, charge.output_tokens, charge.usd,
-            ))  # fmt: skip
+            self._add(
+                Use(
+                    hold.owner,
+                    hold.team,
+                    day,
+                    charge.model,
+                    int(i == len(charges) - 1),
+                    charge.input_tokens,
+                    charge.output_tokens,
+                    charge.usd,
+                )
+            )
 
     def _add(self, use: Use) -> None:
         key = use.sha256, use.team, use.day, use.model

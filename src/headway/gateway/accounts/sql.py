@@ -38,21 +38,32 @@ def _budget_columns() -> list[Column[Any]]:
 
 TEAMS = Table("headway_teams", TABLES, Column("name", Text, primary_key=True), *_budget_columns())
 KEYS = Table(
-    "headway_keys", TABLES,
+    "headway_keys",
+    TABLES,
     Column("sha256", Text, primary_key=True),
-    Column("name", Text, nullable=False), Column("team", Text, nullable=False),
-    Column("weight", Float, nullable=False), Column("tier", Integer, nullable=False),
-    Column("requests_per_minute", Float), Column("tokens_per_minute", Float), Column("expires", Text),
+    Column("name", Text, nullable=False),
+    Column("team", Text, nullable=False),
+    Column("weight", Float, nullable=False),
+    Column("tier", Integer, nullable=False),
+    Column("requests_per_minute", Float),
+    Column("tokens_per_minute", Float),
+    Column("expires", Text),
     *_budget_columns(),
-    Column("created_ns", BigInteger, nullable=False), Column("revoked_ns", BigInteger),
-)  # fmt: skip
+    Column("created_ns", BigInteger, nullable=False),
+    Column("revoked_ns", BigInteger),
+)
 USAGE = Table(
-    "headway_usage", TABLES,
-    Column("sha256", Text, primary_key=True), Column("team", Text, primary_key=True),
-    Column("day", Text, primary_key=True), Column("model", Text, primary_key=True),
-    Column("requests", BigInteger, nullable=False), Column("input_tokens", BigInteger, nullable=False),
-    Column("output_tokens", BigInteger, nullable=False), Column("usd", Float, nullable=False),
-)  # fmt: skip
+    "headway_usage",
+    TABLES,
+    Column("sha256", Text, primary_key=True),
+    Column("team", Text, primary_key=True),
+    Column("day", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("usd", Float, nullable=False),
+)
 CHANGES = Table(
     "headway_key_changes", TABLES, Column("one", Integer, primary_key=True), Column("num", BigInteger, nullable=False)
 )

@@ -41,10 +41,14 @@ class StoredKey(Struct, frozen=True):
     def key(self) -> Key:
         """The key as a gateway checks it. Keys of a team are one tenant."""
         return Key(
-            sha256=self.sha256, name=self.team or self.name, weight=self.weight, tier=self.tier,
-            requests_per_minute=self.requests_per_minute, tokens_per_minute=self.tokens_per_minute,
+            sha256=self.sha256,
+            name=self.team or self.name,
+            weight=self.weight,
+            tier=self.tier,
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
             expires=self.expires,
-        )  # fmt: skip
+        )
 
 
 class Use(Struct, frozen=True):

@@ -56,9 +56,14 @@ class FileWriter:
 
 def _file_object(row: Any) -> FileObject:
     return FileObject(
-        id=row["id"], object="file", bytes=row["bytes"], created_at=row["created_ns"] // 10**9,
-        filename=row["filename"], purpose=row["purpose"], status="processed",
-    )  # fmt: skip
+        id=row["id"],
+        object="file",
+        bytes=row["bytes"],
+        created_at=row["created_ns"] // 10**9,
+        filename=row["filename"],
+        purpose=row["purpose"],
+        status="processed",
+    )
 
 
 async def require_room(connection: AsyncConnection, owner: str, num_bytes: int, max_bytes: int) -> None:

@@ -80,12 +80,16 @@ def _new_id(kind: str) -> str:
 def _batch_object(row: Any) -> BatchObject:
     decode, errors = msgspec.json.decode, row["errors"]
     columns = {name: row[name] for name in BatchObject.__struct_fields__ if name in BATCHES.c}
-    return BatchObject(**columns | {
-        "object": "batch", "created_at": row["created_ns"] // 10**9,
-        "request_counts": RequestCounts(row["num_total"], row["num_completed"], row["num_failed"]),
-        "metadata": decode(row["metadata"]) if row["metadata"] else None,
-        "errors": BatchErrorList(object="list", data=decode(errors, type=list[BatchError])) if errors else None,
-    })  # fmt: skip
+    return BatchObject(
+        **columns
+        | {
+            "object": "batch",
+            "created_at": row["created_ns"] // 10**9,
+            "request_counts": RequestCounts(row["num_total"], row["num_completed"], row["num_failed"]),
+            "metadata": decode(row["metadata"]) if row["metadata"] else None,
+            "errors": BatchErrorList(object="list", data=decode(errors, type=list[BatchError])) if errors else None,
+        }
+    )
 
 
 # For clients.
@@ -97,10 +101,16 @@ async def create_batch(
     """A new batch, whose file is still to be validated."""
     now_ns, id = time.time_ns(), _new_id("batch")
     row = {
-        "id": id, "owner": owner, "created_ns": now_ns, "status": "validating", "endpoint": endpoint,
-        "input_file_id": file, "completion_window": window, "expires_at": now_ns // 10**9 + window_s,
+        "id": id,
+        "owner": owner,
+        "created_ns": now_ns,
+        "status": "validating",
+        "endpoint": endpoint,
+        "input_file_id": file,
+        "completion_window": window,
+        "expires_at": now_ns // 10**9 + window_s,
         "metadata": None if metadata is None else msgspec.json.encode(metadata).decode(),
-    }  # fmt: skip
+    }
     async with store.begin() as connection:
         await connection.execute(insert(BATCHES).values(row))
     batch = await find_batch(store, owner, id)

@@ -32,10 +32,17 @@ log = logging.getLogger("headway.gateway")
 _PASS_S, _IDLE_S = 0.05, 1.0
 """Shortest and longest time between two passes over the database."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-_NO_CAPACITY = frozenset((
-    "no_capacity", "queue_full", "shed", "shutting_down", "rate_limit_exceeded", "insufficient_quota",
-    "key_store_unavailable",
-))  # fmt: skip
+_NO_CAPACITY = frozenset(
+    (
+        "no_capacity",
+        "queue_full",
+        "shed",
+        "shutting_down",
+        "rate_limit_exceeded",
+        "insufficient_quota",
+        "key_store_unavailable",
+    )
+)
 
 
 class _CollectedAnswer:
@@ -73,9 +80,12 @@ class BatchService:
     """Runs the batches of one database, in the one of the gateways on it that holds the database's lock."""
 
     def __init__(
-        self, settings: Settings, relay: Callable[[ClientRequest, Caller, ResponseWriter, str, float], Relay],
-        end: Callable[[ClientRequest, Relay], None], caller_of: Callable[[str], Caller],
-    ) -> None:  # fmt: skip
+        self,
+        settings: Settings,
+        relay: Callable[[ClientRequest, Caller, ResponseWriter, str, float], Relay],
+        end: Callable[[ClientRequest, Relay], None],
+        caller_of: Callable[[str], Caller],
+    ) -> None:
         """`relay` and `end` are those of the gateway. `caller_of`: the caller with this `owner`."""
         assert settings.batches is not None
         self.settings, self._max_line_bytes = settings.batches, settings.max_body_bytes

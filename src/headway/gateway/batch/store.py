@@ -29,11 +29,15 @@ from headway.gateway.database import Database
 
 TABLES = MetaData()
 FILES = Table(
-    "headway_files", TABLES,
-    Column("id", Text, primary_key=True), Column("owner", Text, nullable=False),
-    Column("created_ns", BigInteger, nullable=False), Column("purpose", Text, nullable=False),
-    Column("filename", Text, nullable=False), Column("bytes", BigInteger, nullable=False),
-)  # fmt: skip
+    "headway_files",
+    TABLES,
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("created_ns", BigInteger, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+)
 PARTS = Table(
     "headway_file_parts",
     TABLES,
@@ -54,11 +58,15 @@ BATCHES = Table(
     Column("metadata", Text), Column("errors", Text),
 )  # fmt: skip
 LINES = Table(
-    "headway_batch_lines", TABLES,
-    Column("batch", Text, primary_key=True), Column("line", Integer, primary_key=True),
-    Column("custom_id", Text, nullable=False), Column("body", LargeBinary, nullable=False),
-    Column("status", Integer, nullable=False, default=0), Column("answer", LargeBinary),
-)  # fmt: skip
+    "headway_batch_lines",
+    TABLES,
+    Column("batch", Text, primary_key=True),
+    Column("line", Integer, primary_key=True),
+    Column("custom_id", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("status", Integer, nullable=False, default=0),
+    Column("answer", LargeBinary),
+)
 Index("headway_files_by_owner", FILES.c.owner, FILES.c.created_ns)
 Index("headway_batches_by_owner", BATCHES.c.owner, BATCHES.c.created_ns)
 Index("headway_batch_lines_by_status", LINES.c.batch, LINES.c.status, LINES.c.line)

@@ -80,10 +80,13 @@ class PoolApi:
         """Return when a pod of the pool is not as it was read last, and after `poll_s` at the latest."""
         self._watch = watch.Watch()
         stream = self._watch.stream(
-            self._core.list_namespaced_pod, self._spec.namespace, label_selector=self._selector,
-            resource_version=self._version, timeout_seconds=ceil(self._spec.poll_s),
+            self._core.list_namespaced_pod,
+            self._spec.namespace,
+            label_selector=self._selector,
+            resource_version=self._version,
+            timeout_seconds=ceil(self._spec.poll_s),
             _request_timeout=(_TIMEOUT_S, self._spec.poll_s + _TIMEOUT_S),
-        )  # fmt: skip
+        )
         try:
             next(stream, None)
         except ApiException as error:

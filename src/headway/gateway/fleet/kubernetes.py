@@ -90,11 +90,15 @@ def _parse_pod(pod: Any) -> Pod:
     unmet = [each for each in status.conditions or [] if each.type == "PodScheduled" and each.status == "False"]
     reasons = [each.reason for each in (*waiting, *unmet) if each.reason]
     return Pod(
-        pod.metadata.uid, pod.metadata.name, status.pod_ip or "",
-        status.phase == "Running" and bool(status.pod_ip), sum(each.restart_count or 0 for each in containers),
+        pod.metadata.uid,
+        pod.metadata.name,
+        status.pod_ip or "",
+        status.phase == "Running" and bool(status.pod_ip),
+        sum(each.restart_count or 0 for each in containers),
         ", ".join(reasons) or ("" if status.phase == "Running" else str(status.phase)),
-        readiness(pod) is not False, pod.metadata.deletion_timestamp is not None,
-    )  # fmt: skip
+        readiness(pod) is not False,
+        pod.metadata.deletion_timestamp is not None,
+    )
 
 
 def readiness(pod: Any) -> bool | None:
@@ -324,8 +328,11 @@ class Pods:
         for uid, why in failed.items():
             if uid not in self._failures.reported:
                 self._failures.reported[uid] = why
-                log.error("%s: a pod does not start (%s): it counts as failed, and its workload goes on trying",
-                          self._pool.name, why)  # fmt: skip
+                log.error(
+                    "%s: a pod does not start (%s): it counts as failed, and its workload goes on trying",
+                    self._pool.name,
+                    why,
+                )
                 self._host.start_failed(self._pool.name, why)
 
     def _recover(self, uid: str) -> None:

@@ -312,9 +312,15 @@ class LiveFleet:
 
 def _without_endpoints(served: ServedPool) -> ServedPool:
     pool = replace(
-        served.pool, replicas=1, min_replicas=1, max_replicas=None, fallback=(), usd_per_million_input_tokens=0.0,
-        usd_per_million_output_tokens=0.0, usd_per_million_cached_tokens=None,
-    )  # fmt: skip
+        served.pool,
+        replicas=1,
+        min_replicas=1,
+        max_replicas=None,
+        fallback=(),
+        usd_per_million_input_tokens=0.0,
+        usd_per_million_output_tokens=0.0,
+        usd_per_million_cached_tokens=None,
+    )
     combo = None if served.combo is None else replace(served.combo, goodput_rps=None)
     return replace(served, endpoints=(), prices=TokenPrices(), pool=pool, combo=combo)
 

@@ -44,8 +44,12 @@ class Readiness:
         if is_ignored != self._is_ignored:
             self._is_ignored = is_ignored
             if is_ignored:
-                log.warning("%s: %d of its %d pods are not ready at the same time: all are used, as far as they answer",
-                            self._pool, len(unready), len(ready) + len(unready))  # fmt: skip
+                log.warning(
+                    "%s: %d of its %d pods are not ready at the same time: all are used, as far as they answer",
+                    self._pool,
+                    len(unready),
+                    len(ready) + len(unready),
+                )
         for replica in ready:
             self._set(replica, False)
         for replica in others:

@@ -125,8 +125,12 @@ class LocalProcesses:
         slot.num_failures += 1
         if slot.num_failures == self._spec.tries and not slot.stops.is_set():
             slot.has_failed = True
-            log.error("%s: %d starts have failed (%s): the replica counts as failed, and restarts go on",
-                      self._pool.name, slot.num_failures, slot.why)  # fmt: skip
+            log.error(
+                "%s: %d starts have failed (%s): the replica counts as failed, and restarts go on",
+                self._pool.name,
+                slot.num_failures,
+                slot.why,
+            )
             self._host.start_failed(self._pool.name, slot.why)
 
     def _recover(self, slot: _ReplicaSlot, num_given_up: int = 0) -> None:
@@ -205,9 +209,18 @@ class LocalProcesses:
         file = await in_thread(open, Path(spec.log, f"{self._pool.name}-{port}.log"), "ab") if spec.log else None
         with nullcontext(pipe) if file is None else file as output:
             return await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-S", str(_KEEPER), str(spec.stop_s), *command, stdin=pipe, stdout=output,
-                stderr=asyncio.subprocess.STDOUT, env=env, start_new_session=True,
-            )  # fmt: skip
+                sys.executable,
+                "-I",
+                "-S",
+                str(_KEEPER),
+                str(spec.stop_s),
+                *command,
+                stdin=pipe,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
+            )
 
     async def _end(self, keeper: Process) -> None:
         """Have the keeper end the engine and itself. If the keeper was killed, kill its process group."""
@@ -224,9 +237,14 @@ class LocalProcesses:
         index, parallel = port - self._ports.first, self._pool.parallel
         own = range(index * parallel.num_gpus, (index + 1) * parallel.num_gpus) if gpus is None else gpus
         return {
-            "port": port, "index": index, "gpus": ",".join(map(str, own)), "tp": parallel.tp, "pp": parallel.pp,
-            "role": self._pool.role, "bootstrap_port": free_port(),
-        }  # fmt: skip
+            "port": port,
+            "index": index,
+            "gpus": ",".join(map(str, own)),
+            "tp": parallel.tp,
+            "pp": parallel.pp,
+            "role": self._pool.role,
+            "bootstrap_port": free_port(),
+        }
 
 
 def substitute(argument: str, values: dict[str, Any]) -> str:

@@ -57,9 +57,13 @@ class ChatTemplate:
             if not isinstance(message.get("content"), str):
                 raise NotExactError("a message whose content is not a text")
         values = {
-            **self._special_tokens, "messages": messages, "tools": None, "documents": None,
-            "add_generation_prompt": body.get("add_generation_prompt", True), **options,
-        }  # fmt: skip
+            **self._special_tokens,
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": body.get("add_generation_prompt", True),
+            **options,
+        }
         try:
             return self._template.render(values)
         except _ERRORS as error:
@@ -77,9 +81,12 @@ class _Generation(Extension):
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
-) -> str:  # fmt: skip
+) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -85,10 +85,13 @@ class EngineBlocks:
         """Sizes of the blocks on the GPU that events report, of the group that leads or will lead."""
         leading = self._leading
         return {
-            event.block_size for event in events
-            if isinstance(event, BlockStored) and event.token_ids and event.is_on_gpu
+            event.block_size
+            for event in events
+            if isinstance(event, BlockStored)
+            and event.token_ids
+            and event.is_on_gpu
             and ((event.group_idx or 0) == leading if leading is not None else self._may_lead(event))
-        }  # fmt: skip
+        }
 
     def adopt(self, block_size_tokens: int) -> bool:
         """Expect blocks of another size from now on, unless the engine has reported others or prompts do not fit it."""

@@ -119,10 +119,16 @@ class CacheFeeds:
             indexes = index.ranks
         for rank, each in enumerate(indexes):
             name = replica.name if num_ranks == 1 else f"{replica.name}, rank {rank}"
-            feed.subscribers.append(KvEventSubscriber(
-                name, events.address(replica.url, rank), EngineBlocks(size, most, piece), each, self._context,
-                lambda state, why: feed.changed(),
-            ))  # fmt: skip
+            feed.subscribers.append(
+                KvEventSubscriber(
+                    name,
+                    events.address(replica.url, rank),
+                    EngineBlocks(size, most, piece),
+                    each,
+                    self._context,
+                    lambda state, why: feed.changed(),
+                )
+            )
         for subscriber in feed.subscribers:
             subscriber.start()
 
@@ -135,8 +141,12 @@ class CacheFeeds:
             events.check(num_ranks)
         except HeadwayError as error:
             self._events[replica.id] = replace(events, ranks=len(feed.subscribers))  # said once
-            log.warning("%s has %d data-parallel ranks, of which the first one's KV cache events are read: %s",
-                        replica.name, num_ranks, error)  # fmt: skip
+            log.warning(
+                "%s has %d data-parallel ranks, of which the first one's KV cache events are read: %s",
+                replica.name,
+                num_ranks,
+                error,
+            )
             return
         log.info("%s has %d data-parallel ranks: the KV cache events of each are read", replica.name, num_ranks)
         self._stop(self.of.pop(replica.id))
@@ -168,11 +178,20 @@ class CacheFeeds:
             labels = {"pool": replica.pool, "model": replica.model, "replica": str(replica.id)}
             counts, blocks, agreement = feed.counts, [each.blocks for each in feed.subscribers], feed.agreement
             numbers = (
-                feed.state == "live", replica.cache_index.num_blocks, sum(each.num_events for each in blocks),
-                sum(each.ignored.total() for each in blocks), counts.gaps, counts.lost, counts.malformed,
-                counts.restarts, len(blocks), agreement.num_compared, agreement.expected_tokens,
-                agreement.reported_tokens, agreement.share,
-            )  # fmt: skip
+                feed.state == "live",
+                replica.cache_index.num_blocks,
+                sum(each.num_events for each in blocks),
+                sum(each.ignored.total() for each in blocks),
+                counts.gaps,
+                counts.lost,
+                counts.malformed,
+                counts.restarts,
+                len(blocks),
+                agreement.num_compared,
+                agreement.expected_tokens,
+                agreement.reported_tokens,
+                agreement.share,
+            )
             for name, number in zip(_METRICS, numbers, strict=True):
                 if number is not None:
                     values[name].append((labels, float(number)))

@@ -30,12 +30,19 @@ _MOST_PIECES, _MOST_BLOCKS = 1 << 16, 1 << 20
 _INLINE_CHARS, _FAST_INLINE_CHARS = 2048, 16_384
 """Longer texts are tokenized in a thread, as the event loop would wait for a millisecond and more. By library."""
 _SAMPLES = (
-    "", " ", "a", "Don't WE'LL they've i'm 1 12 123 1234 12345.678",
-    "  two  spaces\n\n\n\ttab \r\n trailing  \n", "def f(x: int=0)->dict[str,int]:\n    return {'a':x**2}  # ok!!!???",
-    "Straße ñandú éa e\u0301a ſtop İi ﬁ Ⅷ ²", "東京とソウル 한국어 ภาษาไทย हिन्दी עברית العربية\u200f",
+    "",
+    " ",
+    "a",
+    "Don't WE'LL they've i'm 1 12 123 1234 12345.678",
+    "  two  spaces\n\n\n\ttab \r\n trailing  \n",
+    "def f(x: int=0)->dict[str,int]:\n    return {'a':x**2}  # ok!!!???",
+    "Straße ñandú éa e\u0301a ſtop İi ﬁ Ⅷ ²",
+    "東京とソウル 한국어 ภาษาไทย हिन्दी עברית العربية\u200f",
     "🙂👨‍👩‍👧‍👦🏳️‍🌈 \u200b\ufeff\x00\x7f\u00a0\u2028\u3000",
-    "https://example.com/a_b-c?d=%20&e=[f]", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "=" * 70,
-)  # fmt: skip
+    "https://example.com/a_b-c?d=%20&e=[f]",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "=" * 70,
+)
 """Texts on which two libraries would differ, if they differ."""
 _Encode = Callable[..., Sequence[Any]]
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

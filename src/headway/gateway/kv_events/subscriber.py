@@ -71,9 +71,14 @@ class KvEventSubscriber:
     """One engine's events. `on_state(state, why)` is called at each change of the state."""
 
     def __init__(
-        self, name: str, address: EventAddress, blocks: EngineBlocks, index: CacheIndex, context: zmq.asyncio.Context,
+        self,
+        name: str,
+        address: EventAddress,
+        blocks: EngineBlocks,
+        index: CacheIndex,
+        context: zmq.asyncio.Context,
         on_state: Callable[[State, str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.address, self.blocks, self._index = name, address, blocks, index
         self._context, self._on_state = context, on_state
         index.groups = blocks.layer_groups

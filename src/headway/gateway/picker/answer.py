@@ -51,9 +51,14 @@ class Answer:
             self._whole, self._hides_usage = None, False
         elif status == 200 and self._request.stream and is_events:
             self._stream = EngineStream(
-                self._meter, ItlMeter(self._in_flight, self._gateway.driver), None, (), True, lambda data: True,
+                self._meter,
+                ItlMeter(self._in_flight, self._gateway.driver),
+                None,
+                (),
+                True,
+                lambda data: True,
                 has_begun=True,
-            )  # fmt: skip
+            )
         self._hides_usage &= self._stream is not None
         self._is_json = "json" in headers.get("content-type", "json").lower()
 

@@ -28,9 +28,12 @@ MODEL_REWRITE = "x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"
 """Names of headers of llm-d's router (`pkg/epp/metadata/consts.go`), the current one first, then its older alias."""
 DROPPED_REASON = "x-llm-d-request-dropped-reason"
 _DROPPED_REASONS = {
-    "shed": "rejected-saturated", "queue_full": "rejected-saturated", "no_capacity": "rejected-no-endpoints",
-    "timeout": "rejected-ttl-expired", "shutting_down": "rejected-shutting-down",
-}  # fmt: skip
+    "shed": "rejected-saturated",
+    "queue_full": "rejected-saturated",
+    "no_capacity": "rejected-no-endpoints",
+    "timeout": "rejected-ttl-expired",
+    "shutting_down": "rejected-shutting-down",
+}
 """By code of an error, llm-d's name of the reason; of others, the code itself is the name."""
 _NAMESPACE, _SUBSET_NAMESPACE = "envoy.lb", "envoy.lb.subset_hint"
 _SUBSET = "x-gateway-destination-endpoint-subset"
@@ -146,9 +149,14 @@ def _mutation(headers: Iterable[tuple[str, str]], removed: Iterable[str] = ()) -
 
 
 def picked(
-    endpoints: str, headers: Iterable[tuple[str, str]], removed: Iterable[str], body: bytes, is_new_body: bool,
-    is_duplex: bool, is_last: bool = True,
-) -> Iterator[bytes]:  # fmt: skip
+    endpoints: str,
+    headers: Iterable[tuple[str, str]],
+    removed: Iterable[str],
+    body: bytes,
+    is_new_body: bool,
+    is_duplex: bool,
+    is_last: bool = True,
+) -> Iterator[bytes]:
     """The answer to a request's headers and body: the request's address, by header and by metadata, and its changes.
 
     `is_duplex`: the answers are one for the headers and one for each chunk of the body, of which the last one ends the

@@ -15,9 +15,16 @@ _SAMPLING_OPTIONS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "user",
     "skip_special_tokens", "priority", "cache_salt", "vllm_xargs",
 )  # fmt: skip
-_CHAT_OPTIONS = frozenset((
-    "messages", "chat_template_kwargs", "reasoning_format", "max_completion_tokens", "stream", "stream_options",
-))  # fmt: skip
+_CHAT_OPTIONS = frozenset(
+    (
+        "messages",
+        "chat_template_kwargs",
+        "reasoning_format",
+        "max_completion_tokens",
+        "stream",
+        "stream_options",
+    )
+)
 _THINK, _THINK_END = "<think>", "</think>"
 DEFAULT_COMPLETION_TOKENS = 16
 """The limit of `/v1/completions` for requests without one."""

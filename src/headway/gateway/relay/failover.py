@@ -67,9 +67,14 @@ class Failure(IntEnum):
     OTHER = auto()
 
 
-_NOT_THE_REPLICAS: Final = frozenset({
-    Failure.TOO_LONG, Failure.NO_DESCRIPTOR, Failure.UNCONFIRMED, Failure.REFUSED,
-})  # fmt: skip
+_NOT_THE_REPLICAS: Final = frozenset(
+    {
+        Failure.TOO_LONG,
+        Failure.NO_DESCRIPTOR,
+        Failure.UNCONFIRMED,
+        Failure.REFUSED,
+    }
+)
 
 
 def failure_of(error: EngineError) -> Failure:

@@ -15,13 +15,26 @@ from headway.gateway.upstream import loose_json
 from headway.gateway.upstream.chunks import Usage
 from headway.gateway.upstream.errors import EngineError, error_in, reported
 
-_LAST_EVENTS = frozenset((
-    "response.completed", "response.incomplete", "response.failed", "response.cancelled", "message_stop",
-    "transcript.text.done", "speech.audio.done", "error",
-))  # fmt: skip
-_FIRST_EVENTS = frozenset((
-    "response.created", "response.queued", "response.in_progress", "message_start",
-))  # fmt: skip
+_LAST_EVENTS = frozenset(
+    (
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+        "response.cancelled",
+        "message_stop",
+        "transcript.text.done",
+        "speech.audio.done",
+        "error",
+    )
+)
+_FIRST_EVENTS = frozenset(
+    (
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+        "message_start",
+    )
+)
 """Events that come before the engine begins to compute."""
 _TRANSCRIPTION = "transcription.chunk"
 """Kind of vLLM's events of transcriptions, each with a piece of text."""

@@ -50,9 +50,18 @@ _PAIRS = (("query", "documents"), ("text_1", "text_2"), ("queries", "documents")
 """Fields of texts that are compared, each with its partner: one of them goes with every text of the other field."""
 _CONTENTS = ("messages", "input", "content", *dict.fromkeys(name for pair in _PAIRS for name in pair))
 _MEDIA_FIELDS = (
-    "image_url", "video_url", "audio_url", "input_audio", "image", "source", "file", "file_data", "file_url",
-    "image_embeds", "audio_embeds",
-)  # fmt: skip
+    "image_url",
+    "video_url",
+    "audio_url",
+    "input_audio",
+    "image",
+    "source",
+    "file",
+    "file_data",
+    "file_url",
+    "image_embeds",
+    "audio_embeds",
+)
 _MAX_MEDIA_DEPTH = 4
 """Contents in contents: those of messages, and of results of tools in them."""
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict", "min_tokens")

@@ -49,9 +49,16 @@ _STATEFUL_OPTIONS = frozenset((
     "structured_outputs", "grammar", "json_schema", "tools", "functions", "min_tokens", "best_of", "prompt_embeds",
 ))  # fmt: skip
 """Options that depend on all tokens so far, or on a parser's state: the answer cannot continue on another engine."""
-_FORWARDED_HEADERS = frozenset((
-    "authorization", "traceparent", "tracestate", "x-api-key", "anthropic-version", "anthropic-beta",
-))  # fmt: skip
+_FORWARDED_HEADERS = frozenset(
+    (
+        "authorization",
+        "traceparent",
+        "tracestate",
+        "x-api-key",
+        "anthropic-version",
+        "anthropic-beta",
+    )
+)
 _SERVICE_TIERS = {"priority": 0, "auto": 0, "default": 0, "flex": 1}
 _JSON_TYPES = {"model": "string", "stream": "boolean"}
 """Types of the checked fields; the others are integers."""
@@ -266,13 +273,21 @@ def _no_prompt(body: dict[str, Any]) -> Prompt:
 
 
 _PROMPT_READERS: dict[str, Callable[[dict[str, Any]], Prompt]] = {
-    CHAT: _chat_prompt, COMPLETIONS: _completion_prompt, EMBEDDINGS: _input_prompt, RESPONSES: _input_prompt,
-    MESSAGES: _messages_prompt, COUNT_TOKENS: _messages_prompt, TOKENIZE: _tokenized_prompt, DETOKENIZE: _no_prompt,
+    CHAT: _chat_prompt,
+    COMPLETIONS: _completion_prompt,
+    EMBEDDINGS: _input_prompt,
+    RESPONSES: _input_prompt,
+    MESSAGES: _messages_prompt,
+    COUNT_TOKENS: _messages_prompt,
+    TOKENIZE: _tokenized_prompt,
+    DETOKENIZE: _no_prompt,
     **dict.fromkeys(RERANK, _fields_prompt("query", "documents")),
     **dict.fromkeys(SCORE, _fields_prompt("text_1", "text_2", "queries", "documents", "items")),
-    POOLING: _input_prompt, **dict.fromkeys(CLASSIFY, _input_prompt),
-    SPEECH: _fields_prompt("input"), IMAGES: _fields_prompt("prompt"),
-}  # fmt: skip
+    POOLING: _input_prompt,
+    **dict.fromkeys(CLASSIFY, _input_prompt),
+    SPEECH: _fields_prompt("input"),
+    IMAGES: _fields_prompt("prompt"),
+}
 
 
 def _tier(fields: RequestFields, headers: Mapping[str, str]) -> int:

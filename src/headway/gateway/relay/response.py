@@ -62,10 +62,15 @@ class ClientResponse:
         if is_silent and not self.is_complete and not self.is_opaque and self._in_flight.outcome is None:
             if not self.has_begun and not self.is_open:
                 self.is_open = True
-                self.client.start(200, [
-                    (b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"),
-                    (b"x-request-id", self._in_flight.request_id.encode("latin-1")), (b"x-accel-buffering", b"no"),
-                ])  # fmt: skip
+                self.client.start(
+                    200,
+                    [
+                        (b"content-type", b"text/event-stream"),
+                        (b"cache-control", b"no-cache"),
+                        (b"x-request-id", self._in_flight.request_id.encode("latin-1")),
+                        (b"x-accel-buffering", b"no"),
+                    ],
+                )
             self.client.write(b": waiting\n\n", more=True)
             self._draining = asyncio.create_task(self.client.drain())
         self.keep_alive(seconds)

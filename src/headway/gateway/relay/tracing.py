@@ -68,9 +68,12 @@ class TracedRelay(Relay):
         """The end of the last attempt or judgement."""
         self._operation = _OPERATIONS.get(request.path, "chat")
         self._request_span = self._tracer.start_span(
-            f"{self._operation} {request.model}", _CONTEXT.extract(carrier), SpanKind.SERVER,
-            self._request_attributes(), start_time=self._ns(self._held_since_s),
-        )  # fmt: skip
+            f"{self._operation} {request.model}",
+            _CONTEXT.extract(carrier),
+            SpanKind.SERVER,
+            self._request_attributes(),
+            start_time=self._ns(self._held_since_s),
+        )
         self._context = set_span_in_context(self._request_span)
 
     def _ns(self, time_s: float) -> int:
@@ -106,9 +109,13 @@ class TracedRelay(Relay):
         if in_flight.replica is None or not live.generated_tokens:
             self._end_hold(self._scheduler.now)
         self._set_response_attributes(span)
-        span.set_attributes({
-            "headway.outcome": outcome.name.lower(), "headway.attempts": live.attempt + 1, "headway.moves": live.moves,
-        })  # fmt: skip
+        span.set_attributes(
+            {
+                "headway.outcome": outcome.name.lower(),
+                "headway.attempts": live.attempt + 1,
+                "headway.moves": live.moves,
+            }
+        )
         if live.placed_s == live.placed_s:
             span.set_attribute("headway.held_s", live.placed_s - live.arrival_s)
         if live.first_token_s == live.first_token_s:
@@ -121,10 +128,13 @@ class TracedRelay(Relay):
 
     def _set_response_attributes(self, span: Span) -> None:
         live, finish_reason = self._live, self.meter.partial.finish_reason
-        span.set_attributes({
-            "gen_ai.response.model": live.model, "gen_ai.usage.input_tokens": live.prompt_tokens,
-            "gen_ai.usage.output_tokens": live.generated_tokens,
-        })  # fmt: skip
+        span.set_attributes(
+            {
+                "gen_ai.response.model": live.model,
+                "gen_ai.usage.input_tokens": live.prompt_tokens,
+                "gen_ai.usage.output_tokens": live.generated_tokens,
+            }
+        )
         if finish_reason is not None:
             span.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
 
@@ -140,11 +150,15 @@ class TracedRelay(Relay):
         self._end_hold(live.enqueued_s)
         url = urlsplit(replica.url)
         attributes: dict[str, Any] = {
-            "gen_ai.operation.name": self._operation, "gen_ai.provider.name": replica.adapter.api,
-            "gen_ai.request.model": live.model, "server.address": url.hostname or "",
+            "gen_ai.operation.name": self._operation,
+            "gen_ai.provider.name": replica.adapter.api,
+            "gen_ai.request.model": live.model,
+            "server.address": url.hostname or "",
             "server.port": url.port or (443 if url.scheme == "https" else 80),
-            "headway.replica": replica.name, "headway.pool": replica.pool, "headway.attempt": live.attempt,
-        }  # fmt: skip
+            "headway.replica": replica.name,
+            "headway.pool": replica.pool,
+            "headway.attempt": live.attempt,
+        }
         start_ns = self._ns(live.enqueued_s)
         span = self._tracer.start_span("attempt", self._context, SpanKind.CLIENT, attributes, start_time=start_ns)
         carrier: dict[str, str] = {}

@@ -50,7 +50,7 @@ class _Parts(NamedTuple):
 
 def _with(
     policies: Policies, kind: Literal["migration", "admission"], policy: Callable[[Kind, Callable[[], Any]], Any]
-) -> Policies:  # fmt: skip
+) -> Policies:
     """The policies with what `policy` returns for their choice of this kind, if they have one."""
     choice = getattr(policies, kind)
     return policies if choice is None else replace(policies, **{kind: lambda: policy(kind, choice)})
@@ -148,9 +148,11 @@ class LiveControl(Control):
         """The kept learners of a service that are not its present policies."""
         migrations, admissions = self.parts.migrations.get(service), self.parts.admissions.get(service)
         present = [
-            service.router, service.hold_ordering, None if migrations is None else migrations.policy,
+            service.router,
+            service.hold_ordering,
+            None if migrations is None else migrations.policy,
             None if admissions is None else admissions.policy,
-        ]  # fmt: skip
+        ]
         kept = () if self._kept is None else self._kept.learners(service.model)
         return [each for each in kept if not any(each is other for other in present)]
 

@@ -49,11 +49,18 @@ class ReleaseReason(IntEnum):
     """No attempt is left at the present model; a fallback of it may answer."""
 
 
-RESUMES = frozenset({
-    ReleaseReason.FAILED, ReleaseReason.FAILED_BEFORE_FETCH, ReleaseReason.MOVED, ReleaseReason.PREFILLED,
-    ReleaseReason.PREFILL_NOT_STORED, ReleaseReason.PREFILL_FAILED, ReleaseReason.PREFILL_LEG_FAILED,
-    ReleaseReason.EXHAUSTED,
-})  # fmt: skip
+RESUMES = frozenset(
+    {
+        ReleaseReason.FAILED,
+        ReleaseReason.FAILED_BEFORE_FETCH,
+        ReleaseReason.MOVED,
+        ReleaseReason.PREFILLED,
+        ReleaseReason.PREFILL_NOT_STORED,
+        ReleaseReason.PREFILL_FAILED,
+        ReleaseReason.PREFILL_LEG_FAILED,
+        ReleaseReason.EXHAUSTED,
+    }
+)
 """Reasons after which the request continues at some replica."""
 
 

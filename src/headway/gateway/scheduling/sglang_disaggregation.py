@@ -55,8 +55,12 @@ def with_bootstrap(body: dict[str, Any], replica: EngineEndpoint) -> dict[str, A
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         num = len(prompt)
-        return {**body, "bootstrap_host": [host] * num, "bootstrap_port": [port] * num,
-                "bootstrap_room": [_ROOMS.getrandbits(63) for _ in prompt]}  # fmt: skip
+        return {
+            **body,
+            "bootstrap_host": [host] * num,
+            "bootstrap_port": [port] * num,
+            "bootstrap_room": [_ROOMS.getrandbits(63) for _ in prompt],
+        }
     return {**body, "bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": _ROOMS.getrandbits(63)}
 
 

@@ -121,8 +121,9 @@ class Shadows:
     def decisions(self) -> list[ShadowedDecisions]:
         return [
             ShadowedDecisions(model, kind, each.agreed, each.differed, each.failed, each.agreement)
-            for model, shadow in self.of.items() for kind, each in shadow.counts.items()
-        ]  # fmt: skip
+            for model, shadow in self.of.items()
+            for kind, each in shadow.counts.items()
+        ]
 
     def placements(self, model: str, replica: int) -> ShadowPlacements | None:
         """Of a replica; None: routing is not compared."""
@@ -134,16 +135,19 @@ class Shadows:
     def metrics(self) -> Iterator[Metric]:
         results: list[Sample] = [
             ({"model": each.model, "kind": each.kind, "result": result}, float(getattr(each, result)))
-            for each in self.decisions() for result in ("agreed", "differed", "failed")
-        ]  # fmt: skip
+            for each in self.decisions()
+            for result in ("agreed", "differed", "failed")
+        ]
         yield "headway_shadow_decisions_total", results
         agreement: list[Sample] = [
             ({"model": each.model, "kind": each.kind}, each.agreement)
-            for each in self.decisions() if each.agreement is not None
-        ]  # fmt: skip
+            for each in self.decisions()
+            if each.agreement is not None
+        ]
         yield "headway_shadow_agreement", agreement
         gains: list[Sample] = [
             ({"quantity": quantity, "bound": bound}, value)
-            for quantity, bounds in self.gain.items() for bound, value in bounds.items()
-        ]  # fmt: skip
+            for quantity, bounds in self.gain.items()
+            for bound, value in bounds.items()
+        ]
         yield "headway_shadow_gain", gains

@@ -49,8 +49,16 @@ class _Stay:
     """A request's stay at one replica, as of the last check."""
 
     __slots__ = (
-        "expected_s", "has_tokens", "is_paced", "key", "num_checks", "replica", "silent_s", "start_tokens", "tokens",
-    )  # fmt: skip
+        "expected_s",
+        "has_tokens",
+        "is_paced",
+        "key",
+        "num_checks",
+        "replica",
+        "silent_s",
+        "start_tokens",
+        "tokens",
+    )
 
     def __init__(
         self, key: tuple[int, ...], replica: LiveReplica, tokens: int, has_tokens: bool, expected_s: float

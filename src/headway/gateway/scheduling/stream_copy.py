@@ -228,7 +228,12 @@ def stream_key(owner: str, headers: Mapping[str, str], path: str, body: bytes) -
     if not name or len(name) > _MAX_NAME:
         return None
     digest = hashlib.sha256()
-    for part in (owner.encode(), b"idempotency-key" if is_idempotent else b"x-request-id",
-                 name.encode("utf-8", "surrogatepass"), path.encode(), body):  # fmt: skip
+    for part in (
+        owner.encode(),
+        b"idempotency-key" if is_idempotent else b"x-request-id",
+        name.encode("utf-8", "surrogatepass"),
+        path.encode(),
+        body,
+    ):
         digest.update(len(part).to_bytes(8) + part)
     return StreamKey(digest.digest(), is_idempotent)

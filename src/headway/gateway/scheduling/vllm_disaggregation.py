@@ -19,9 +19,13 @@ from headway.gateway.upstream.errors import EngineError
 PARAMS = "kv_transfer_params"
 Params = dict[str, Any]
 _STORE_KV: Params = {
-    "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
-    "remote_host": None, "remote_port": None,
-}  # fmt: skip
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
 _LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
 _ANSWER_OPTIONS = ("stream", "stream_options", "return_token_ids", "logprobs", "top_logprobs")
 

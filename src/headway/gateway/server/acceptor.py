@@ -25,9 +25,13 @@ class Acceptor:
     """Accepts the connections of one socket. Satisfies what uvicorn's server expects of asyncio's."""
 
     def __init__(
-        self, listener: socket.socket, make: Callable[[], asyncio.Protocol], connections: set[Any],
-        tls: ssl.SSLContext | None, max_clients: int,
-    ) -> None:  # fmt: skip
+        self,
+        listener: socket.socket,
+        make: Callable[[], asyncio.Protocol],
+        connections: set[Any],
+        tls: ssl.SSLContext | None,
+        max_clients: int,
+    ) -> None:
         """`connections`: the open ones, each an `HttpProtocol`. To be made in the event loop."""
         self._listener, self._make, self._tls, self._max_clients = listener, make, tls, max_clients
         self._connections = connections

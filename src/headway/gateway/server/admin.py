@@ -34,15 +34,22 @@ ADMIN = Access(
 def replica_state(gateway: Gateway, replica: LiveReplica) -> ReplicaState:
     load = replica.load
     return ReplicaState(
-        id=replica.id, name=replica.name, pool=replica.pool, model=replica.model, url=replica.url,
-        status=gateway.fleet.status(replica), combo=replica.deployment if replica.is_of_combo else None,
-        role=replica.role, in_flight=replica.num_in_flight, empty=replica.num_in_flight == 0,
+        id=replica.id,
+        name=replica.name,
+        pool=replica.pool,
+        model=replica.model,
+        url=replica.url,
+        status=gateway.fleet.status(replica),
+        combo=replica.deployment if replica.is_of_combo else None,
+        role=replica.role,
+        in_flight=replica.num_in_flight,
+        empty=replica.num_in_flight == 0,
         engine=EngineLoad(running=load.running, waiting=load.waiting, kv_share=load.kv_share),
         why=gateway.ejections.get(replica.id) or gateway.health.why_down(replica) or None,
         prediction=gateway.telemetry.drift.ratio(replica.id, gateway.clock.now),
         prefix_cache=_prefix_cache(gateway, replica),
         shadow=None if gateway.shadows is None else gateway.shadows.placements(replica.model, replica.id),
-    )  # fmt: skip
+    )
 
 
 def _prefix_cache(gateway: Gateway, replica: LiveReplica) -> PrefixCacheState | None:

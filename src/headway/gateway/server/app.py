@@ -195,9 +195,18 @@ async def _description(app: Application, gateway: Gateway) -> bytes:
 
 def _completion(path: str, summary: str, accepts: type, returns: type) -> Endpoint:
     return Endpoint(
-        "POST", path, summary, None, returns, CLIENT, accepts=accepts, media_types=(JSON, SSE),
-        errors=COMPLETION_ERRORS, parameters=COMPLETION_PARAMETERS, headers=COMPLETION_HEADERS,
-    )  # fmt: skip
+        "POST",
+        path,
+        summary,
+        None,
+        returns,
+        CLIENT,
+        accepts=accepts,
+        media_types=(JSON, SSE),
+        errors=COMPLETION_ERRORS,
+        parameters=COMPLETION_PARAMETERS,
+        headers=COMPLETION_HEADERS,
+    )
 
 
 _ENDPOINTS = [

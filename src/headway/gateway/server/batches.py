@@ -66,9 +66,13 @@ def _with_service(handler: _Handler) -> Any:
 
 
 async def _find(
-    find: Callable[[BatchStore, str, str], Awaitable[T | None]], service: BatchService, owner: str, id: str, kind: str,
+    find: Callable[[BatchStore, str, str], Awaitable[T | None]],
+    service: BatchService,
+    owner: str,
+    id: str,
+    kind: str,
     param: str = "id",
-) -> T:  # fmt: skip
+) -> T:
     """The owner's file or batch of this id. ApiError (404) if there is none."""
     value = await find(service.store, owner, id) if _ID.fullmatch(id) else None
     if value is None:

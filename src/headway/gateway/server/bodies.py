@@ -76,9 +76,13 @@ def _no_room(message: str) -> ApiError:
 
 
 async def read_body(
-    writer: ClientWriter, receive: Receive, headers: dict[str, str], settings: Settings, memory: BodyMemory,
+    writer: ClientWriter,
+    receive: Receive,
+    headers: dict[str, str],
+    settings: Settings,
+    memory: BodyMemory,
     owner: str = "",
-) -> bytes | None:  # fmt: skip
+) -> bytes | None:
     """The body of a request for an engine; None if the client has left. ApiError if it is too long, or late.
 
     The caller frees its memory.

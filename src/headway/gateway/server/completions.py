@@ -124,9 +124,15 @@ class CompletionsApp:
         return None, writer
 
     async def _relay(
-        self, gateway: RequestGateway, scope: Scope, headers: dict[str, str], caller: Caller, request_id: str,
-        receive: Receive, writer: ClientWriter,
-    ) -> None:  # fmt: skip
+        self,
+        gateway: RequestGateway,
+        scope: Scope,
+        headers: dict[str, str],
+        caller: Caller,
+        request_id: str,
+        receive: Receive,
+        writer: ClientWriter,
+    ) -> None:
         path = scope["path"]
         body = await read_body(writer, receive, headers, gateway.settings, self._memory, caller.owner)
         if body is None:

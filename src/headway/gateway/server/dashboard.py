@@ -112,12 +112,18 @@ def _policies(policies: Policies) -> PolicyNames:
     named = {
         name: None if (choice := getattr(policies, name)) is None else str(choice)
         for name in ("admission", "migration")
-    }  # fmt: skip
+    }
     return PolicyNames(
-        routing=str(policies.router), ordering=str(policies.ordering), ordering_at=policies.ordering_at,
-        window=policies.window, scaling=None if policies.scaler is None else str(policies.scaler),
-        slo_ttft_s=policies.slo_ttft_s, slo_tpot_s=policies.slo_tpot_s, slo_e2e_s=policies.slo_e2e_s, **named,
-    )  # fmt: skip
+        routing=str(policies.router),
+        ordering=str(policies.ordering),
+        ordering_at=policies.ordering_at,
+        window=policies.window,
+        scaling=None if policies.scaler is None else str(policies.scaler),
+        slo_ttft_s=policies.slo_ttft_s,
+        slo_tpot_s=policies.slo_tpot_s,
+        slo_e2e_s=policies.slo_e2e_s,
+        **named,
+    )
 
 
 def _by_tier(replica: LiveReplica) -> dict[str, int]:

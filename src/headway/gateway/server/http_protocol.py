@@ -341,11 +341,20 @@ class HttpProtocol(asyncio.Protocol):
             return
         path = url.path.decode("ascii")
         scope: Any = {
-            "type": "http", "asgi": _ASGI, "server": self._server, "client": self._client, "scheme": self._scheme,
-            "root_path": "", "headers": self._headers, "state": self._app_state.copy(),
-            "method": self._parser.get_method().decode("ascii"), "http_version": version,
-            "path": unquote(path) if "%" in path else path, "raw_path": url.path, "query_string": url.query or b"",
-        }  # fmt: skip
+            "type": "http",
+            "asgi": _ASGI,
+            "server": self._server,
+            "client": self._client,
+            "scheme": self._scheme,
+            "root_path": "",
+            "headers": self._headers,
+            "state": self._app_state.copy(),
+            "method": self._parser.get_method().decode("ascii"),
+            "http_version": version,
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+        }
         expects_100_continue = b"expect" in found and found[b"expect"].lower() == b"100-continue"
         keeps_alive = version != "1.0" and bool(self._parser.should_keep_alive()) and not self._is_ending
         self._cycle = HttpCycle(

@@ -18,10 +18,16 @@ from headway.gateway.settings import Cors, Settings
 Application = Callable[..., Any]
 """An ASGI application that takes a `ClientWriter` as a fourth argument, or None."""
 _EXPOSED = (
-    "x-request-id", "retry-after", "x-headway-replica", "x-headway-held-s", "x-headway-attempts", "x-headway-tier",
-    "x-headway-model", "x-headway-replayed-tokens",
+    "x-request-id",
+    "retry-after",
+    "x-headway-replica",
+    "x-headway-held-s",
+    "x-headway-attempts",
+    "x-headway-tier",
+    "x-headway-model",
+    "x-headway-replayed-tokens",
     *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
-)  # fmt: skip
+)
 """Headers of responses that pages may read."""
 
 
@@ -40,9 +46,13 @@ class CorsApplication:
     def __init__(self, app: Application, settings: Cors) -> None:
         self._app = app
         self._rules = CORSMiddleware(
-            app, allow_origins=settings.origins, allow_methods=settings.methods, allow_headers=settings.headers,
-            expose_headers=_EXPOSED, max_age=settings.max_age_s,
-        )  # fmt: skip
+            app,
+            allow_origins=settings.origins,
+            allow_methods=settings.methods,
+            allow_headers=settings.headers,
+            expose_headers=_EXPOSED,
+            max_age=settings.max_age_s,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None) -> None:
         if scope["type"] != "http":

@@ -110,11 +110,12 @@ AUDIO_FORM: dict[str, Any] = {
     "type": "object",
     "required": ["model", "file"],
     "properties": {
-        "model": {"type": "string", "minLength": 1}, "file": {"type": "string", "format": "binary"},
+        "model": {"type": "string", "minLength": 1},
+        "file": {"type": "string", "format": "binary"},
         "prompt": {"type": "string"},
         "stream": {"type": "boolean"},
     },
-}  # fmt: skip
+}
 """The form of POST /v1/audio/transcriptions and translations."""
 
 

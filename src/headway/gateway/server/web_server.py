@@ -154,13 +154,20 @@ def serve(
     except ModuleNotFoundError as error:
         raise not_installed(str(error.name)) from None
     config = uvicorn.Config(
-        application, log_config=None, access_log=False, lifespan="on", ws="none",
+        application,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        ws="none",
         http=partial(HttpProtocol, hosts=hosts, count_refused=count_refused),  # type: ignore[arg-type]  # called like a class
-        server_header=False, proxy_headers=False, timeout_graceful_shutdown=round(shutdown_s) or None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=round(shutdown_s) or None,
         timeout_keep_alive=75,
         backlog=_BACKLOG,
-        ssl_certfile=None if tls is None else tls.certfile, ssl_keyfile=None if tls is None else tls.keyfile,
-    )  # fmt: skip
+        ssl_certfile=None if tls is None else tls.certfile,
+        ssl_keyfile=None if tls is None else tls.keyfile,
+    )
     config.load()
     # Objects that exist now stay: exempt them from collections, which pause all streams.
     gc.collect()

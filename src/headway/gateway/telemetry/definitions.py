@@ -79,12 +79,8 @@ DEFINITIONS = {
     "headway_fallbacks_total": _counter(
         "Requests that a fallback of their model was to answer, by the model asked for", "model", "reason"
     ),
-    "headway_judgements_total": _counter(
-        "Answers of a cascade's models, by the judgement on them", "model", "outcome"
-    ),
-    "headway_prefills_total": _counter(
-        "Prompts to be computed by another replica, by the result", "model", "outcome"
-    ),
+    "headway_judgements_total": _counter("Answers of a cascade's models, by the judgement on them", "model", "outcome"),
+    "headway_prefills_total": _counter("Prompts to be computed by another replica, by the result", "model", "outcome"),
     # Cost.
     "headway_usd_total": _counter(
         "Dollars so far: replicas by their price an hour since they began, hosted ones by the tokens of ended requests",
@@ -94,13 +90,9 @@ DEFINITIONS = {
     # Replicas and queues at this moment.
     "headway_requests_in_flight": _gauge("Requests at a replica", *_REPLICA),
     "headway_replica_up": _gauge("Whether requests are sent to a replica", *_REPLICA),
-    "headway_replica_ejected": _gauge(
-        "Whether a replica passes its health checks and gets no requests", *_REPLICA
-    ),
+    "headway_replica_ejected": _gauge("Whether a replica passes its health checks and gets no requests", *_REPLICA),
     "headway_replica_requests_running": _gauge("Requests in a replica's batch, by the engine's count", *_REPLICA),
-    "headway_replica_requests_waiting": _gauge(
-        "Requests in a replica's own queue, by the engine's count", *_REPLICA
-    ),
+    "headway_replica_requests_waiting": _gauge("Requests in a replica's own queue, by the engine's count", *_REPLICA),
     "headway_replica_kv_share": _gauge(
         "Share of a replica's KV cache in use, 0 to 1, by the engine's metrics", *_REPLICA
     ),
@@ -112,7 +104,8 @@ DEFINITIONS = {
     "headway_step_time_factor": _gauge(
         "Observed over predicted seconds of a replica by what they are spent on: decode, prefill, request (outside the"
         " engine's batch); above 1: slower than the profile",
-        *_REPLICA, "term",
+        *_REPLICA,
+        "term",
     ),
     "headway_replicas_failed": _gauge("Wanted replicas that fail to start", "pool"),
     "headway_requests_held": _gauge("Requests held in the gateway", "model"),
@@ -125,9 +118,7 @@ DEFINITIONS = {
     "headway_tenant_tokens_total": _counter("Prompt and output tokens of these requests", "model", "tenant"),
     "headway_key_requests_total": _counter("Requests that have ended, by key", "key"),
     "headway_key_tokens_total": _counter("Prompt and output tokens of these requests", "key"),
-    "headway_key_refusals_total": _counter(
-        "Requests that were answered 429, by key and reason", "key", "reason"
-    ),
+    "headway_key_refusals_total": _counter("Requests that were answered 429, by key and reason", "key", "reason"),
     "headway_key_store_up": _gauge("Whether the last exchange with the key store succeeded"),
     "headway_key_store_errors_total": _counter("Exchanges with the key store that failed"),
     # The fleet file.
@@ -135,7 +126,9 @@ DEFINITIONS = {
     "headway_reload_failed": _gauge("Whether the fleet file could not be reloaded the last time"),
     # A candidate that decides beside, without effect.
     "headway_shadow_decisions_total": _counter(
-        "Decisions of the candidate of --shadow: agreed with the real ones, differed, or failed", "model", "kind",
+        "Decisions of the candidate of --shadow: agreed with the real ones, differed, or failed",
+        "model",
+        "kind",
         "result",
     ),
     "headway_shadow_agreement": _gauge(
@@ -144,7 +137,8 @@ DEFINITIONS = {
     "headway_shadow_gain": _gauge(
         "What the candidate of --shadow gains over the fleet in the last rehearsal of both: SLO attainment, or dollars"
         " an hour that it saves; mean, low and high",
-        "quantity", "bound",
+        "quantity",
+        "bound",
     ),
     # The autopilot.
     "headway_autopilot_stage": _gauge(
@@ -166,9 +160,7 @@ DEFINITIONS = {
     "headway_peer_store_up": _gauge("Whether the store that the gateways share can be used"),
     "headway_peer_store_errors_total": _counter("Times that the store could not be used"),
     # KV cache events.
-    "headway_kv_events_live": _gauge(
-        "Whether a replica's KV cache events are read, and none are missing", *_EVENTS
-    ),
+    "headway_kv_events_live": _gauge("Whether a replica's KV cache events are read, and none are missing", *_EVENTS),
     "headway_kv_events_cached_blocks": _gauge(
         "KV blocks that a replica's prefix cache holds, as far as is known", *_EVENTS
     ),
@@ -204,10 +196,12 @@ DEFINITIONS = {
     "process_start_time_seconds": _gauge("Its start, in seconds since 1970"),
     "process_open_fds": _gauge("Its open file descriptors"),
     "process_max_fds": _gauge("The most that it may have"),
-}  # fmt: skip
+}
 """In the order of the documentation."""
 EXEMPLARS = (
-    "headway_time_to_first_token_seconds", "headway_time_per_output_token_seconds", "headway_request_duration_seconds",
+    "headway_time_to_first_token_seconds",
+    "headway_time_per_output_token_seconds",
+    "headway_request_duration_seconds",
     "headway_hold_seconds",
-)  # fmt: skip
+)
 """Histograms with exemplars, for scrapers that ask for OpenMetrics."""

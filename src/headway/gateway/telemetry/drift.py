@@ -155,8 +155,14 @@ class PredictionDrift:
         known = self._known(replica, pool)
         cached = min(max(live.cached_tokens, 0), live.prompt_tokens)
         known.reports_cached = known.reports_cached or cached > 0
-        stay = (live.enqueued_s, live.first_token_s, end_s, live.prompt_tokens, live.generated_tokens,
-                live.prompt_tokens - cached)  # fmt: skip
+        stay = (
+            live.enqueued_s,
+            live.first_token_s,
+            end_s,
+            live.prompt_tokens,
+            live.generated_tokens,
+            live.prompt_tokens - cached,
+        )
         known.stays.append(stay)
         known.waiting.append(stay)
 
@@ -176,10 +182,16 @@ class PredictionDrift:
                 known.waiting.clear()
                 continue
             running = [
-                (live.enqueued_s, live.first_token_s, now, live.prompt_tokens, live.generated_tokens,
-                 live.prompt_tokens)
+                (
+                    live.enqueued_s,
+                    live.first_token_s,
+                    now,
+                    live.prompt_tokens,
+                    live.generated_tokens,
+                    live.prompt_tokens,
+                )
                 for live in in_flight.get(id, ())
-            ]  # fmt: skip
+            ]
             load = np.array([*known.stays, *running], "f8")
             for stay in known.waiting:
                 _compare(np.array(stay), load, pool, model, known, self._late_s)

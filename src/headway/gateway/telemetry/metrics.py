@@ -115,9 +115,18 @@ class _Series:
     """The counters and histograms of one model, pool and tier."""
 
     __slots__ = (
-        "e2e", "histograms", "hold", "input_tokens", "labels", "latencies", "num_by_outcome", "output_tokens",
-        "overhead", "tpot", "ttft",
-    )  # fmt: skip
+        "e2e",
+        "histograms",
+        "hold",
+        "input_tokens",
+        "labels",
+        "latencies",
+        "num_by_outcome",
+        "output_tokens",
+        "overhead",
+        "tpot",
+        "ttft",
+    )
 
     def __init__(self, model: str, pool: str, tier: int) -> None:
         self.labels = {"model": model, "pool": pool, "tier": str(tier)}

@@ -329,9 +329,13 @@ class Client:
     """All connections to one server. `transport` replaces the TCP connection that the URL names."""
 
     def __init__(
-        self, url: str, connect_s: float = 5.0, transport: Transport | None = None, api_key: str = "",
+        self,
+        url: str,
+        connect_s: float = 5.0,
+        transport: Transport | None = None,
+        api_key: str = "",
         keeps_keys: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`api_key` is sent in place of the client's key. `keeps_keys`: that of the client is not sent in any case."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:

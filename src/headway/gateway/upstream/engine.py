@@ -40,9 +40,17 @@ class EngineEndpoint:
     is_shared = False
 
     def __init__(
-        self, id: int, pool: str, model: str, url: str, adapter: Adapter, max_context_tokens: int,
-        client: Client | None = None, api_key: str = "", is_hosted: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        id: int,
+        pool: str,
+        model: str,
+        url: str,
+        adapter: Adapter,
+        max_context_tokens: int,
+        client: Client | None = None,
+        api_key: str = "",
+        is_hosted: bool = False,
+    ) -> None:
         """`is_hosted`: a service of others, which gets no client's key and is not asked for its models."""
         self.id, self.pool, self.model = id, pool, model
         self.name = f"{pool}/{id}"
@@ -144,8 +152,11 @@ class EngineEndpoint:
         for metric in load.unclear:
             if metric not in self._unclear and len(self._unclear) < _MAX_NOTED:
                 self._unclear.add(metric)
-                log.warning("%s: samples of %s may be parts, copies or totals: the gateway's own counts are used",
-                            self.name, metric)  # fmt: skip
+                log.warning(
+                    "%s: samples of %s may be parts, copies or totals: the gateway's own counts are used",
+                    self.name,
+                    metric,
+                )
         return load
 
     async def run_canary(self, timeout_s: float, num_tokens: int = 1) -> None:
@@ -169,8 +180,11 @@ class EngineEndpoint:
     async def _stream_canary(self, timeout_s: float, num_tokens: int) -> None:
         """Stream so many tokens. An engine that refuses the request, or ends its answer before, shows nothing."""
         body: dict[str, Any] = {
-            "model": self.reported_model or self.model, "prompt": "a", "max_tokens": num_tokens, "stream": True,
-        }  # fmt: skip
+            "model": self.reported_model or self.model,
+            "prompt": "a",
+            "max_tokens": num_tokens,
+            "stream": True,
+        }
         if self.adapter.api != "openai":
             body["ignore_eos"] = True
         limit_s = timeout_s + num_tokens * _CANARY_TOKEN_S

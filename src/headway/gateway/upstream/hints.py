@@ -26,9 +26,14 @@ class HintedRequest(Protocol):
 
 
 def add_order(
-    body: dict[str, Any], request: HintedRequest, live: Live, engine: EngineEndpoint, has_priority: bool, tokens: int,
+    body: dict[str, Any],
+    request: HintedRequest,
+    live: Live,
+    engine: EngineEndpoint,
+    has_priority: bool,
+    tokens: int,
     now: float,
-) -> None:  # fmt: skip
+) -> None:
     """Replace the client's `priority` in the body for an engine, and add the hints if it runs one of our orderings.
 
     `tokens` of the answer are part of the prompt, as the engine continues it.

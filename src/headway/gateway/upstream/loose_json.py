@@ -45,11 +45,15 @@ def chunk_of(value: Any) -> tuple[Chunk, str]:
         return Chunk(), NOT_JSON if value is UNREAD else NOT_OBJECT
     reader = _Reader()
     chunk = Chunk(
-        id=reader.text(value.get("id")), created=reader.integer(value.get("created")),
-        model=reader.text(value.get("model")), choices=reader.choices(value.get("choices")),
-        usage=reader.usage(value.get("usage")), timings=reader.timings(value.get("timings")),
-        prompt_token_ids=reader.ids(value.get("prompt_token_ids")), error=value.get("error"),
-    )  # fmt: skip
+        id=reader.text(value.get("id")),
+        created=reader.integer(value.get("created")),
+        model=reader.text(value.get("model")),
+        choices=reader.choices(value.get("choices")),
+        usage=reader.usage(value.get("usage")),
+        timings=reader.timings(value.get("timings")),
+        prompt_token_ids=reader.ids(value.get("prompt_token_ids")),
+        error=value.get("error"),
+    )
     return chunk, OTHER_FIELDS if reader.has_failed else ""
 
 
@@ -92,12 +96,16 @@ class _Reader:
         if isinstance(reason, Mapping):
             reason = reason.get("type")
         return Choice(
-            index=at if index is None else index, delta=self._delta(value.get("delta")),
-            message=self._delta(value.get("message")), text=self.text(value.get("text")),
-            logprobs=value.get("logprobs"), token_ids=self.ids(value.get("token_ids")),
+            index=at if index is None else index,
+            delta=self._delta(value.get("delta")),
+            message=self._delta(value.get("message")),
+            text=self.text(value.get("text")),
+            logprobs=value.get("logprobs"),
+            token_ids=self.ids(value.get("token_ids")),
             prompt_token_ids=self.ids(value.get("prompt_token_ids")),
-            finish_reason=None if reason is None else str(reason), usage=self.usage(value.get("usage")),
-        )  # fmt: skip
+            finish_reason=None if reason is None else str(reason),
+            usage=self.usage(value.get("usage")),
+        )
 
     def _delta(self, value: Any) -> Delta | None:
         if not isinstance(value, Mapping):

@@ -144,9 +144,12 @@ class RemoteScheduler:
     """The scheduler in another process. Satisfies `scheduler.Scheduler`. Belongs to one event loop."""
 
     def __init__(
-        self, clock: Clock, scorer: AnswerScorer | None, on_lost: Callable[[], None],
+        self,
+        clock: Clock,
+        scorer: AnswerScorer | None,
+        on_lost: Callable[[], None],
         handlers: Mapping[type[Any], Callable[[Any], None]] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`handlers` get the messages that are about neither a request nor a replica."""
         self._clock, self._scorer, self._on_lost = clock, scorer, on_lost
         self.link = Link(protocol.FromScheduler, self._receive, self._link_lost)
@@ -197,8 +200,13 @@ class RemoteScheduler:
             )
         number, now = next(self._numbers), self.now
         live = Live(
-            number, now, 0, client_request.max_tokens or 1, client_request.model, client_request.tier,
-        )  # fmt: skip
+            number,
+            now,
+            0,
+            client_request.max_tokens or 1,
+            client_request.model,
+            client_request.tier,
+        )
         live.stage_index = _NO_STAGE
         request = self.requests[number] = PendingRequest(live, request_id, self._report_progress)
         request.copy = None if client_request.stream_key is None else StreamCopy()
@@ -383,9 +391,15 @@ class RemoteScheduler:
         if replica is None:
             adapter = ADAPTERS[info.api]
             replica = EngineEndpoint(
-                info.id, info.pool, info.model, info.url, adapter, info.max_context_tokens,
-                api_key=info.api_key, is_hosted=info.is_hosted,
-            )  # fmt: skip
+                info.id,
+                info.pool,
+                info.model,
+                info.url,
+                adapter,
+                info.max_context_tokens,
+                api_key=info.api_key,
+                is_hosted=info.is_hosted,
+            )
             replica.kv_folder = None if info.kv_folder is None else Path(info.kv_folder)
             self._replicas[info.id] = replica
         replica.reported_model, replica.max_context_tokens = info.reported_model, info.max_context_tokens

@@ -71,8 +71,11 @@ class Proxy:
             await write_error(writer, scheduler_hangs() if self.is_silent else _unreachable())
             return
         self._waiting.discard(connection)
-        headers = [(name.encode("latin-1"), value.encode("latin-1"))
-                   for name, value in connection.headers.items() if name not in _RESET]  # fmt: skip
+        headers = [
+            (name.encode("latin-1"), value.encode("latin-1"))
+            for name, value in connection.headers.items()
+            if name not in _RESET
+        ]
         writer.start(connection.status, headers)
         await writer.drain()
         while has_body and (data := await connection.read_part()):

@@ -136,9 +136,16 @@ class WorkerSupervisor:
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-P", "-m", "headway.gateway.workers.worker", str(theirs.fileno()), str(listener),
-                    stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(), listener), start_new_session=True,
-                )  # fmt: skip
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "headway.gateway.workers.worker",
+                    str(theirs.fileno()),
+                    str(listener),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(), listener),
+                    start_new_session=True,
+                )
         except OSError:
             ours.close()
             raise

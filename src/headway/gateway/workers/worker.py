@@ -92,10 +92,15 @@ class Worker:
         self._quarantine.check(client_request.raw, self.clock.now)
         request = await self.scheduler.submit(client_request, caller.owner, request_id)
         relay = self._new_relay(
-            client_request, request, self.scheduler, self._health, paced(client_request, writer, self.settings),
+            client_request,
+            request,
+            self.scheduler,
+            self._health,
+            paced(client_request, writer, self.settings),
             self.settings.max_attempts,
-            self._sends_priority, self._quarantine,
-        )  # fmt: skip
+            self._sends_priority,
+            self._quarantine,
+        )
         relay.keep_alive_s = self.settings.keep_alive_s
         return relay
 
@@ -231,9 +236,15 @@ def _serve(link: socket.socket, listener: socket.socket, config: WorkerConfig) -
     access_log = None if config.access_log is None else Path(config.access_log)
     served = with_middleware(application, config.settings, access_log)
     web_server.serve(
-        served, listener, config.settings.drain_s + 1, tls, application.leave, hosts, relays=True,
+        served,
+        listener,
+        config.settings.drain_s + 1,
+        tls,
+        application.leave,
+        hosts,
+        relays=True,
         count_refused=application.count_refused,
-    )  # fmt: skip
+    )
 
 
 def report_failure(link: socket.socket, error: Exception) -> None:

@@ -17,9 +17,17 @@ from headway.policies import ADMISSIONS, MIGRATIONS, ORDERINGS, ROUTERS
 from headway.policies.resolve import PolicyChoice, admission, migration, ordering, router
 
 KINDS = (
-    "routing", "ordering", "admission", "migration", "preset", "scaling", "scaling.settings", "replicas", "engine",
+    "routing",
+    "ordering",
+    "admission",
+    "migration",
+    "preset",
+    "scaling",
+    "scaling.settings",
+    "replicas",
+    "engine",
     "disaggregation",
-)  # fmt: skip
+)
 REPLICAS = (-2, -1, 1, 2)
 ENGINE_FACTORS = (0.5, 2.0)
 ENGINE_KEYS = ("max_num_seqs", "max_num_batched_tokens")

@@ -114,9 +114,14 @@ def _within(candidates: Sequence[Candidate], most: int, notes: list[str]) -> lis
 
 
 def _pairs(
-    good: Sequence[Candidate], means: dict[Candidate, float], parts: Sequence[Part], trials: Trials, target: float,
-    num_later: int, chosen: Chosen,
-) -> dict[Candidate, float]:  # fmt: skip
+    good: Sequence[Candidate],
+    means: dict[Candidate, float],
+    parts: Sequence[Part],
+    trials: Trials,
+    target: float,
+    num_later: int,
+    chosen: Chosen,
+) -> dict[Candidate, float]:
     """The best change of each kind with the best ones of other kinds, where that gains more than either."""
     firsts: dict[str, Candidate] = {}
     for each in good:

@@ -73,10 +73,12 @@ def _of_rows(all_rows: Records, is_kept: npt.NDArray[np.bool_]) -> Records:
 
     ids = all_rows.request_ids
     return structs.replace(
-        all_rows, workload={name: column[is_kept] for name, column in all_rows.workload.items()},
-        requests=of_kept(all_rows.requests), segments=of_kept(all_rows.segments),
+        all_rows,
+        workload={name: column[is_kept] for name, column in all_rows.workload.items()},
+        requests=of_kept(all_rows.requests),
+        segments=of_kept(all_rows.segments),
         request_ids=None if ids is None else ids.filter(pa.array(is_kept)),
-    )  # fmt: skip
+    )
 
 
 class Part(Struct, frozen=True):

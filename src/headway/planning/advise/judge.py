@@ -86,7 +86,7 @@ def rehearsals_for(num: int, num_parts: int) -> int:
 
 def judge(
     chosen: Sequence[Candidate], parts: Sequence[Part], trials: Trials, target: float, factors: Sequence[float]
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """The changes whose gain is above 0 within both errors.
 
     `factors`: on the step times of the trials, where they may be as well.
@@ -130,12 +130,13 @@ def _undecided(candidate: Candidate, worlds: Sequence[Gains], parts: Sequence[Pa
 def _without_idle_parts(proposals: Sequence[Proposal]) -> list[Proposal]:
     """Without changes made together that gain no more than one of them alone."""
     return [
-        each for each in proposals
+        each
+        for each in proposals
         if not any(
             set(other.changes) < set(each.changes) and other.worth.mean >= each.worth.mean - LEAST_GAIN
             for other in proposals
         )
-    ]  # fmt: skip
+    ]
 
 
 def _proposal(candidate: Candidate, worlds: Sequence[Sequence[Gain]], parts: Sequence[Part]) -> Proposal:
@@ -146,9 +147,13 @@ def _proposal(candidate: Candidate, worlds: Sequence[Sequence[Gain]], parts: Seq
     ]
     worth = {day: fmean(each.worth for each in gains) for day, gains in _grouped(nominal, parts).items()}
     return Proposal(
-        candidate.name, candidate.kinds, candidate.changes, *_estimates(worlds, parts),
-        tuple(days), min(days, key=lambda each: worth[each.day]),
-    )  # fmt: skip
+        candidate.name,
+        candidate.kinds,
+        candidate.changes,
+        *_estimates(worlds, parts),
+        tuple(days),
+        min(days, key=lambda each: worth[each.day]),
+    )
 
 
 def _estimates(worlds: Sequence[Sequence[Gain]], parts: Sequence[Part]) -> tuple[Estimate, Estimate, Estimate]:

@@ -211,10 +211,15 @@ class _Found:
             verdict = judge(best, judged_on, trials, target, factors)
         left_out += [LeftOut(each.kinds[0], each.name, why) for each, why in trials.refused.items()]
         tried = Tried(
-            len(wanted), chosen.num_pairs, trials.runner.num_done, trials.runner.num_simulated,
-            tuple(part.name for part in chosen_on), tuple(part.name for part in judged_on),
-            verdict.undecided, verdict.rejected,
-        )  # fmt: skip
+            len(wanted),
+            chosen.num_pairs,
+            trials.runner.num_done,
+            trials.runner.num_simulated,
+            tuple(part.name for part in chosen_on),
+            tuple(part.name for part in judged_on),
+            verdict.undecided,
+            verdict.rejected,
+        )
         proposals = tuple(replace(each, diff=self._diff(each)) for each in verdict.proposals)
         return self._answer(tried, _mean(before), proposals, left_out, chosen.notes, step_times)
 
@@ -234,9 +239,13 @@ class _Found:
         mean_tokens = float(floats(rows, "prompt_tokens").mean() + floats(rows, "output_tokens").mean())
         suits = all(each.suits_scaling for each in (*self.split.chosen_on, *self.split.judged_on))
         wanted, left_out = candidates(
-            today, self.fleet.document, mean_tokens, lambda document: self.fleet.assemble(part.document(document)),
-            self.options.kinds, "" if suits else "parts of days of less than an hour say nothing about scalers",
-        )  # fmt: skip
+            today,
+            self.fleet.document,
+            mean_tokens,
+            lambda document: self.fleet.assemble(part.document(document)),
+            self.options.kinds,
+            "" if suits else "parts of days of less than an hour say nothing about scalers",
+        )
         served = self.fleet.why_not_served
         if served is None:
             return wanted, left_out
@@ -253,9 +262,14 @@ class _Found:
         return unified_diff(self.fleet.text, edited(self.fleet.text, changes, self.fleet.name), self.fleet.name)
 
     def _answer(
-        self, tried: Tried, today: Outcome | None, proposals: Sequence[Proposal], left_out: Sequence[LeftOut],
-        notes: Sequence[str] = (), step_times: StepTimeFactor | None = None,
-    ) -> Advice:  # fmt: skip
+        self,
+        tried: Tried,
+        today: Outcome | None,
+        proposals: Sequence[Proposal],
+        left_out: Sequence[LeftOut],
+        notes: Sequence[str] = (),
+        step_times: StepTimeFactor | None = None,
+    ) -> Advice:
         return Advice(
             name=str(self.fleet.document.get("name") or self.fleet.name),
             target=self.options.attainment,
@@ -275,9 +289,10 @@ class _Found:
 def _mean(outcomes: Sequence[Outcome]) -> Outcome:
     num = len(outcomes)
     return Outcome(
-        sum(each.usd_per_hour for each in outcomes) / num, sum(each.attainment for each in outcomes) / num,
+        sum(each.usd_per_hour for each in outcomes) / num,
+        sum(each.attainment for each in outcomes) / num,
         sum(each.num_requests for each in outcomes),
-    )  # fmt: skip
+    )
 
 
 def policies_of(document: Mapping[str, Any], name: str) -> Candidate:

@@ -102,7 +102,7 @@ def rows(answer: Advice) -> list[list[str]]:
     return [
         [str(i), each.name, dollars(each.usd_per_month), points(each.attainment), judged, _worst(each)]
         for i, each in enumerate(answer.proposals, 1)
-    ]  # fmt: skip
+    ]
 
 
 def _judged(answer: Advice) -> str:

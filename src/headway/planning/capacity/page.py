@@ -67,10 +67,18 @@ def _all_candidates(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
     for result in plan.options:
         bound = "-" if result.bound_usd_per_hour is None else f"${result.bound_usd_per_hour:,.2f}"
         number = "-" if result.replicas is None else str(result.replicas)
-        rows.append([
-            result.candidate.gpu, str(result.candidate.parallel.tp), result.candidate.policy, result.status, number,
-            bound, str(len(result.points)), result.reason,
-        ])  # fmt: skip
+        rows.append(
+            [
+                result.candidate.gpu,
+                str(result.candidate.parallel.tp),
+                result.candidate.policy,
+                result.status,
+                number,
+                bound,
+                str(len(result.points)),
+                result.reason,
+            ]
+        )
     return ["GPU", "tp", "policy", "status", "replicas", "at least $/h", "rehearsals", "why"], rows
 
 
@@ -111,16 +119,32 @@ def _chart(plan: CapacityPlan, key: str) -> dict[str, Any]:
     shapes = []
     target = plan.targets.attainment
     if key == "attainment" and target is not None:
-        shapes.append({"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 100 * target, "y1": 100 * target,
-                       "line": {"color": QUIET, "width": 1, "dash": "dot"}})  # fmt: skip
+        shapes.append(
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": 100 * target,
+                "y1": 100 * target,
+                "line": {"color": QUIET, "width": 1, "dash": "dot"},
+            }
+        )
     if plan.choice is not None:
         chosen = [point for point in plan.choice.points if point.replicas == plan.choice.replicas]
-        lines += [{
-            "type": "scatter", "mode": "markers", "name": "the plan", "x": [plan.choice.usd_per_hour],
-            "y": [_y(point, key)], "marker": {"symbol": "star", "size": 19, "color": "#f0b14a",
-            "line": {"width": 1.4, "color": INK}},
-            "text": [_hover(plan.choice, point)], "hovertemplate": "%{text}<extra>the plan</extra>",
-        } for point in chosen]  # fmt: skip
+        lines += [
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "the plan",
+                "x": [plan.choice.usd_per_hour],
+                "y": [_y(point, key)],
+                "marker": {"symbol": "star", "size": 19, "color": "#f0b14a", "line": {"width": 1.4, "color": INK}},
+                "text": [_hover(plan.choice, point)],
+                "hovertemplate": "%{text}<extra>the plan</extra>",
+            }
+            for point in chosen
+        ]
     axes = _layout(key)
     axes["xaxis"] |= {"range": [0, _widest_usd(plan)]}
     return {"data": lines, "layout": axes | {"shapes": shapes}}
@@ -137,16 +161,21 @@ def _line(result: CandidateResult, key: str, color: str, symbol: str) -> dict[st
     group = f"{result.candidate.gpu} tp {result.candidate.parallel.tp}"
     usd = result.candidate.usd_per_replica_hour
     return {
-        "type": "scatter", "mode": "lines+markers", "name": group, 
-        "x": [point.replicas * usd for point in result.points], "y": [_y(point, key) for point in result.points],
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": group,
+        "x": [point.replicas * usd for point in result.points],
+        "y": [_y(point, key) for point in result.points],
         "line": {"color": color, "width": 1.2},
         "marker": {
-            "symbol": [symbol if not point.misses else f"{symbol}-open" for point in result.points], "size": 9,
-            "color": color, "line": {"width": 1.6, "color": color},
+            "symbol": [symbol if not point.misses else f"{symbol}-open" for point in result.points],
+            "size": 9,
+            "color": color,
+            "line": {"width": 1.6, "color": color},
         },
         "text": [_hover(result, point) for point in result.points],
         "hovertemplate": "%{text}<extra></extra>",
-    }  # fmt: skip
+    }
 
 
 def _y(point: RehearsedSize, key: str) -> float | None:

@@ -108,9 +108,13 @@ class _CandidateSearch:
 
 class _CapacitySearch:
     def __init__(
-        self, problem: CapacityProblem, evaluate: CapacityEvaluator, judge: Judge | None, together: Together,
+        self,
+        problem: CapacityProblem,
+        evaluate: CapacityEvaluator,
+        judge: Judge | None,
+        together: Together,
         progress: Progress | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.problem, self.evaluate, self.judge, self.together = problem, evaluate, judge, together
         self.progress = progress
         self.rehearsed: dict[tuple[CapacityCandidate, int, Situation], RehearsalMetrics] = {}

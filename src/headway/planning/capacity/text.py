@@ -183,13 +183,19 @@ def candidates_table(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
         notes = ["the plan" if result is plan.choice else result.reason]
         notes += [f"{NOT_CALIBRATED}: {', '.join(result.uncalibrated)}"] if result.uncalibrated else []
         note = "; ".join(filter(None, notes))
-        rows.append([
-            result.candidate.gpu, str(result.candidate.parallel.tp), result.candidate.policy,
-            "-" if number is None else str(number),
-            "-" if number is None else str(number * result.candidate.parallel.num_gpus),
-            "-" if result.usd_per_hour is None else dollars(result.usd_per_hour), energy(planned),
-            *_values(planned, names), note,
-        ])  # fmt: skip
+        rows.append(
+            [
+                result.candidate.gpu,
+                str(result.candidate.parallel.tp),
+                result.candidate.policy,
+                "-" if number is None else str(number),
+                "-" if number is None else str(number * result.candidate.parallel.num_gpus),
+                "-" if result.usd_per_hour is None else dollars(result.usd_per_hour),
+                energy(planned),
+                *_values(planned, names),
+                note,
+            ]
+        )
     return heads, rows
 
 

@@ -88,9 +88,14 @@ class CascadeAnswer(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def plan(
-    request: PlanningRequest, folder: Path | None = None, progress: Callable[[int], None] | None = None,
-    compare: bool = True, curve: int = 0, errors: Sequence[JudgeError] = (), fresh_draws: int = 0,
-) -> CascadeAnswer:  # fmt: skip
+    request: PlanningRequest,
+    folder: Path | None = None,
+    progress: Callable[[int], None] | None = None,
+    compare: bool = True,
+    curve: int = 0,
+    errors: Sequence[JudgeError] = (),
+    fresh_draws: int = 0,
+) -> CascadeAnswer:
     """The best plan whose rehearsal meets the target; where none does, the one that comes nearest.
 
     Where the problem offers combos, the plan without them is made too and taken if it is better. `folder`: of the file

@@ -179,9 +179,14 @@ def deployment_of(tables: Sequence[LatencyTable], gpus: tuple[int, ...], bound_s
 
 
 def deploy(
-    tables: Sequence[LatencyTable], gpus: Gpus, use_all: bool = False, limit: float = inf, gap: float = 0.0,
-    max_evaluations: int | None = None, within_s: float | None = None,
-) -> tuple[Deployment | None, float]:  # fmt: skip
+    tables: Sequence[LatencyTable],
+    gpus: Gpus,
+    use_all: bool = False,
+    limit: float = inf,
+    gap: float = 0.0,
+    max_evaluations: int | None = None,
+    within_s: float | None = None,
+) -> tuple[Deployment | None, float]:
     """The fastest deployment, and a lower bound on the latency of any.
 
     None where there is none, or none below `limit`: then the bound is at least that. `gap`: share by which the bound
@@ -226,9 +231,13 @@ def deploy(
 
 
 def with_spare_gpus(
-    tables: Sequence[LatencyTable], num_gpus: Gpus, deployment: Deployment, use_all: bool = False, gap: float = 0.0,
+    tables: Sequence[LatencyTable],
+    num_gpus: Gpus,
+    deployment: Deployment,
+    use_all: bool = False,
+    gap: float = 0.0,
     max_evaluations: int | None = None,
-) -> Deployment:  # fmt: skip
+) -> Deployment:
     """The same largest latency, with spare GPUs given to the stages where they help most.
 
     The slowest stage keeps its GPUs and the other stages are deployed again, and so on. `gap` and `max_evaluations` as

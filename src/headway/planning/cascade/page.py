@@ -149,16 +149,23 @@ def _picture(answer: CascadeAnswer) -> dict[str, Any]:
             continue
         p95_s, quality, names, is_met = zip(*points, strict=True)
         shape = "star" if group == "chosen" else "circle"
-        traces.append({
-            "type": "scatter", "mode": "lines+markers" if group == "curve" else "markers", "name": group,
-            "x": p95_s, "y": quality, "text": names,
-            "hovertemplate": "%{text}<br>quality %{y:.4g}, p95 %{x:.4g} s<extra></extra>",
-            "line": {"color": COLORS[i], "width": 1.2, "dash": "dot"},
-            "marker": {
-                "color": COLORS[i], "size": 15 if group == "chosen" else 9,
-                "symbol": [shape if met else f"{shape}-open" for met in is_met],
-            },
-        })  # fmt: skip
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers" if group == "curve" else "markers",
+                "name": group,
+                "x": p95_s,
+                "y": quality,
+                "text": names,
+                "hovertemplate": "%{text}<br>quality %{y:.4g}, p95 %{x:.4g} s<extra></extra>",
+                "line": {"color": COLORS[i], "width": 1.2, "dash": "dot"},
+                "marker": {
+                    "color": COLORS[i],
+                    "size": 15 if group == "chosen" else 9,
+                    "symbol": [shape if met else f"{shape}-open" for met in is_met],
+                },
+            }
+        )
     limit: dict[str, Any] = {"type": "line", "line": {"color": "#8a929b", "width": 1, "dash": "dash"}}
     if isinstance(target, LatencyBudget):
         limit |= {"x0": target.latency_s, "x1": target.latency_s, "y0": 0, "y1": 1, "yref": "paper"}

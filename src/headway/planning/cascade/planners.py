@@ -35,9 +35,12 @@ CascadePlanner = Callable[[CascadeProblem, StageLatencies, Bounds], Sequence[Cas
 
 
 def stand_alone(
-    problem: CascadeProblem, model: str, latencies: StageLatencies, bounds: Bounds | None = None,
+    problem: CascadeProblem,
+    model: str,
+    latencies: StageLatencies,
+    bounds: Bounds | None = None,
     effort: Effort | None = None,
-) -> CascadePlan:  # fmt: skip
+) -> CascadePlan:
     """One model for all requests, its replicas tuned by the same search."""
     if model not in problem.names:
         raise unknown("model", model, problem.names, "stand-alone")
@@ -103,9 +106,12 @@ def equal_shares(num_gpus: int, used: tuple[bool, ...]) -> tuple[int, ...]:
 
 
 def cascade_serve(
-    problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds | None = None, effort: Effort | None = None,
+    problem: CascadeProblem,
+    latencies: StageLatencies,
+    bounds: Bounds | None = None,
+    effort: Effort | None = None,
     equal: bool = False,
-) -> CascadePlan:  # fmt: skip
+) -> CascadePlan:
     """CascadeServe as the paper describes it (2, 4.1, 4.2): it plans by load alone.
 
     Thresholds are those that reach the quality with the least work. The deployment is tuned for each model's requests

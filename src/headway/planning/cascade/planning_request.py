@@ -113,14 +113,18 @@ def make_request(
     without_combos = {name: value for name, value in chosen.document.items() if name != "combos"}
     handovers = [combo.parts[0].handover for combo in chosen.fleet.combos if len(combo.parts) > 1]
     return PlanningRequest(
-        problem, simulator, held_out, {**without_combos, "fleet": entries}, base_dir,
+        problem,
+        simulator,
+        held_out,
+        {**without_combos, "fleet": entries},
+        base_dir,
         policies=structs.replace(simulator.policies(chosen), cascade=None),
         seed=chosen.spec.seed,
         template_pools=templates,
         coefficients=coefficients,
         handover_settings=HandoverSettings(pools[0].network_bytes_per_s, *handovers[:1]),
         replan=replan,
-    )  # fmt: skip
+    )
 
 
 def _with_served_day(document: Mapping[str, Any], places: Places, base_dir: Path) -> Mapping[str, Any]:
@@ -162,9 +166,13 @@ def _score_tables(chosen: Scenario) -> tuple[Scores, Scores]:
 
 
 def _problem(
-    chosen: Scenario, scores: Scores, offers: tuple[Offer, ...], target: Target, gpus_per_server: int | None,
+    chosen: Scenario,
+    scores: Scores,
+    offers: tuple[Offer, ...],
+    target: Target,
+    gpus_per_server: int | None,
     first: Pool,
-) -> CascadeProblem:  # fmt: skip
+) -> CascadeProblem:
     rows = generate(chosen.spec.workload, chosen.spec.seed, chosen.base_dir)
     span_s = float(rows.arrival_s[-1] - rows.arrival_s[0]) if len(rows) > 1 else 0.0
     if first.engine.drafts is not None:

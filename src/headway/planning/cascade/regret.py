@@ -81,9 +81,12 @@ def regrets(request: PlanningRequest, latencies: StageLatencies, errors: Sequenc
 
 
 def _regret(
-    request: PlanningRequest, latencies: StageLatencies, error: JudgeError, by_truth: CascadePlan,
+    request: PlanningRequest,
+    latencies: StageLatencies,
+    error: JudgeError,
+    by_truth: CascadePlan,
     target: QualityFloor,
-) -> Regret:  # fmt: skip
+) -> Regret:
     real, truth = _with_judge(request, error), request.problem.scores
     judged = judged_scores(truth, error, request.seed)
     misled = replace(real, problem=replace(real.problem, scores=judged))

@@ -214,9 +214,12 @@ class Trials:
     """The plans of one planner, for one target after the other, each rehearsed once."""
 
     def __init__(
-        self, request: PlanningRequest, latencies: StageLatencies, planner: CascadePlanner | None = None,
+        self,
+        request: PlanningRequest,
+        latencies: StageLatencies,
+        planner: CascadePlanner | None = None,
         rehearsal: Callable[[PlanningRequest, CascadePlan], RehearsalResult] = rehearse,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.request, self.latencies, self.rehearsal = request, latencies, rehearsal
         self.planner: CascadePlanner = planner or SearchPlanner(Search, "cascadia")
         self.results: list[RehearsedPlan] = []

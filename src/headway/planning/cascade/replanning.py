@@ -345,8 +345,11 @@ class Replanner:
         oldest_s = now - PATIENCE * self.config.every_s
         audited = {id: each for id, each in self._audited.items() if each.since_s >= oldest_s}
         answering = {name for each in audited.values() for name in each.scores}
-        complete = {id: each for id, each in audited.items() if answering <= each.scores.keys()
-                    and answering <= each.output_tokens.keys()}  # fmt: skip
+        complete = {
+            id: each
+            for id, each in audited.items()
+            if answering <= each.scores.keys() and answering <= each.output_tokens.keys()
+        }
         has_all_models = self.expected is not None or len(answering) == len(self.models)
         self._audited = audited
         if len(complete) < self.config.least_audited or not self._prompts.num or not has_all_models:

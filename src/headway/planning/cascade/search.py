@@ -99,9 +99,14 @@ class Search:
     """
 
     def __init__(
-        self, problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds | None = None,
-        effort: Effort | None = None, routings: Routings | None = None, sets_of: StageSets | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        problem: CascadeProblem,
+        latencies: StageLatencies,
+        bounds: Bounds | None = None,
+        effort: Effort | None = None,
+        routings: Routings | None = None,
+        sets_of: StageSets | None = None,
+    ) -> None:
         self.problem, self.latencies, self.effort = problem, latencies, effort or Effort()
         self.bounds: Bounds = bounds or StepTimeBounds(problem.gpu, problem.engine)
         self.routings = routings or cascades(problem.scores, [weights_bytes(model) for model in problem.models])

@@ -94,12 +94,18 @@ class StageSimulator:
         settings = self.handover_settings
         pools = [
             Pool(
-                f"{model.name}-{i}", model, self.other_gpus.get(part.gpu, self.gpu), self.engine, part.parallel,
-                part.count, network_bytes_per_s=settings.network_bytes_per_s, role=part.role,
+                f"{model.name}-{i}",
+                model,
+                self.other_gpus.get(part.gpu, self.gpu),
+                self.engine,
+                part.parallel,
+                part.count,
+                network_bytes_per_s=settings.network_bytes_per_s,
+                role=part.role,
                 handover=settings.handover,
             )
             for i, part in enumerate(replicas.parts)
-        ]  # fmt: skip
+        ]
         parts = tuple(pool for pool in pools if pool.role != "mixed")
         mixed = tuple(pool for pool in pools if pool.role == "mixed")
         return Fleet(mixed, (Combo(model.name, parts),) if parts else ())
@@ -125,17 +131,27 @@ def bounds_of(request: PlanningRequest) -> StepTimeBounds:
     problem = request.problem
     in_place = bool(getattr(request.policies.router(), "pairs", False))
     return StepTimeBounds(
-        problem.gpu, problem.engine, num_repeats(problem), request.coefficients, _other_gpus(problem),
+        problem.gpu,
+        problem.engine,
+        num_repeats(problem),
+        request.coefficients,
+        _other_gpus(problem),
         in_place=in_place,
-    )  # fmt: skip
+    )
 
 
 def evaluator_of(request: PlanningRequest) -> StageSimulator:
     problem = request.problem
     return StageSimulator(
-        problem.gpu, problem.engine, request.policies, request.seed, num_repeats(problem), request.coefficients,
-        _other_gpus(problem), request.handover_settings,
-    )  # fmt: skip
+        problem.gpu,
+        problem.engine,
+        request.policies,
+        request.seed,
+        num_repeats(problem),
+        request.coefficients,
+        _other_gpus(problem),
+        request.handover_settings,
+    )
 
 
 def _other_gpus(problem: CascadeProblem) -> dict[str, Gpu]:

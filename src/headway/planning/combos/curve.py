@@ -221,9 +221,16 @@ class CurveRehearsal:
         is_met = run.attainment >= self.options.attainment
         other = self._run(document, OTHER) if is_met else None
         return Sizing(
-            way=way, k=k, quantile=quantile, planned_rps=rps, chance=self._demand().chance(goodput_rps), plan=found,
-            run=run, other=other, is_met=other is not None and other.attainment >= self.options.attainment,
-        )  # fmt: skip
+            way=way,
+            k=k,
+            quantile=quantile,
+            planned_rps=rps,
+            chance=self._demand().chance(goodput_rps),
+            plan=found,
+            run=run,
+            other=other,
+            is_met=other is not None and other.attainment >= self.options.attainment,
+        )
 
     def _run(self, document: dict[str, Any], seed: int) -> Kept:
         seeded = {**document, "seed": int(document.get("seed", 0)) + seed}
@@ -239,9 +246,13 @@ class CurveRehearsal:
             arrival_s = floats(measured.records.workload, "arrival_s", measured.id)
             found, served = stability(arrival_s, measured.ttft_s, in_time), while_arriving(measured, in_time)
             return Kept(
-                found.num_requests, found.attainment, found.attainment_low, found.attainment_high,
-                served.usd_per_hour, served.tokens_per_usd,
-            )  # fmt: skip
+                found.num_requests,
+                found.attainment,
+                found.attainment_low,
+                found.attainment_high,
+                served.usd_per_hour,
+                served.tokens_per_usd,
+            )
 
         return self.cache.get(scenario_key(scenario, "curve", seed), Kept, simulated)
 

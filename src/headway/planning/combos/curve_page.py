@@ -72,14 +72,20 @@ def _picture(answer: CurveAnswer) -> dict[str, object]:
     for i, way in enumerate(dict.fromkeys(each.way for each in answer.sizings)):
         some = [each for each in answer.sizings if each.way == way]
         kept = [each.other or each.run for each in some]
-        traces.append({
-            "type": "scatter", "mode": "lines+markers", "name": way,
-            "x": [each.usd_per_hour for each in kept], "y": [100 * each.attainment for each in kept],
-            "text": [f"k {each.k:.3g}" for each in some],
-            "hovertemplate": "%{text}<br>$%{x:.2f}/h, %{y:.1f}% in time<extra></extra>",
-            "marker": {
-                "color": COLORS[i % len(COLORS)], "size": 10,
-                "symbol": ["circle" if each is answer.chosen else "circle-open" for each in some],
-            },
-        })  # fmt: skip
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": way,
+                "x": [each.usd_per_hour for each in kept],
+                "y": [100 * each.attainment for each in kept],
+                "text": [f"k {each.k:.3g}" for each in some],
+                "hovertemplate": "%{text}<br>$%{x:.2f}/h, %{y:.1f}% in time<extra></extra>",
+                "marker": {
+                    "color": COLORS[i % len(COLORS)],
+                    "size": 10,
+                    "symbol": ["circle" if each is answer.chosen else "circle-open" for each in some],
+                },
+            }
+        )
     return {"data": traces, "layout": layout("$/h", "requests in time (%)", 380, showlegend=True)}

@@ -10,8 +10,16 @@ from headway.report.charts import layout
 from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
 
 HEADS = (
-    "service", "combo", "planned", "$/h", "goodput/s", "tokens/$ served", "Eq. 15", "step times", "not calibrated",
-)  # fmt: skip
+    "service",
+    "combo",
+    "planned",
+    "$/h",
+    "goodput/s",
+    "tokens/$ served",
+    "Eq. 15",
+    "step times",
+    "not calibrated",
+)
 RUN_HEADS = ("service", "router", "", "requests", "in time", "95%", "growth of waits, s/s")
 
 
@@ -122,16 +130,22 @@ def _picture(plan: ComboPlan, selection: Selection, service: str) -> dict[str, A
     for i, types in enumerate(dict.fromkeys(map(_gpu_types, some))):
         here = [each for each in some if _gpu_types(each) == types]
         planned = [bool(plan.counts.get((service, each.combo.label))) for each in here]
-        traces.append({
-            "type": "scatter", "mode": "markers", "name": types,
-            "x": [each.combo.usd_per_hour for each in here], "y": [each.goodput_rps for each in here],
-            "text": [each.combo.label + ("" if each.calibrated else ", not calibrated") for each in here],
-            "hovertemplate": "%{text}<br>$%{x:.2f}/h, %{y:.3g} requests/s<extra></extra>",
-            "marker": {
-                "color": COLORS[i % len(COLORS)], "size": [14 if chosen else 8 for chosen in planned],
-                "symbol": ["circle" if chosen else "circle-open" for chosen in planned],
-            },
-        })  # fmt: skip
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": types,
+                "x": [each.combo.usd_per_hour for each in here],
+                "y": [each.goodput_rps for each in here],
+                "text": [each.combo.label + ("" if each.calibrated else ", not calibrated") for each in here],
+                "hovertemplate": "%{text}<br>$%{x:.2f}/h, %{y:.3g} requests/s<extra></extra>",
+                "marker": {
+                    "color": COLORS[i % len(COLORS)],
+                    "size": [14 if chosen else 8 for chosen in planned],
+                    "symbol": ["circle" if chosen else "circle-open" for chosen in planned],
+                },
+            }
+        )
     return {"data": traces, "layout": layout("$/h", "goodput (requests/s)", 380, showlegend=True)}
 
 

@@ -199,9 +199,14 @@ def plan(
     """
     cache = RehearsalCache(cache_dir)
     profiler = GoodputProfiler(
-        {each.service.name: each for each in scenarios}, simulator, cache, options.attainment, options.num_requests,
-        progress, pool=pool,
-    )  # fmt: skip
+        {each.service.name: each for each in scenarios},
+        simulator,
+        cache,
+        options.attainment,
+        options.num_requests,
+        progress,
+        pool=pool,
+    )
     services = [each.service for each in scenarios]
     selection = select(
         services,
@@ -278,9 +283,12 @@ def _lasting(
 
 
 def _profiled(
-    asked: Sequence[ServiceScenario], options: ComboOptions, selection: Selection, profiler: GoodputProfiler,
+    asked: Sequence[ServiceScenario],
+    options: ComboOptions,
+    selection: Selection,
+    profiler: GoodputProfiler,
     together: Together,
-) -> tuple[ComboPlan, Selection]:  # fmt: skip
+) -> tuple[ComboPlan, Selection]:
     """A plan of combos with long profiles.
 
     Short profiles are too high, if anything, so a plan whose combos all have long ones is the best of all.

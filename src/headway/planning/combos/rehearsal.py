@@ -146,9 +146,12 @@ class GoodputProfiler:
             longer, growth = LENGTHEN, LASTING_GROWTH
         gpus = {group.gpu: chosen.find_gpu(group.gpu) for group in combo.groups}
         fluid = FluidEstimate(
-            {service.model.name: service.model}, gpus, service.engine, service.network_bytes_per_s,
+            {service.model.name: service.model},
+            gpus,
+            service.engine,
+            service.network_bytes_per_s,
             service.coefficients_on,
-        )  # fmt: skip
+        )
         most = fluid.goodput_rps(combo, service.pattern, service.slo)
         if most <= 0:
             return 0.0

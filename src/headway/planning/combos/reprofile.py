@@ -91,9 +91,13 @@ def reprofile(
         for shape in (shape_of(each),)
     )
     return ReprofileAnswer(
-        found, service.most_requests or 0, pattern.prompt_tokens, pattern.output_tokens, profiler.num_simulated,
+        found,
+        service.most_requests or 0,
+        pattern.prompt_tokens,
+        pattern.output_tokens,
+        profiler.num_simulated,
         cache.num_found,
-    )  # fmt: skip
+    )
 
 
 def _mean_rps(requests: Path) -> float:

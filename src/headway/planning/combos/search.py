@@ -342,8 +342,14 @@ class DeploymentProgram:
             gap=gap,
             combos=tuple(
                 PlannedCombo(
-                    each.service, each.combo, numbers[each], each.goodput_rps, each.combo.usd_per_hour,
-                    each.tokens_per_usd, each.calibrated, each.uncalibrated,
+                    each.service,
+                    each.combo,
+                    numbers[each],
+                    each.goodput_rps,
+                    each.combo.usd_per_hour,
+                    each.tokens_per_usd,
+                    each.calibrated,
+                    each.uncalibrated,
                 )
                 for each in ordered
             ),
@@ -353,7 +359,7 @@ class DeploymentProgram:
             services=services,
             binding=binding,
             why=why,
-        )  # fmt: skip
+        )
 
 
 def _undominated(

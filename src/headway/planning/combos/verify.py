@@ -20,8 +20,11 @@ def faults(problem: ComboProblem, plan: ComboPlan) -> tuple[str, ...]:
 
 def _combos(problem: ComboProblem, plan: ComboPlan) -> list[str]:
     known = {(each.service, each.combo, each.goodput_rps) for each in problem.candidates}
-    wrong = [f"{c.combo.label} is not a candidate of {c.service}" for c in plan.combos
-             if (c.service, c.combo, c.goodput_rps) not in known]  # fmt: skip
+    wrong = [
+        f"{c.combo.label} is not a candidate of {c.service}"
+        for c in plan.combos
+        if (c.service, c.combo, c.goodput_rps) not in known
+    ]
     return wrong + [f"{c.combo.label}: count {c.count}" for c in plan.combos if c.count < 1]
 
 
@@ -30,8 +33,11 @@ def _limits(problem: ComboProblem, plan: ComboPlan) -> list[str]:
     for planned in plan.combos:
         for group in planned.combo.groups:
             used[group.gpu] = used.get(group.gpu, 0) + planned.count * group.tp * group.instances
-    wrong = [f"{gpu}: {num} in use of {problem.limits[gpu]}" for gpu, num in used.items()
-             if gpu in problem.limits and num > problem.limits[gpu]]  # fmt: skip
+    wrong = [
+        f"{gpu}: {num} in use of {problem.limits[gpu]}"
+        for gpu, num in used.items()
+        if gpu in problem.limits and num > problem.limits[gpu]
+    ]
     return wrong if used == plan.gpus else [*wrong, f"gpus: {plan.gpus}, but {used} are in use"]
 
 

@@ -157,13 +157,17 @@ def _week(
 ) -> FleetWeek:
     is_met = found.status == "met"
     return FleetWeek(
-        begins=forecast.hour(steps.start).isoformat(), num_hours=len(steps),
-        busiest_begins=forecast.hour(at).isoformat(), p50_requests_per_s=float(forecast.rates(0.5)[at]),
-        planned_requests_per_s=rate, by_model_requests_per_s=by_model,
-        gpus=dict(found.gpus) if is_met else {}, router=found.points[0].router if is_met else "",
+        begins=forecast.hour(steps.start).isoformat(),
+        num_hours=len(steps),
+        busiest_begins=forecast.hour(at).isoformat(),
+        p50_requests_per_s=float(forecast.rates(0.5)[at]),
+        planned_requests_per_s=rate,
+        by_model_requests_per_s=by_model,
+        gpus=dict(found.gpus) if is_met else {},
+        router=found.points[0].router if is_met else "",
         usd_per_hour=found.usd_per_hour if is_met else None,
         usd=_usd(found) * len(steps) if is_met else None,
-    )  # fmt: skip
+    )
 
 
 def _costed(weeks: tuple[FleetWeek, ...], largest: FleetPlan, chance: float, num_hours: int) -> FleetDemandPlan:
@@ -222,13 +226,17 @@ def _listed(gpus: Mapping[str, int]) -> str:
 def week_rows(found: FleetDemandPlan) -> list[list[object]]:
     return [
         [
-            week_name(week.begins, week.num_hours), hour_name(week.busiest_begins), f"{week.p50_requests_per_s:.4g}",
-            f"{week.planned_requests_per_s:.4g}", _listed(week.gpus) or "not enough", week.router or "-",
+            week_name(week.begins, week.num_hours),
+            hour_name(week.busiest_begins),
+            f"{week.p50_requests_per_s:.4g}",
+            f"{week.planned_requests_per_s:.4g}",
+            _listed(week.gpus) or "not enough",
+            week.router or "-",
             "-" if week.usd_per_hour is None else f"{week.usd_per_hour:,.2f}",
             "-" if week.usd is None else f"{week.usd:,.0f}",
         ]
         for week in found.weeks
-    ]  # fmt: skip
+    ]
 
 
 def check_chance(chance: float) -> None:

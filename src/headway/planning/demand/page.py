@@ -46,15 +46,28 @@ def _charts(plan: DemandPlan, forecast: DemandForecast) -> dict[str, Any]:
     line = {"type": "scatter", "mode": "lines", "x": hours}
     traces = [
         {**line, "y": low, "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False},
-        {**line, "y": high, "line": {"width": 0}, "fill": "tonexty", "fillcolor": "rgba(47, 109, 179, 0.2)",
-         "hoverinfo": "skip", "name": "10% to 90%"},
+        {
+            **line,
+            "y": high,
+            "line": {"width": 0},
+            "fill": "tonexty",
+            "fillcolor": "rgba(47, 109, 179, 0.2)",
+            "hoverinfo": "skip",
+            "name": "10% to 90%",
+        },
         {**line, "y": median, "line": {"width": 1.4, "color": COLORS[0]}, "name": "median"},
-    ]  # fmt: skip
+    ]
     rates, served = dict(plan.served), list[float | None]()
     for week in plan.weeks:
         served += [None if week.replicas is None else rates.get(week.replicas)] * week.num_hours
     if any(each is not None for each in served):
-        traces.append({**line, "y": served, "line": {"width": 1.6, "color": COLORS[1], "shape": "hv"},
-                       "name": "served by the week's replicas"})  # fmt: skip
+        traces.append(
+            {
+                **line,
+                "y": served,
+                "line": {"width": 1.6, "color": COLORS[1], "shape": "hv"},
+                "name": "served by the week's replicas",
+            }
+        )
     legend = {"orientation": "h", "y": -0.2, "x": 0}
     return {"demand": {"data": traces, "layout": layout("", "requests/s", 380, showlegend=True, legend=legend)}}

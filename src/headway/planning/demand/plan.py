@@ -158,9 +158,15 @@ class _DemandPlanner:
         chance = self.options.chance
         quantile = chance if self.model_chance is None else chance / self.model_chance
         made = DemandPlan(
-            "infeasible", chance, quantile, self.model_chance, self.choice.candidate.label, self.num_gpus, self.usd,
+            "infeasible",
+            chance,
+            quantile,
+            self.model_chance,
+            self.choice.candidate.label,
+            self.num_gpus,
+            self.usd,
             self.best,
-        )  # fmt: skip
+        )
         if quantile > SUREST:
             why = (
                 f"the errors of the step times alone leave a chance of {self.model_chance:.0%} at a quarter of the"
@@ -178,10 +184,15 @@ class _DemandPlanner:
             most = self.served.most
             self.notes.append(f"a week needs more than {most} replicas: --max-replicas allows more")
         return structs.replace(
-            made, status="met" if is_met else "short", weeks=weeks, due=due, reserve=reserve,
+            made,
+            status="met" if is_met else "short",
+            weeks=weeks,
+            due=due,
+            reserve=reserve,
             served=tuple((n, float(f"{rate:.5g}")) for n, rate in self.served.known.items()),
-            num_rehearsals=self.best.num_rehearsals + self.served.num_rehearsals, notes=tuple(self.notes),
-        )  # fmt: skip
+            num_rehearsals=self.best.num_rehearsals + self.served.num_rehearsals,
+            notes=tuple(self.notes),
+        )
 
     def _model_chance(self) -> tuple[float | None, list[str]]:
         """The chance that the step times must leave, and what is to be said of it.
@@ -217,15 +228,18 @@ class _DemandPlanner:
         replicas = self.served.need(planned_rps)
         before = None if replicas is None or replicas == 1 else replicas - 1
         return WeekPlan(
-            begins=self.forecast.hour(steps.start).isoformat(), num_hours=len(steps),
+            begins=self.forecast.hour(steps.start).isoformat(),
+            num_hours=len(steps),
             busiest_begins=self.forecast.hour(steps.start + int(median.argmax())).isoformat(),
-            p50_requests_per_s=float(median.max()), p90_requests_per_s=float(self.forecast.rates(0.9)[at].max()),
-            planned_requests_per_s=planned_rps, replicas=replicas,
+            p50_requests_per_s=float(median.max()),
+            p90_requests_per_s=float(self.forecast.rates(0.9)[at].max()),
+            planned_requests_per_s=planned_rps,
+            replicas=replicas,
             num_gpus=None if replicas is None else replicas * self.num_gpus,
             chance=None if replicas is None else self._chance(replicas, at),
             chance_with_one_less=None if before is None else self._chance(before, at),
             usd=None if replicas is None else replicas * self.usd * len(steps),
-        )  # fmt: skip
+        )
 
     def _chance(self, replicas: int, at: slice) -> float:
         """The quantile of the busiest hour's demand that these replicas serve, times the chance of the step times."""
@@ -265,14 +279,20 @@ class _DemandPlanner:
         if rented == "spot":
             self.notes.append("spot GPUs may be taken away at any time, and the chance does not hold this")
         return ReservePlan(
-            reserved_replicas=base, num_reserved_gpus=base * self.num_gpus,
-            most_rented_gpus=(max(needs) - base) * self.num_gpus, rented_gpu_hours=gpu_hours, rented=rented,
-            on_demand_usd_per_gpu_hour=on_demand, reserved_usd_per_gpu_hour=reserved, spot_usd_per_gpu_hour=spot,
+            reserved_replicas=base,
+            num_reserved_gpus=base * self.num_gpus,
+            most_rented_gpus=(max(needs) - base) * self.num_gpus,
+            rented_gpu_hours=gpu_hours,
+            rented=rented,
+            on_demand_usd_per_gpu_hour=on_demand,
+            reserved_usd_per_gpu_hour=reserved,
+            spot_usd_per_gpu_hour=spot,
             break_even_utilisation=None if reserved is None or rent <= 0 else reserved / rent,
-            used_share=used_share(needs), usd_per_month=usd + gpu_hours * rent / months,
+            used_share=used_share(needs),
+            usd_per_month=usd + gpu_hours * rent / months,
             usd_per_month_all_on_demand=max(needs) * self.num_gpus * on_demand * HOURS_A_MONTH,
             schedule=self._schedule(needs, max(base, min(needs))),
-        )  # fmt: skip
+        )
 
     def _schedule(self, needs: list[int], base: int) -> tuple[ScheduledNumber, ...]:
         """The most replicas of each hour of the day over the forecast; a replica is asked for before it is needed."""
@@ -282,9 +302,11 @@ class _DemandPlanner:
         found = []
         for first, length, replicas in runs(hours_of_day(needs, hour), base):
             minute = int((first * 60 - early_s // 60) % (DAY_HOURS * 60))
-            found.append(ScheduledNumber(
-                f"{minute % 60} {minute // 60} * * *", length * HOUR_S + early_s, replicas, self.forecast.time_zone
-            ))  # fmt: skip
+            found.append(
+                ScheduledNumber(
+                    f"{minute % 60} {minute // 60} * * *", length * HOUR_S + early_s, replicas, self.forecast.time_zone
+                )
+            )
         return tuple(found)
 
 

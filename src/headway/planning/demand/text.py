@@ -80,12 +80,17 @@ def week_rows(plan: DemandPlan) -> list[list[object]]:
 
 def _row(week: WeekPlan) -> list[object]:
     return [
-        week_name(week.begins, week.num_hours), hour_name(week.busiest_begins), f"{week.p50_requests_per_s:.4g}",
-        f"{week.p90_requests_per_s:.4g}", f"{week.planned_requests_per_s:.4g}",
+        week_name(week.begins, week.num_hours),
+        hour_name(week.busiest_begins),
+        f"{week.p50_requests_per_s:.4g}",
+        f"{week.p90_requests_per_s:.4g}",
+        f"{week.planned_requests_per_s:.4g}",
         "more" if week.replicas is None else str(week.replicas),
-        "-" if week.num_gpus is None else str(week.num_gpus), _share(week.chance),
-        _share(week.chance_with_one_less), "-" if week.usd is None else f"{week.usd:,.0f}",
-    ]  # fmt: skip
+        "-" if week.num_gpus is None else str(week.num_gpus),
+        _share(week.chance),
+        _share(week.chance_with_one_less),
+        "-" if week.usd is None else f"{week.usd:,.0f}",
+    ]
 
 
 def week_name(begins: str, num_hours: int) -> str:

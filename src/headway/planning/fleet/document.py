@@ -35,9 +35,13 @@ def slo_of(text: str) -> dict[str, float]:
 
 
 def of_trace(
-    path: Path, models: Mapping[str, str], engine: str | None = None, limit: int | None = None,
-    rate_scale: float | None = None, assume: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    path: Path,
+    models: Mapping[str, str],
+    engine: str | None = None,
+    limit: int | None = None,
+    rate_scale: float | None = None,
+    assume: bool = False,
+) -> dict[str, Any]:
     """A scenario with the trace's requests, and a pool for each of its models.
 
     `models`: requested names -> models of the catalog, folders with a config.json, or repositories in the hub's local

@@ -73,10 +73,25 @@ def decision(plan: FleetPlan) -> Figure:
     kinds = list(dict.fromkeys(each.kind for each in plan.points))
     traces = [_trace(kind, [each for each in plan.points if each.kind == kind]) for kind in reversed(kinds)]
     target = nines(plan.target)
-    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target,
-            "line": {"color": QUIET, "width": 1, "dash": "dot"}}  # fmt: skip
-    note = {"xref": "paper", "x": 1, "y": target, "text": f"asked for: {share(plan.target)}", "showarrow": False,
-            "xanchor": "right", "yanchor": "top", "font": {"size": 12, "color": QUIET}}  # fmt: skip
+    line = {
+        "type": "line",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "y0": target,
+        "y1": target,
+        "line": {"color": QUIET, "width": 1, "dash": "dot"},
+    }
+    note = {
+        "xref": "paper",
+        "x": 1,
+        "y": target,
+        "text": f"asked for: {share(plan.target)}",
+        "showarrow": False,
+        "xanchor": "right",
+        "yanchor": "top",
+        "font": {"size": 12, "color": QUIET},
+    }
     costs = [each.usd_per_hour for each in plan.points]
     room = MARGIN * (max(costs) - min(costs)) or 0.1 * max(costs) or 1.0
     reached = [nines(each.interval.low if each.interval else each.attainment) for each in plan.points]
@@ -93,10 +108,17 @@ def decision(plan: FleetPlan) -> Figure:
     return {
         "data": traces,
         "layout": layout(
-            "$ an hour", "requests within their SLOs", 440, shapes=[line], annotations=[note], showlegend=True,
-            legend=legend, margin={"l": 62, "r": 14, "t": 10, "b": 44}, **axes,
+            "$ an hour",
+            "requests within their SLOs",
+            440,
+            shapes=[line],
+            annotations=[note],
+            showlegend=True,
+            legend=legend,
+            margin={"l": 62, "r": 14, "t": 10, "b": 44},
+            **axes,
         ),
-    }  # fmt: skip
+    }
 
 
 def nines(attainment: float) -> float:

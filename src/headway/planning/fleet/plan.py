@@ -155,10 +155,16 @@ class FleetPlanner:
         bounds = interval(worst)
         mean = fmean(worst)
         return FleetPoint(
-            kind, label, dict(policies), parts=parts, usd_per_hour=usd(parts), runs=runs, attainment=mean,
+            kind,
+            label,
+            dict(policies),
+            parts=parts,
+            usd_per_hour=usd(parts),
+            runs=runs,
+            attainment=mean,
             interval=None if bounds is None else Estimate(mean, max(0.0, bounds[0]), min(1.0, bounds[1])),
             is_met=worst[0] >= self.options.attainment,
-        )  # fmt: skip
+        )
 
     def choose_seeds(self) -> None:
         """The number of seeds of every whole fleet."""
@@ -264,11 +270,16 @@ def plan(question: FleetQuestion) -> FleetPlan:
     if without and (not parts or usd(without) <= usd(parts) * (1 + WORTH)):
         parts = without
     common = FleetPlan(
-        status="short", sentences=(), target=options.attainment, slo=_slo(planner.template.document),
+        status="short",
+        sentences=(),
+        target=options.attainment,
+        slo=_slo(planner.template.document),
         models=planner.num_requests,
-        limits={offer.gpu.name: offer.limit for offer in options.offers}, options=sized, why=why,
+        limits={offer.gpu.name: offer.limit for offer in options.offers},
+        options=sized,
+        why=why,
         unservable=planner.unservable,
-    )  # fmt: skip
+    )
     if not parts:
         short = structs.replace(
             common, notes=tuple(planner.notes), num_simulated=planner.num_simulated, num_found=planner.num_found

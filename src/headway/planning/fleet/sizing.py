@@ -88,9 +88,12 @@ def _together(task: SizingTask) -> SizedOptions:
         "policies": {"routing": task.routing},
     }
     options = CapacityOptions(
-        gpus=(offer.gpu.name,), tps=tps or (1,), targets=Targets(attainment=task.attainment), situations=(),
+        gpus=(offer.gpu.name,),
+        tps=tps or (1,),
+        targets=Targets(attainment=task.attainment),
+        situations=(),
         max_replicas=min(MOST_UNITS, 4 * (offer.limit or MOST_UNITS)),
-    )  # fmt: skip
+    )
     try:
         best, done = plan_capacity(document, Places(), template.base_dir, options, task.simulator, task.cache_dir)
     except HeadwayError as error:
@@ -129,9 +132,16 @@ def _split(task: SizingTask) -> SizedOptions:
         )
         counts[was_found] += 1
         return RehearsalMetrics(
-            run.ttft_p99_s, run.tpot_p99_s, run.e2e_p99_s, run.worst, None, None, run.num_requests, run.num_requests,
+            run.ttft_p99_s,
+            run.tpot_p99_s,
+            run.e2e_p99_s,
+            run.worst,
+            None,
+            None,
+            run.num_requests,
+            run.num_requests,
             calibrated=True,
-        )  # fmt: skip
+        )
 
     candidates = tuple(
         CapacityCandidate(unit.label, Parallel(1), task.routing, max(unit.usd_per_hour, 1e-9)) for unit in units

@@ -136,9 +136,16 @@ def _point(each: FleetPoint, target: float) -> list[str]:
     latencies = ["never" if value is None else seconds(value) for value in (run.ttft_p99_s, run.tpot_p99_s)]
     number = sum(sum(part.gpus.values()) for part in each.parts)
     return [
-        each.label, each.router, str(number), dollars(each.usd_per_hour), energy(run.kwh_per_day), share(run.worst),
-        _interval(each.interval), *latencies, note,
-    ]  # fmt: skip
+        each.label,
+        each.router,
+        str(number),
+        dollars(each.usd_per_hour),
+        energy(run.kwh_per_day),
+        share(run.worst),
+        _interval(each.interval),
+        *latencies,
+        note,
+    ]
 
 
 def option_rows(plan: FleetPlan) -> list[list[str]]:

@@ -122,9 +122,16 @@ def _headway(inputs: LadderInputs) -> list[ScalerCandidate]:
 
 
 FAMILIES: Mapping[str, Callable[[LadderInputs], list[ScalerCandidate]]] = {
-    "headway": _headway, "reactive": _reactive, "hpa": _hpa, "keda": _keda, "freeness": _freeness, "chiron": _chiron,
-    "lt-i": _long_term("lt-i", "LT-I"), "lt-u": _long_term("lt-u", "LT-U"), "lt-ua": _long_term("lt-ua", "LT-UA"),
-}  # fmt: skip
+    "headway": _headway,
+    "reactive": _reactive,
+    "hpa": _hpa,
+    "keda": _keda,
+    "freeness": _freeness,
+    "chiron": _chiron,
+    "lt-i": _long_term("lt-i", "LT-I"),
+    "lt-u": _long_term("lt-u", "LT-U"),
+    "lt-ua": _long_term("lt-ua", "LT-UA"),
+}
 
 
 def ladders(names: Sequence[str], inputs: LadderInputs) -> list[ScalerCandidate]:

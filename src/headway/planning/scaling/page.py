@@ -119,20 +119,53 @@ def _picture(answer: StartUpPlan, max_late: float) -> dict[str, Any]:
     if answer.chosen is not None:
         best = answer.results[answer.chosen]
         star = {"symbol": "star", "size": 18, "color": "#f0b14a", "line": {"width": 1.4, "color": INK}}
-        traces.append({
-            "type": "scatter", "mode": "markers", "name": "chosen", "x": [best.gpu_hours], "y": [100 * best.late],
-            "marker": star, "text": [_hover(best)], "hovertemplate": "%{text}<extra>chosen</extra>",
-        })  # fmt: skip
-    shapes = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 100 * max_late, "y1": 100 * max_late,
-               "line": {"color": QUIET, "width": 1, "dash": "dot"}}]  # fmt: skip
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "chosen",
+                "x": [best.gpu_hours],
+                "y": [100 * best.late],
+                "marker": star,
+                "text": [_hover(best)],
+                "hovertemplate": "%{text}<extra>chosen</extra>",
+            }
+        )
+    shapes = [
+        {
+            "type": "line",
+            "xref": "paper",
+            "x0": 0,
+            "x1": 1,
+            "y0": 100 * max_late,
+            "y1": 100 * max_late,
+            "line": {"color": QUIET, "width": 1, "dash": "dot"},
+        }
+    ]
     if answer.bound_gpu_hours is not None:
         at = answer.bound_gpu_hours
-        shapes.append({"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": at, "x1": at,
-                       "line": {"color": INK, "width": 1, "dash": "dash"}})  # fmt: skip
-        traces.append({
-            "type": "scatter", "mode": "lines", "name": "proven bound (95% in time)", "x": [at, at], "y": [0, 0],
-            "line": {"color": INK, "width": 1, "dash": "dash"}, "hoverinfo": "skip",
-        })  # fmt: skip
+        shapes.append(
+            {
+                "type": "line",
+                "yref": "paper",
+                "y0": 0,
+                "y1": 1,
+                "x0": at,
+                "x1": at,
+                "line": {"color": INK, "width": 1, "dash": "dash"},
+            }
+        )
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": "proven bound (95% in time)",
+                "x": [at, at],
+                "y": [0, 0],
+                "line": {"color": INK, "width": 1, "dash": "dash"},
+                "hoverinfo": "skip",
+            }
+        )
     return {
         "data": traces,
         "layout": layout(
@@ -145,16 +178,26 @@ def _points(name: str, results: Sequence[ScalerResult], color: str, dash: str = 
     """All settings of a scaler, and a line through those that its own other settings do not beat."""
     best = sorted((each for each in results if is_on_frontier(each, results)), key=lambda each: each.gpu_hours)
     line = {
-        "type": "scatter", "mode": "lines", "legendgroup": name, "showlegend": False, "hoverinfo": "skip",
-        "x": [each.gpu_hours for each in best], "y": [100 * each.late for each in best],
+        "type": "scatter",
+        "mode": "lines",
+        "legendgroup": name,
+        "showlegend": False,
+        "hoverinfo": "skip",
+        "x": [each.gpu_hours for each in best],
+        "y": [100 * each.late for each in best],
         "line": {"color": color, "width": 1.2, "dash": dash},
-    }  # fmt: skip
+    }
     points = {
-        "type": "scatter", "mode": "markers", "name": name, "legendgroup": name,
-        "x": [each.gpu_hours for each in results], "y": [100 * each.late for each in results],
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "legendgroup": name,
+        "x": [each.gpu_hours for each in results],
+        "y": [100 * each.late for each in results],
         "marker": {"color": color, "size": [11 if each.on_frontier else 7 for each in results]},
-        "text": [_hover(each) for each in results], "hovertemplate": "%{text}<extra></extra>",
-    }  # fmt: skip
+        "text": [_hover(each) for each in results],
+        "hovertemplate": "%{text}<extra></extra>",
+    }
     return [line, points]
 
 

@@ -148,9 +148,13 @@ class _Task:
         if self.with_bound:
             try:
                 bound = gpu_hours_bound(
-                    self.scenario.fleet, records, StepTimes(self.scenario).model, warmup_s=warmup_s, slo=spec.slo,
+                    self.scenario.fleet,
+                    records,
+                    StepTimes(self.scenario).model,
+                    warmup_s=warmup_s,
+                    slo=spec.slo,
                     to_the_end=spec.simulation.until_s is None,
-                )  # fmt: skip
+                )
             except HeadwayError:
                 bound = None  # no plan serves the trace in time
         starts = sum(each.origin != "initial" for each in records.replicas)
@@ -195,9 +199,13 @@ class StartUpCase:
     """One start time: its scenario and candidates."""
 
     def __init__(
-        self, document: Mapping[str, Any], startup_s: float | None, options: ScalingOptions, assemble: Assemble,
+        self,
+        document: Mapping[str, Any],
+        startup_s: float | None,
+        options: ScalingOptions,
+        assemble: Assemble,
         oracle: Oracle,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.startup_s, self.options = startup_s, options
         self.notes: list[str] = []
         self.document = without_scaling(document) if startup_s is None else with_start(document, startup_s)

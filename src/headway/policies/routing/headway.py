@@ -84,9 +84,17 @@ class _ReplicaState:
     """What the router has counted and observed of one replica."""
 
     __slots__ = (
-        "decoding_tokens", "ended_tokens", "mean_prompt_s", "num_decoding", "observed", "placed_tokens", "prompts_s",
-        "rate_rps", "speed", "updated_s",
-    )  # fmt: skip
+        "decoding_tokens",
+        "ended_tokens",
+        "mean_prompt_s",
+        "num_decoding",
+        "observed",
+        "placed_tokens",
+        "prompts_s",
+        "rate_rps",
+        "speed",
+        "updated_s",
+    )
 
     def __init__(self, speed: EngineSpeed | None = None) -> None:  # pickle passes none to a compiled class
         self.speed = EngineSpeed() if speed is None else speed
@@ -345,13 +353,24 @@ class HeadwayRouter:
         if features.ttft_slo_s:
             self._see_busy(ratio * share, (num + 1) / max(load.max_num_seqs, 1), needed / max(load.capacity_tokens, 1))
             delayed = _num_delayed(
-                features.ttft_slo_s, state.rate_rps, wait_s + ratio * state.mean_prompt_s,
-                ratio * (prompt_s + more_room_s), self._busy,
-            )  # fmt: skip
+                features.ttft_slo_s,
+                state.rate_rps,
+                wait_s + ratio * state.mean_prompt_s,
+                ratio * (prompt_s + more_room_s),
+                self._busy,
+            )
         return self._score(
-            features, wait_s + ratio * prompt_s, 0.0, ratio * prompt_s, delayed, ratio * step_s, ratio * next_step_s,
-            beside, beside, share,
-        )  # fmt: skip
+            features,
+            wait_s + ratio * prompt_s,
+            0.0,
+            ratio * prompt_s,
+            delayed,
+            ratio * step_s,
+            ratio * next_step_s,
+            beside,
+            beside,
+            share,
+        )
 
     def _pair(self, request: RequestView, features: _Features, first: ReplicaView, last: ReplicaView) -> _Candidate:
         """One replica for the prompt, and another one for the answer."""
@@ -381,13 +400,24 @@ class HeadwayRouter:
         if features.ttft_slo_s:
             self._see_busy(of_first * share, 0.0, 0.0)
             delayed = _num_delayed(
-                features.ttft_slo_s, at_first.rate_rps, wait_s + of_first * at_first.mean_prompt_s,
-                of_first * prompt_s, self._busy,
-            )  # fmt: skip
+                features.ttft_slo_s,
+                at_first.rate_rps,
+                wait_s + of_first * at_first.mean_prompt_s,
+                of_first * prompt_s,
+                self._busy,
+            )
         score = self._score(
-            features, wait_s + of_first * prompt_s, of_last * move_s, of_first * prompt_s, delayed, of_last * step_s,
-            of_last * next_step_s, num_beside, num, at_last.prompts_s / _SHARE_WINDOW_S,
-        )  # fmt: skip
+            features,
+            wait_s + of_first * prompt_s,
+            of_last * move_s,
+            of_first * prompt_s,
+            delayed,
+            of_last * step_s,
+            of_last * next_step_s,
+            num_beside,
+            num,
+            at_last.prompts_s / _SHARE_WINDOW_S,
+        )
         return _Candidate(score, first.id, last.id, prompt_s, tokens)
 
     def _in_combos(self, request: RequestView, features: _Features, split: Sequence[ReplicaView]) -> list[_Candidate]:
@@ -415,9 +445,17 @@ class HeadwayRouter:
 
     @staticmethod
     def _score(
-        features: _Features, wait_s: float, move_s: float, prompt_s: float, delayed: float,
-        step_s: float, next_step_s: float, num_beside: int, num: int, share: float,
-    ) -> float:  # fmt: skip
+        features: _Features,
+        wait_s: float,
+        move_s: float,
+        prompt_s: float,
+        delayed: float,
+        step_s: float,
+        next_step_s: float,
+        num_beside: int,
+        num: int,
+        share: float,
+    ) -> float:
         """Seconds added, in all: to the request, to those beside its prompt and beside its answer, and to the `delayed`
         ones that will come and be late for it."""
         output_tokens = features.output_tokens

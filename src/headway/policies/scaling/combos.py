@@ -173,9 +173,14 @@ class CombosScaler:
         return _reduced(stocks, extra)
 
     def _best(
-        self, state: _ModelState, purpose: _Purpose, demand_rps: float, stocks: Sequence[ComboCounts],
-        most: Mapping[str, int], gpus: Mapping[str, int],
-    ) -> Mapping[str, int]:  # fmt: skip
+        self,
+        state: _ModelState,
+        purpose: _Purpose,
+        demand_rps: float,
+        stocks: Sequence[ComboCounts],
+        most: Mapping[str, int],
+        gpus: Mapping[str, int],
+    ) -> Mapping[str, int]:
         """The result of the search, or _LaterError while it runs. The result of a slightly older question is used as it
         is."""
         if self._pending is not None:

@@ -80,8 +80,9 @@ class Forecasts:
         if done > self._num_steps and not self._is_running:
             histories = {
                 name: (cell.by_step.num_steps * self.step_s, np.array(cell.by_step.rates))
-                for name, cell in cells.items() if cell.by_step.rates
-            }  # fmt: skip
+                for name, cell in cells.items()
+                if cell.by_step.rates
+            }
             if not histories:
                 return
             self._num_steps, self._is_running = done, True

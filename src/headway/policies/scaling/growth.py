@@ -55,8 +55,11 @@ class RecentGrowth:
         growth = np.ones((len(quantiles), steps))
         if mean <= 0 or end * self._step_s < LEAST_S:
             return growth
-        same_time = [np.arange(end - days * day - before, end - days * day + after)
-                     for days in range(1, MOST_DAYS + 1) if end - days * day - before >= DAMPED]  # fmt: skip
+        same_time = [
+            np.arange(end - days * day - before, end - days * day + after)
+            for days in range(1, MOST_DAYS + 1)
+            if end - days * day - before >= DAMPED
+        ]
         bases = [np.arange(max(end - recent, 0), end)]
         if len(same_time) >= LEAST_DAYS:
             bases.append(np.concatenate(same_time))

@@ -258,8 +258,11 @@ class HeadwayScaler:
         fleet = _Counts(pools, self._weights)
         growing = [pool for pool in pools if not pool.num_failed and now >= self._full_until_s.get(pool.name, 0.0)]
         for region, need in needs.items():
-            fleet.add([pool for pool in growing if pool.region == region], self._epsilon * need.now,
-                      [pool for pool in pools if pool.region == region])  # fmt: skip
+            fleet.add(
+                [pool for pool in growing if pool.region == region],
+                self._epsilon * need.now,
+                [pool for pool in pools if pool.region == region],
+            )
         fleet.add(growing, sum(need.now for need in needs.values()), pools)
         served = self._models[pools[0].model]
         seen_for_s = now - served.since_s
@@ -322,9 +325,10 @@ class _PoolLoad:
         """Read the requests of one replica, another one each time."""
         self._num_sampled += 1
         slos = [
-            request.slo_ttft_s for request in replicas[self._num_sampled % len(replicas)].requests
+            request.slo_ttft_s
+            for request in replicas[self._num_sampled % len(replicas)].requests
             if request.slo_ttft_s and (batch_tier is None or request.tier < batch_tier)
-        ]  # fmt: skip
+        ]
         if slos:
             self._slos_s.append(min(slos))
 

@@ -23,9 +23,12 @@ class ReplannedScaler:
     """
 
     def __init__(
-        self, planner: CascadeReplanner, gpus: Mapping[str, int], interval_s: float = 2.0,
+        self,
+        planner: CascadeReplanner,
+        gpus: Mapping[str, int],
+        interval_s: float = 2.0,
         scaler: Callable[[], Scaler] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         for count in gpus.values():
             require_at_least(1, gpus=count)
         require_above(0, interval_s=interval_s)
@@ -96,9 +99,14 @@ class ReplannedScaler:
             self._scaled[pool.name] = min(num, goal)
 
     def _drop(
-        self, pools: Sequence[PoolView], wanted: Mapping[str, int], counts: dict[str, int], needed: set[str],
-        free: Counter[str], pending: Sequence[PoolView],
-    ) -> None:  # fmt: skip
+        self,
+        pools: Sequence[PoolView],
+        wanted: Mapping[str, int],
+        counts: dict[str, int],
+        needed: set[str],
+        free: Counter[str],
+        pending: Sequence[PoolView],
+    ) -> None:
         """Drain replicas until a pending addition has room; without one, drain all redundant ones."""
         coming = Counter(free)
         for pool in pools:

@@ -144,11 +144,18 @@ def _sglang(info: Page) -> dict[str, Any]:
     publisher = _json(events.encode()) if isinstance(events, str) else {}
     kv_tokens, dp = _whole(info, "max_total_num_tokens"), _whole(info, "dp_size")
     return {
-        "api": "sglang", "product": "SGLang", "version": _text(info, "version"), "weights": _text(info, "model_path"),
-        "context_tokens": _whole(info, "context_length"), "tp": _whole(info, "tp_size"), "pp": _whole(info, "pp_size"),
-        "dp": dp, "kv_capacity_tokens": kv_tokens * (dp or 1) if kv_tokens else None, "settings": settings,
+        "api": "sglang",
+        "product": "SGLang",
+        "version": _text(info, "version"),
+        "weights": _text(info, "model_path"),
+        "context_tokens": _whole(info, "context_length"),
+        "tp": _whole(info, "tp_size"),
+        "pp": _whole(info, "pp_size"),
+        "dp": dp,
+        "kv_capacity_tokens": kv_tokens * (dp or 1) if kv_tokens else None,
+        "settings": settings,
         "kv_events": _text(publisher, "endpoint"),
-    }  # fmt: skip
+    }
 
 
 def _llama_cpp(props: Page) -> dict[str, Any]:
@@ -156,11 +163,14 @@ def _llama_cpp(props: Page) -> dict[str, Any]:
     generation = props.get("default_generation_settings")
     context = _whole(generation, "n_ctx") if isinstance(generation, dict) else None
     return {
-        "api": "llama.cpp", "product": "llama.cpp", "version": _text(props, "build_info"),
-        "weights": _text(props, "model_path"), "context_tokens": context,
+        "api": "llama.cpp",
+        "product": "llama.cpp",
+        "version": _text(props, "build_info"),
+        "weights": _text(props, "model_path"),
+        "context_tokens": context,
         "kv_capacity_tokens": slots * context if slots and context else None,
         "settings": {"max_num_seqs": slots} if slots else {},
-    }  # fmt: skip
+    }
 
 
 def unknown(engine: FoundEngine) -> Iterator[str]:

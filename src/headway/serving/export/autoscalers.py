@@ -52,14 +52,17 @@ def _metrics(pool: Pool) -> tuple[str, str, str]:
 def _horizontal(pool: Pool, scaling: Mapping[str, Any]) -> Manifest:
     target = {"type": "AverageValue", "averageValue": f"{round(1000 * scaling.get('kv_use', 0.7))}m"}
     return {
-        "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": pool.name},
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": pool.name},
         "spec": {
             "scaleTargetRef": _workload(pool),
-            "minReplicas": max(pool.min_replicas, 1), "maxReplicas": pool.max_replicas,
+            "minReplicas": max(pool.min_replicas, 1),
+            "maxReplicas": pool.max_replicas,
             "metrics": [{"type": "Pods", "pods": {"metric": {"name": _metrics(pool)[0]}, "target": target}}],
             "behavior": _behavior(scaling),
         },
-    }  # fmt: skip
+    }
 
 
 def _keda(pool: Pool, scaling: Mapping[str, Any]) -> Manifest:
@@ -72,16 +75,19 @@ def _keda(pool: Pool, scaling: Mapping[str, Any]) -> Manifest:
     threshold = scaling.get("threshold", scaling.get("in_flight", 5.0))
     metadata = {"serverAddress": PROMETHEUS, "query": query, "threshold": f"{threshold:g}"}
     return {
-        "apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": {"name": pool.name},
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": {"name": pool.name},
         "spec": {
             "scaleTargetRef": _workload(pool),
             "pollingInterval": round(scaling.get("polling_s", 30 if scaling["name"] == "keda" else 15)),
             "cooldownPeriod": 300,
-            "minReplicaCount": max(pool.min_replicas, 1), "maxReplicaCount": pool.max_replicas,
+            "minReplicaCount": max(pool.min_replicas, 1),
+            "maxReplicaCount": pool.max_replicas,
             "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(scaling)}},
             "triggers": [{"type": "prometheus", "metricType": "AverageValue", "metadata": metadata}],
         },
-    }  # fmt: skip
+    }
 
 
 def _workload(pool: Pool) -> Manifest:

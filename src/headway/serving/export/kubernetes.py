@@ -45,14 +45,30 @@ _GRACE_S = 15
 """Time for a process to end, besides the drain of its streams."""
 _SERVING_KEYS = ("name", "seed", "policies", "cascade", "pacer", "slo", "network", "gpu_limits", "gateway", "roles")
 _DROPPED_POOL_KEYS = (
-    "endpoints", "endpoints_file", "processes", "kubernetes", "inference_pool", "coefficients", "image", "engine_args",
-)  # fmt: skip
+    "endpoints",
+    "endpoints_file",
+    "processes",
+    "kubernetes",
+    "inference_pool",
+    "coefficients",
+    "image",
+    "engine_args",
+)
 """Where the pool was before, what only its engines need, and files that the gateway's pod does not have."""
 _OWN_OPTIONS = {
-    "model": "hf_id", "model-path": "hf_id", "served-model-name": "served_name", "tensor-parallel-size": "tp",
-    "tp-size": "tp", "pipeline-parallel-size": "pp", "pp-size": "pp", "data-parallel-size": "dp", "dp-size": "dp",
-    "tp": "tp", "pp": "pp", "dp": "dp",
-}  # fmt: skip
+    "model": "hf_id",
+    "model-path": "hf_id",
+    "served-model-name": "served_name",
+    "tensor-parallel-size": "tp",
+    "tp-size": "tp",
+    "pipeline-parallel-size": "pp",
+    "pp-size": "pp",
+    "data-parallel-size": "dp",
+    "dp-size": "dp",
+    "tp": "tp",
+    "pp": "pp",
+    "dp": "dp",
+}
 """Options that a key of the pool sets, as the simulation and the gateway read it, too."""
 _FIXED_OPTIONS = ("port", "host")
 
@@ -148,10 +164,14 @@ def manifests(scenario: Scenario, options: ExportOptions) -> dict[str, str]:
             if options.inference_pool:
                 files[f"{each.pool.name}.yaml"].append(_inference_pool(each.pool.name))
     files["gateway.yaml"] = _gateway(scenario, kind, options)
-    files["kustomization.yaml"] = [{
-        "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "namespace": options.namespace,
-        "resources": list(files),
-    }]  # fmt: skip
+    files["kustomization.yaml"] = [
+        {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "namespace": options.namespace,
+            "resources": list(files),
+        }
+    ]
     return {name: _text(documents) for name, documents in files.items()}
 
 
@@ -174,9 +194,10 @@ def chart_values(scenario: Scenario, options: ExportOptions) -> str:
                 engine["autoscaler"] = _autoscaler(pool, kind, options)["spec"]
             engines.append(engine)
     values: Manifest = {
-        "kind": "picker" if options.inference_pool else "gateway", "image": options.gateway_image,
+        "kind": "picker" if options.inference_pool else "gateway",
+        "image": options.gateway_image,
         "fleet": _fleet_file(scenario, kind, options, _watches_cluster(scenario, kind, options)),
-    }  # fmt: skip
+    }
     if files := _model_configs(scenario):
         values["files"] = files
     return _text([values | {"engines": engines}])
@@ -216,10 +237,12 @@ def deployed_models(scenario: Scenario) -> list[str]:
 def _pools(scenario: Scenario) -> list[DeclaredPool]:
     """Every pool that is deployed, with the total of its replicas: hosted ones run elsewhere."""
     return [
-        each if each.combo is None
+        each
+        if each.combo is None
         else replace(each, pool=replace(each.pool, replicas=each.pool.replicas * each.combo.replicas))
-        for each in declared_pools(scenario) if each.pool.hosted is None
-    ]  # fmt: skip
+        for each in declared_pools(scenario)
+        if each.pool.hosted is None
+    ]
 
 
 def secrets(scenario: Scenario) -> list[str]:
@@ -285,9 +308,7 @@ def _of_pool(
 
 def _pod(each: DeclaredPool, by_priority: bool, drain_s: float, options: ExportOptions) -> Manifest:
     pool = each.pool
-    args = CONTAINERS[api_of(pool.engine.name)].arguments(
-        pool, each.spec.served_name, by_priority, options.connector
-    )  # fmt: skip
+    args = CONTAINERS[api_of(pool.engine.name)].arguments(pool, each.spec.served_name, by_priority, options.connector)
     gpus, engine = {"nvidia.com/gpu": str(pool.parallel.num_gpus)}, CONTAINERS[api_of(pool.engine.name)]
     ports = {"http": PORT, **engine.ports(pool)}
     environment = engine.environment(pool, options.connector)
@@ -295,17 +316,19 @@ def _pod(each: DeclaredPool, by_priority: bool, drain_s: float, options: ExportO
         secret = {"name": options.token_secret, "key": "token"}
         environment = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}}, *environment]
     container: Manifest = {
-        "name": engine.name, "image": each.spec.image or options.image or engine.image(pool.engine.version),
+        "name": engine.name,
+        "image": each.spec.image or options.image or engine.image(pool.engine.version),
         "command": ["python3", "-m", engine.module],
         "args": with_own_arguments(args, each.spec.engine_args),
         **({"env": environment} if environment else {}),
         "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
         "resources": {"limits": gpus, "requests": gpus},
         "startupProbe": {**_probe(), "failureThreshold": _LONGEST_START_S // _PERIOD_S},
-        "readinessProbe": _probe(), "livenessProbe": {**_probe(), "timeoutSeconds": 5},
+        "readinessProbe": _probe(),
+        "livenessProbe": {**_probe(), "timeoutSeconds": 5},
         "lifecycle": _before_stop(drain_command(api_of(pool.engine.name), drain_s + _NOTICE_S, _NOTICE_S)),
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-    }  # fmt: skip
+    }
     return {
         "automountServiceAccountToken": False,
         "nodeSelector": {"nvidia.com/gpu.product": _product(pool.gpu, options.products)},
@@ -330,19 +353,32 @@ def _product(gpu: Gpu, products: dict[str, str]) -> str:
 def _autoscaler(pool: Pool, kind: Kind, options: ExportOptions) -> Manifest:
     target = {"type": "AverageValue", "averageValue": options.waiting_target}
     metric = {"metric": {"name": CONTAINERS[api_of(pool.engine.name)].waiting_metric}, "target": target}
-    return _manifest("autoscaling/v2", "HorizontalPodAutoscaler", pool.name, {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": kind, "name": pool.name},
-        "minReplicas": max(pool.min_replicas, 1), "maxReplicas": pool.max_replicas,
-        "metrics": [{"type": "Pods", "pods": metric}],
-    })  # fmt: skip
+    return _manifest(
+        "autoscaling/v2",
+        "HorizontalPodAutoscaler",
+        pool.name,
+        {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": kind, "name": pool.name},
+            "minReplicas": max(pool.min_replicas, 1),
+            "maxReplicas": pool.max_replicas,
+            "metrics": [{"type": "Pods", "pods": metric}],
+        },
+    )
 
 
 def _inference_pool(name: str) -> Manifest:
     """The pods of a pool, and the picker that a gateway asks for one of them."""
     picker = {"kind": "Service", "name": GATEWAY, "port": {"number": PICKER_PORT}, "failureMode": "FailClose"}
-    return _manifest("inference.networking.k8s.io/v1", "InferencePool", name, {
-        "selector": {"matchLabels": _labels(name)}, "targetPorts": [{"number": PORT}], "endpointPickerRef": picker,
-    })  # fmt: skip
+    return _manifest(
+        "inference.networking.k8s.io/v1",
+        "InferencePool",
+        name,
+        {
+            "selector": {"matchLabels": _labels(name)},
+            "targetPorts": [{"number": PORT}],
+            "endpointPickerRef": picker,
+        },
+    )
 
 
 # The gateway.
@@ -363,27 +399,35 @@ def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Man
         ports = {"grpc": PICKER_PORT, "http": PICKER_HTTP_PORT}
         arguments = ["--port", str(PICKER_PORT), "--http-port", str(PICKER_HTTP_PORT)]
     pod = {
-        "serviceAccountName": GATEWAY, "automountServiceAccountToken": watches,
+        "serviceAccountName": GATEWAY,
+        "automountServiceAccountToken": watches,
         "terminationGracePeriodSeconds": _grace_s(scenario.spec.gateway.drain_s),
         "securityContext": {"runAsNonRoot": True, "runAsUser": 65532},
-        "containers": [{
-            "name": GATEWAY, "image": options.gateway_image,
-            "command": ["headway", "epp" if options.inference_pool else "serve"],
-            "args": [f"{_CONFIG_AT}/fleet.yaml", "--host", "0.0.0.0", *arguments],
-            **({"env": environment} if environment else {}),
-            "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
-            "securityContext": {
-                "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True,
-            },
-            "readinessProbe": _probe(), "livenessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": _PERIOD_S},
-            "lifecycle": _before_stop(["python3", "-c", f"import time; time.sleep({_NOTICE_S})"]),
-            "volumeMounts": [
-                {"name": "fleet", "mountPath": _CONFIG_AT, "readOnly": True}, {"name": "tmp", "mountPath": "/tmp"},
-            ],
-        }],
+        "containers": [
+            {
+                "name": GATEWAY,
+                "image": options.gateway_image,
+                "command": ["headway", "epp" if options.inference_pool else "serve"],
+                "args": [f"{_CONFIG_AT}/fleet.yaml", "--host", "0.0.0.0", *arguments],
+                **({"env": environment} if environment else {}),
+                "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"]},
+                    "readOnlyRootFilesystem": True,
+                },
+                "readinessProbe": _probe(),
+                "livenessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": _PERIOD_S},
+                "lifecycle": _before_stop(["python3", "-c", f"import time; time.sleep({_NOTICE_S})"]),
+                "volumeMounts": [
+                    {"name": "fleet", "mountPath": _CONFIG_AT, "readOnly": True},
+                    {"name": "tmp", "mountPath": "/tmp"},
+                ],
+            }
+        ],
         # The processes of a gateway meet at sockets in /tmp, the only folder that they write to.
         "volumes": [{"name": "fleet", "configMap": {"name": GATEWAY}}, {"name": "tmp", "emptyDir": {}}],
-    }  # fmt: skip
+    }
     # The hash changes the template with the fleet, so that Kubernetes restarts the gateway.
     annotations = {"headway/fleet-sha256": hashlib.sha256("".join([text, *configs.values()]).encode()).hexdigest()}
     template = {"metadata": {"labels": _labels(GATEWAY), "annotations": annotations}, "spec": pod}
@@ -392,8 +436,9 @@ def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Man
     spec = {
         "replicas": 1 if peers is None else 2,
         **({"strategy": {"type": "Recreate"}} if scales and peers is None else {}),
-        "selector": {"matchLabels": _labels(GATEWAY)}, "template": template,
-    }  # fmt: skip
+        "selector": {"matchLabels": _labels(GATEWAY)},
+        "template": template,
+    }
     gateway = _manifest("apps/v1", "Deployment", GATEWAY, spec)
     return [config, account, *rights, gateway, _service(GATEWAY, ports, headless=False)]
 

@@ -34,11 +34,17 @@ def _row(point: Point, predicted: Predicted | None, with_predicted: bool, is_kne
     values = point.load.measured
     share = values.slo_attainment
     row = [
-        point.name + (", knee" if is_knee else ""), "grows" if point.is_growing else "",
-        f"{values.throughput_rps:.3g}", f"{values.output_tokens_per_s:,.0f}",
-        _text(values.ttft_s, "mean"), _text(values.ttft_s, "p99"), _text(values.tpot_s, "mean"),
-        _text(values.itl_s, "p99"), _text(values.e2e_s, "mean"), "-" if share is None else f"{share:.1%}",
-    ]  # fmt: skip
+        point.name + (", knee" if is_knee else ""),
+        "grows" if point.is_growing else "",
+        f"{values.throughput_rps:.3g}",
+        f"{values.output_tokens_per_s:,.0f}",
+        _text(values.ttft_s, "mean"),
+        _text(values.ttft_s, "p99"),
+        _text(values.tpot_s, "mean"),
+        _text(values.itl_s, "p99"),
+        _text(values.e2e_s, "mean"),
+        "-" if share is None else f"{share:.1%}",
+    ]
     if with_predicted:
         row += ["-" if predicted is None else seconds(predicted[key]) for key in ("ttft_mean", "e2e_mean")]
     return row
@@ -65,9 +71,13 @@ def headline(found: Sweep, slo: str, attainment: float) -> str:
 
 
 def page(
-    found: Sweep, predicted: Sequence[Predicted | None], about: dict[str, str], title: str, notes: Sequence[str],
+    found: Sweep,
+    predicted: Sequence[Predicted | None],
+    about: dict[str, str],
+    title: str,
+    notes: Sequence[str],
     command: str,
-) -> str:  # fmt: skip
+) -> str:
     """`predicted` has an entry for each point; `title` is the headline."""
     cells = [_cells(row) for row in rows(found, predicted)]
     bars = " Bars: the prediction's mean error at the other loads." if any(predicted) else ""
@@ -126,11 +136,22 @@ def _mean(point: Point, kind: str) -> float | None:
 
 
 def _trace(
-    name: str, points: Sequence[Point], values: Sequence[float | None], color: int, mode: str = "lines+markers",
-    size: int = 8, symbol: str = "circle",
-) -> dict[str, Any]:  # fmt: skip
+    name: str,
+    points: Sequence[Point],
+    values: Sequence[float | None],
+    color: int,
+    mode: str = "lines+markers",
+    size: int = 8,
+    symbol: str = "circle",
+) -> dict[str, Any]:
     return {
-        "type": "scatter", "mode": mode, "name": name, "x": [each.throughput_rps for each in points], "y": list(values),
-        "text": [each.name for each in points], "hovertemplate": "%{text}<br>%{x:.3g} requests/s, %{y:.3g} s",
-        "marker": {"color": COLORS[color], "size": size, "symbol": symbol}, "line": {"color": COLORS[color]},
-    }  # fmt: skip
+        "type": "scatter",
+        "mode": mode,
+        "name": name,
+        "x": [each.throughput_rps for each in points],
+        "y": list(values),
+        "text": [each.name for each in points],
+        "hovertemplate": "%{text}<br>%{x:.3g} requests/s, %{y:.3g} s",
+        "marker": {"color": COLORS[color], "size": size, "symbol": symbol},
+        "line": {"color": COLORS[color]},
+    }

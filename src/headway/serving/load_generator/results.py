@@ -102,10 +102,14 @@ def measured(sent: Sequence[Sent], slo: Slo | None = None) -> Measured:
     per_s = 1 / duration_s if duration_s > 0 else 0.0
     num_chunks = sum(len(each.chunk_s) for each in answers)
     return Measured(
-        num_requests=len(sent), num_completed=len(done),
-        num_stopped=sum(each.outcome is Outcome.UNFINISHED for each in sent), errors=_errors(sent),
-        duration_s=duration_s, offered_rps=(len(sent) - 1) / span_s if span_s > 0 else None,
-        throughput_rps=len(done) * per_s, output_tokens_per_s=sum(outputs) * per_s,
+        num_requests=len(sent),
+        num_completed=len(done),
+        num_stopped=sum(each.outcome is Outcome.UNFINISHED for each in sent),
+        errors=_errors(sent),
+        duration_s=duration_s,
+        offered_rps=(len(sent) - 1) / span_s if span_s > 0 else None,
+        throughput_rps=len(done) * per_s,
+        output_tokens_per_s=sum(outputs) * per_s,
         total_tokens_per_s=(sum(prompts) + sum(outputs)) * per_s,
         concurrency=sum(each.answer.end_s - each.answer.sent_s for each in sent) * per_s,
         ttft_s=distribution(np.array([each.first_s - each.sent_s for each in answers])),
@@ -114,17 +118,16 @@ def measured(sent: Sequence[Sent], slo: Slo | None = None) -> Measured:
         chunk_gap_s=distribution(np.concatenate([np.empty(0), *(np.diff(each.chunk_s) for each in answers)])),
         e2e_s=distribution(np.array([each.last_s - each.sent_s for each in answers])),
         late_s=distribution(np.array([max(each.answer.sent_s - each.request.arrival_s, 0.0) for each in sent])),
-        prompt_tokens=sum(prompts), output_tokens=sum(outputs),
-        num_unlike_prompts=sum(
-            each.answer.prompt_tokens not in (None, each.request.prompt_tokens) for each in done
-        ),
+        prompt_tokens=sum(prompts),
+        output_tokens=sum(outputs),
+        num_unlike_prompts=sum(each.answer.prompt_tokens not in (None, each.request.prompt_tokens) for each in done),
         num_short=sum(each.answer.output_tokens < each.request.output_tokens for each in done),
         num_merged=sum(each.is_merged for each in answers),
         tokens_per_chunk=sum(outputs) / num_chunks if num_chunks else None,
         cached_prompt_share=_cached_share(done),
         unshared_cached_share=_cached_share([each for each in done if not each.request.prefix]),
         slo_attainment=None if slo is None else attainment(sent, slo),
-    )  # fmt: skip
+    )
 
 
 def _cached_share(sent: Sequence[Sent]) -> float | None:

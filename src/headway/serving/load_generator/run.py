@@ -49,9 +49,15 @@ class Load(Struct, frozen=True):
 
 
 async def load(
-    target: Target, spec: WorkloadSpec, prompts: Prompts, seed: int, base_dir: Path,
-    duration_s: float | None = None, slo: Slo | None = None, report: Report | None = None,
-) -> Load:  # fmt: skip
+    target: Target,
+    spec: WorkloadSpec,
+    prompts: Prompts,
+    seed: int,
+    base_dir: Path,
+    duration_s: float | None = None,
+    slo: Slo | None = None,
+    report: Report | None = None,
+) -> Load:
     """Send the workload's requests. HeadwayError for a workload that cannot be made, or one without a request."""
     source = build(spec, seed, base_dir)
     driver = Driver(source, target.asker(prompts), duration_s, report)
@@ -64,9 +70,14 @@ async def load(
     if not any(each.answer.is_whole for each in kept):
         kept, early = sent, []
     return Load(
-        kept, source.table(), measured(kept, slo), tuple(early), len(sent) - len(kept), driver.is_stopped,
+        kept,
+        source.table(),
+        measured(kept, slo),
+        tuple(early),
+        len(sent) - len(kept),
+        driver.is_stopped,
         tuple(each for each in found if each not in early),
-    )  # fmt: skip
+    )
 
 
 def typical_lengths(spec: WorkloadSpec, seed: int, base_dir: Path) -> tuple[int, int]:

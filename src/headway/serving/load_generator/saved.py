@@ -53,11 +53,19 @@ def records(sent: Sequence[Sent], table: Workload, replica: ReplicaRecord) -> Re
     end_s = max((_end_s(each.answer) for each in kept), default=0.0)
     prefix = rows.prefix
     return Records(
-        workload=rows.columns, models=rows.models, regions=rows.regions, requests=recorder.request_columns(),
-        segments=no_rows(SEGMENT_COLUMNS), stretches=no_rows(STRETCH_COLUMNS), moves=no_rows(MOVE_COLUMNS),
-        replicas=(replace(replica, up=((0.0, end_s),)),), end_s=end_s, tenants=rows.tenants, loras=rows.loras,
+        workload=rows.columns,
+        models=rows.models,
+        regions=rows.regions,
+        requests=recorder.request_columns(),
+        segments=no_rows(SEGMENT_COLUMNS),
+        stretches=no_rows(STRETCH_COLUMNS),
+        moves=no_rows(MOVE_COLUMNS),
+        replicas=(replace(replica, up=((0.0, end_s),)),),
+        end_s=end_s,
+        tenants=rows.tenants,
+        loras=rows.loras,
         prefixes=None if prefix is None else Prefixes(prefix.offsets, prefix.ids, prefix.tokens),
-    )  # fmt: skip
+    )
 
 
 def _end_s(answer: Answer) -> float:
@@ -66,9 +74,16 @@ def _end_s(answer: Answer) -> float:
 
 
 def vllm_bench(
-    sent: Sequence[Sent], model: str, began: datetime, *, rate_rps: float | None, burstiness: float,
-    concurrency: int | None, temperature: float | None, endpoint: str,
-) -> dict[str, Any]:  # fmt: skip
+    sent: Sequence[Sent],
+    model: str,
+    began: datetime,
+    *,
+    rate_rps: float | None,
+    burstiness: float,
+    concurrency: int | None,
+    temperature: float | None,
+    endpoint: str,
+) -> dict[str, Any]:
     """What vLLM's client writes, with its keys and units; a `temperature` that requests asked for is one more.
 
     `itls` are gaps between chunks, as in vLLM's, but their statistics are over tokens.

@@ -99,9 +99,12 @@ TOKENS = CellType(
     _whole_between(0, MAX_TOKENS),
 )
 ID = CellType(
-    pa.int64(), "an id from 0, or nothing", _between(-1, 2**63 - 1),
-    lambda cell: not cell or _whole_between(-1, 2**63 - 1)(cell), empty_value=-1,
-)  # fmt: skip
+    pa.int64(),
+    "an id from 0, or nothing",
+    _between(-1, 2**63 - 1),
+    lambda cell: not cell or _whole_between(-1, 2**63 - 1)(cell),
+    empty_value=-1,
+)
 SMALL = CellType(pa.int16(), "a whole number from 0 to 32767", _between(0, 32767), _whole_between(0, 32767))
 SECONDS = CellType(
     pa.float64(),
@@ -110,9 +113,12 @@ SECONDS = CellType(
     _number(lambda v: 0 <= v < float("inf"), empty=False),
 )
 OPTIONAL = CellType(
-    pa.float64(), "a number, or nothing", lambda v: ~np.isinf(v),
-    _number(lambda v: abs(v) != float("inf"), empty=True), empty_value=float("nan"),
-)  # fmt: skip
+    pa.float64(),
+    "a number, or nothing",
+    lambda v: ~np.isinf(v),
+    _number(lambda v: abs(v) != float("inf"), empty=True),
+    empty_value=float("nan"),
+)
 TIME = CellType(
     pa.timestamp("ns"),
     "a time such as 2023-11-16 18:15:46.6805900",

@@ -139,8 +139,10 @@ class JoinedParts:
 
         `bases`: the replicas of the runs before each run.
         """
-        each = [_numbered(_numpy(tables[name], left_out), run, self.offsets_s[run], bases[run])
-                for (tables, _), run in zip(self._parts, self._of_run, strict=True)]  # fmt: skip
+        each = [
+            _numbered(_numpy(tables[name], left_out), run, self.offsets_s[run], bases[run])
+            for (tables, _), run in zip(self._parts, self._of_run, strict=True)
+        ]
         for more in OPTIONAL_COLUMNS if name == "requests" else ():
             if any(more in one for one in each):  # some runs may not have had it
                 each = [{**one, more: one.get(more, np.zeros(len(one["request"]), np.int8))} for one in each]
@@ -170,8 +172,11 @@ def read_requests(folder: Path) -> Workload:
 
 def began_s(parts: Sequence[tuple[Tables, RunState]]) -> float | None:
     """The wall-clock time of the first arrival; None: there is none."""
-    arrivals_s = [state.started_s + compute.min(tables["arrivals"]["arrival_s"]).as_py()
-                  for tables, state in parts if tables["arrivals"].num_rows]  # fmt: skip
+    arrivals_s = [
+        state.started_s + compute.min(tables["arrivals"]["arrival_s"]).as_py()
+        for tables, state in parts
+        if tables["arrivals"].num_rows
+    ]
     return min(arrivals_s, default=None)
 
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from headway_papers.reproduce.claims import read_claims
 
-CASES = (("deepseek", 1, 90.0), ("deepseek", 1, 85.0), ("deepseek", 1, 80.0), ("deepseek", 2, 80.0),
-         ("deepseek", 3, 80.0), ("deepseek", 3, 70.0))  # fmt: skip
+CASES = (
+    ("deepseek", 1, 90.0),
+    ("deepseek", 1, 85.0),
+    ("deepseek", 1, 80.0),
+    ("deepseek", 2, 80.0),
+    ("deepseek", 3, 80.0),
+    ("deepseek", 3, 70.0),
+)
 """(cascade, trace, quality) of Table 2."""
 LLAMA = (("llama", 1, 80.0), ("llama", 2, 80.0))
 ALL_CASES = tuple(("deepseek", trace, quality) for trace in (1, 2, 3) for quality in (90.0, 85.0, 80.0, 70.0))

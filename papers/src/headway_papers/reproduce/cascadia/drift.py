@@ -160,9 +160,15 @@ def _pools(case: PlanningRequest, counts: Mapping[ModelUnit, int]) -> dict[Model
             at, name = (model.name, unit(shape.tp, shape.pp)), f"{model.name} tp {shape.tp} pp {shape.pp}"
             loading_s = weights_bytes(model) / shape.num_gpus / LOADED_BYTES_PER_S
             pools[at] = Pool(
-                name, model, problem.gpu, problem.engine, shape, counts.get(at, 0), min_replicas=0,
+                name,
+                model,
+                problem.gpu,
+                problem.engine,
+                shape,
+                counts.get(at, 0),
+                min_replicas=0,
                 start_s=min(max(loading_s, 2.0), 20.0),
-            )  # fmt: skip
+            )
     return pools
 
 

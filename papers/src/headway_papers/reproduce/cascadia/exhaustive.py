@@ -59,8 +59,9 @@ def _deployment(
 ) -> Deployment | None:
     """The deployment of these stages; None if it exceeds the latency limit."""
     problem, times = search.problem, tuple(latency_s for latency_s, _ in stages)
-    gpus = tuple(sum(each) if isinstance(search.gpus, int) else int(search.gpus.cells(np.array(each)))
-                 for each in vectors)  # fmt: skip
+    gpus = tuple(
+        sum(each) if isinstance(search.gpus, int) else int(search.gpus.cells(np.array(each))) for each in vectors
+    )
     usd: float | None = None
     if search.cheapest is not None:
         if max(times) > search.cheapest.latency_s:

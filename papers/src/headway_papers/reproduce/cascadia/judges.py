@@ -58,8 +58,12 @@ def weaker(rate_rps: float, seed: int) -> Measurement:
     """
     case = planning_case("llama", 1, 80.0, rate_rps, seed)
     latencies, reference = StageLatencies(evaluator_of(case)), case.problem.scores
-    judges = {"gpt-4o": None, "gpt-4o-mini": GPT_4O_MINI, "llama-3.1-70b": LLAMA_70B,
-              "bias alone": JudgeNoise(bias=GPT_4O_MINI.bias)}  # fmt: skip
+    judges = {
+        "gpt-4o": None,
+        "gpt-4o-mini": GPT_4O_MINI,
+        "llama-3.1-70b": LLAMA_70B,
+        "bias alone": JudgeNoise(bias=GPT_4O_MINI.bias),
+    }
     results: Measurement = {}
     for name, error in judges.items():
         scores = reference if error is None else misjudged(reference, error, seed)
@@ -101,9 +105,12 @@ def wrong(rate_rps: float, seed: int) -> Measurement:
         "slower": (low.by_judge.rehearsed.p95_s or 0.0) / (low.informed.rehearsed.p95_s or 1.0),
         "short_points": 80.0 - (high.by_judge.rehearsed.quality or 0.0),
         "kept": min(kept),
-        "runs": [[each.rehearsed.quality, each.rehearsed.p95_s, each.short_points, each.slower_s]
-                 for regret in (low, high) for each in (regret.by_judge, regret.by_truth, regret.informed)],
-    }  # fmt: skip
+        "runs": [
+            [each.rehearsed.quality, each.rehearsed.p95_s, each.short_points, each.slower_s]
+            for regret in (low, high)
+            for each in (regret.by_judge, regret.by_truth, regret.informed)
+        ],
+    }
 
 
 def _plan(case: PlanningRequest, scores: Scores, latencies: StageLatencies) -> CascadePlan:
@@ -140,8 +147,10 @@ def route_llm(trace: int, rate_rps: float, q_min: float, noise: float, seeds: li
     assert last is not None
     fresh = [with_fresh_requests(case, seed) for seed in seeds]
     runs = [rehearse(each, last, seed, policy) for each, seed in zip(fresh, seeds, strict=True)]
-    throughputs = [sustained_rps(each, simulated(each, last, seed, policy)[1], last)
-                   for each, seed in zip(fresh, seeds, strict=True)]  # fmt: skip
+    throughputs = [
+        sustained_rps(each, simulated(each, last, seed, policy)[1], last)
+        for each, seed in zip(fresh, seeds, strict=True)
+    ]
     return {
         "p95_s": [rehearsed.p95_s for rehearsed in runs],
         "quality": [rehearsed.quality for rehearsed in runs],

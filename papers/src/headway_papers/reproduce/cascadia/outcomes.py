@@ -70,15 +70,26 @@ def findings(runner: Runner) -> Findings:
     undecided = {}
     if runner.quick:
         why = "A quick run has four of the 12 cases; a full run decides this."
-        undecided = {claim.id: Finding([None] * len(runner.seeds), why)
-                     for claim in claims.CLAIMS if claim.id not in result.outcomes}  # fmt: skip
+        undecided = {
+            claim.id: Finding([None] * len(runner.seeds), why)
+            for claim in claims.CLAIMS
+            if claim.id not in result.outcomes
+        }
     return Findings(undecided | dict(result.outcomes), sorted(result.exhibits, key=_place))
 
 
 END_TO_END = (
-    *claims.FIGURE_1, *claims.END_TO_END, *claims.ABLATIONS, *claims.JUDGE, *claims.SARATHI, *claims.SHAPE,
-    *claims.SIZES, *claims.DRIFT, *claims.BUDGET, *claims.SOME,
-)  # fmt: skip
+    *claims.FIGURE_1,
+    *claims.END_TO_END,
+    *claims.ABLATIONS,
+    *claims.JUDGE,
+    *claims.SARATHI,
+    *claims.SHAPE,
+    *claims.SIZES,
+    *claims.DRIFT,
+    *claims.BUDGET,
+    *claims.SOME,
+)
 """All that need DeepSeek's cases."""
 
 
@@ -111,8 +122,10 @@ def _deepseek(runner: Runner) -> tuple[dict[Case, Measurement], dict[tuple[str, 
 def _rates(
     runner: Runner, pairs: Collection[tuple[str, int]], lengths: AnswerLengths = "alike"
 ) -> dict[tuple[str, int], Measurement]:
-    calls = {("rate", lengths, *pair): Call(runs.rate, {"cascade": pair[0], "trace": pair[1], "lengths": lengths})
-             for pair in sorted(pairs)}  # fmt: skip
+    calls = {
+        ("rate", lengths, *pair): Call(runs.rate, {"cascade": pair[0], "trace": pair[1], "lengths": lengths})
+        for pair in sorted(pairs)
+    }
     return {(cascade, trace): each for (_, _, cascade, trace), each in runner.run(calls).items()}
 
 
@@ -124,8 +137,14 @@ def _measured(
     tasks = {}
     for cascade, trace, q_min in cases:
         seeds = judged_seeds(runner) if lengths == "alike" else runner.seeds
-        arguments = {"cascade": cascade, "trace": trace, "q_min": q_min, "seeds": list(seeds), "lengths": lengths,
-                     "further": lengths == "alike" and not runner.quick}  # fmt: skip
+        arguments = {
+            "cascade": cascade,
+            "trace": trace,
+            "q_min": q_min,
+            "seeds": list(seeds),
+            "lengths": lengths,
+            "further": lengths == "alike" and not runner.quick,
+        }
         call = Call(runs.measure, arguments | {"rate_rps": rates[cascade, trace]["rate_rps"]})
         tasks["case", lengths, cascade, trace, q_min] = call
     measured = runner.run(tasks)
@@ -330,9 +349,10 @@ def _slower_in(cases: dict[Case, Measurement]) -> str:
     parts = [
         f"{_name(case)} {other} {fmean(ratios):.2f}x at quality {fmean(_values(each, other, 'quality')):.1f} "
         f"against {fmean(_values(each, 'cascadia', 'quality')):.1f}"
-        for case, each in cases.items() for other in SYSTEMS[1:]
+        for case, each in cases.items()
+        for other in SYSTEMS[1:]
         if fmean(ratios := _ratios(each, other, "p95_s")) <= 1
-    ]  # fmt: skip
+    ]
     return f"Not slower on average: {'; '.join(parts) or 'none'}."
 
 
@@ -363,15 +383,19 @@ def _planned_for_more(
     runner: Runner, cases: dict[Case, Measurement], rates: Any, outcomes: dict[str, Finding]
 ) -> dict[str, Finding]:
     """The findings with what plans for twice the rate sustain: the reason of those about throughput."""
-    tasks = {("more", *case): Call(runs.planned_for_more, _arguments(case, rates) | {"seeds": list(runner.seeds)})
-             for case in CASES}  # fmt: skip
+    tasks = {
+        ("more", *case): Call(runs.planned_for_more, _arguments(case, rates) | {"seeds": list(runner.seeds)})
+        for case in CASES
+    }
     text, gains = [], list[list[float]]()
     for case, measured in zip(CASES, runner.run(tasks).values(), strict=True):
         more, own = (_values(each, "cascadia", "throughput_rps") for each in (measured, cases[case]))
         gains.append(_ratios(measured, "cascade-serve", "throughput_rps"))
         slower = fmean(_values(measured, "cascadia", "p95_s")) / fmean(_values(cases[case], "cascadia", "p95_s"))
-        text.append(f"{_name(case)}: {fmean(more):.3g} in place of {fmean(own):.3g}/s, p95 {slower:.2f} times, "
-                    f"{fmean(gains[-1]):.2f}x CascadeServe's")  # fmt: skip
+        text.append(
+            f"{_name(case)}: {fmean(more):.3g} in place of {fmean(own):.3g}/s, p95 {slower:.2f} times, "
+            f"{fmean(gains[-1]):.2f}x CascadeServe's"
+        )
     mean = (
         f"Planned for {runs.MORE:g} times the rate, {fmean(map(fmean, gains)):.2f}x CascadeServe's in Table 2's cases"
     )
@@ -381,8 +405,9 @@ def _planned_for_more(
 def _with_reason(outcomes: dict[str, Finding], names: Sequence[str], mean: str, by_case: str) -> dict[str, Finding]:
     """The findings with an experiment's mean, and the first of `names` with its cases."""
     reasons = {name: f"{mean} ({by_case})." if name == names[0] else f"{mean}." for name in names}
-    return outcomes | {name: Finding(each.values, f"{each.why} {reasons[name]}") for name, each in outcomes.items()
-                       if name in reasons}  # fmt: skip
+    return outcomes | {
+        name: Finding(each.values, f"{each.why} {reasons[name]}") for name, each in outcomes.items() if name in reasons
+    }
 
 
 def _papers_plans(
@@ -410,7 +435,7 @@ def _ablations(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> Fi
             _arguments(case, rates) | {"seeds": list(judged_seeds(runner))},
         )
         for case in CASES
-    }  # fmt: skip
+    }
     both = {
         case: {"runs": {**each["runs"], "cascadia": cases[case]["runs"]["cascadia"]}}
         for case, each in zip(CASES, runner.run(tasks).values(), strict=True)
@@ -436,8 +461,10 @@ def _sarathi(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> dict
         by_case[case] = ratios(_values(cases[case], "cascadia", "throughput_rps"), by_chunk[chunks[-1]])
         faster.append(ratios(by_chunk[chunks[-1]], _values(cases[case], "stand-alone", "throughput_rps")))
     why = "; ".join(f"{_name(case)}: {fmean(each):.2f}x" for case, each in by_case.items())
-    best = (f"The best chunks are {', '.join(chunks)} tokens. The largest model's replicas sustain "
-            f"{fmean(map(fmean, faster)):.2f} times as much with Sarathi's batching as with SGLang's.")  # fmt: skip
+    best = (
+        f"The best chunks are {', '.join(chunks)} tokens. The largest model's replicas sustain "
+        f"{fmean(map(fmean, faster)):.2f} times as much with Sarathi's batching as with SGLang's."
+    )
     return {
         "sarathi": Finding(by_case[CASES[0]], best),
         "sarathi-all": Finding(means_by_seed(by_case.values()), f"{why}. {best}"),
@@ -456,9 +483,11 @@ def _optimality(runner: Runner) -> Findings:
     measured = list(runner.run(tasks).values())
     effort = [run["all_evaluations"] / max(run["evaluations"], 1) for run in measured]
     plan_s, exhaustive_s = (fmean(run[key] for run in measured) for key in ("plan_s", "exhaustive_s"))
-    why = (f"By GPUs ({' and '.join(map(str, runs.OPTIMALITY_GPUS))}) and seed; {measured[0]['num_requests']} requests "
-           f"to a stage at most, {runs.NUM_ROUTINGS} routings, sets of one shape. By run: effort {_listed(effort)}, "
-           f"gap {_listed([100 * run['gap'] for run in measured])}%.")  # fmt: skip
+    why = (
+        f"By GPUs ({' and '.join(map(str, runs.OPTIMALITY_GPUS))}) and seed; {measured[0]['num_requests']} requests "
+        f"to a stage at most, {runs.NUM_ROUTINGS} routings, sets of one shape. By run: effort {_listed(effort)}, "
+        f"gap {_listed([100 * run['gap'] for run in measured])}%."
+    )
     return Findings(
         {
             "optimality": Finding([run["gap"] for run in measured], why),
@@ -470,9 +499,11 @@ def _optimality(runner: Runner) -> Findings:
 def _exhibit_1(rate: Measurement) -> Figure:
     lines = {name: [(lone_s, [quality])] for name, (lone_s, quality) in rate["lone"].items()}
     return Figure(
-        "Figure 1", "Quality and latency of each model", "Trace 1, a lone request on the model's best shape.",
+        "Figure 1",
+        "Quality and latency of each model",
+        "Trace 1, a lone request on the model's best shape.",
         charts.curves(lines, "mean latency (s)", "mean score"),
-    )  # fmt: skip
+    )
 
 
 def _exhibit_7(cases: dict[Case, Measurement], rates: Any) -> Figure:

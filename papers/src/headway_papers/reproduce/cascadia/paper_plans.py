@@ -35,11 +35,9 @@ def plan_of_tables(case: PlanningRequest, row: int) -> CascadePlan:
     """A plan with what the tables say."""
     cell, problem = TABLE_2[row], case.problem
     stages = tuple(
-        StagePlan(
-            name, gpus, shapes, threshold if num_left else None, ratio, ratio * problem.rate_rps, None
-        )
+        StagePlan(name, gpus, shapes, threshold if num_left else None, ratio, ratio * problem.rate_rps, None)
         for name, gpus, shapes, threshold, ratio, num_left in zip(
             DEEPSEEK, cell.gpus, TABLE_3[row], (*cell.thresholds, None), cell.ratios, (*cell.gpus[1:], 0), strict=True
         )
-    )  # fmt: skip
+    )
     return plan_of_stages(problem, stages, cell.q_min, "the paper's Tables 2 and 3")

@@ -29,8 +29,15 @@ PROMPT_TOKENS = 512
 OUTPUTS = {"short": 512, "long": 1024}
 """Mean tokens of Figure 2's workloads."""
 GPUS = 8
-TABLE_1 = {(1, 4, 1): 0.21, (1, 2, 2): 0.26, (1, 1, 4): 0.27, (2, 1, 2): 0.33, (2, 2, 1): 0.40, (2, 4, 1): 0.41,
-           (2, 2, 2): 0.55}  # fmt: skip
+TABLE_1 = {
+    (1, 4, 1): 0.21,
+    (1, 2, 2): 0.26,
+    (1, 1, 4): 0.27,
+    (2, 1, 2): 0.33,
+    (2, 2, 1): 0.40,
+    (2, 4, 1): 0.41,
+    (2, 2, 2): 0.55,
+}
 """(DP, TP, PP) -> requests/s that the paper measured."""
 MEMORY = (1.0, 1.5)
 """Times the memory of a GPU."""

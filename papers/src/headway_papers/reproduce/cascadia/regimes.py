@@ -136,9 +136,14 @@ def _that_keep(routings: Routings, problem: CascadeProblem) -> Ints:
 
 
 def _plan(
-    problem: CascadeProblem, routings: Routings, row: int, division: Ints, capacity: Capacities,
-    by_stage: Sequence[tuple[Ints, Floats]], system: str,
-) -> CascadePlan:  # fmt: skip
+    problem: CascadeProblem,
+    routings: Routings,
+    row: int,
+    division: Ints,
+    capacity: Capacities,
+    by_stage: Sequence[tuple[Ints, Floats]],
+    system: str,
+) -> CascadePlan:
     """A plan without latencies, which are not planned for."""
     ratios, stages = routings.ratios[row].tolist(), list[StagePlan]()
     last = max(i for i, ratio in enumerate(ratios) if ratio > 0)
@@ -188,9 +193,11 @@ def measure_throughput(cascade: str, trace: int, q_min: float, seeds: list[int])
 
 
 def _judged(
-    case: PlanningRequest, latencies: StageLatencies, by_system: Mapping[str, CascadePlanner],
+    case: PlanningRequest,
+    latencies: StageLatencies,
+    by_system: Mapping[str, CascadePlanner],
     seeds: Sequence[int],
-) -> Measurement:  # fmt: skip
+) -> Measurement:
     runs, plans = Measurement(), Measurement()
     for name, planner in by_system.items():
         chosen = best_or_nearest(case.problem.target, Trials(case, latencies, planner).run()).plan

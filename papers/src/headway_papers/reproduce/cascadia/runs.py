@@ -84,9 +84,15 @@ def _lone(case: PlanningRequest) -> PlanningRequest:
 
 
 def measure(
-    cascade: str, trace: int, q_min: float, rate_rps: float, seeds: list[int], lengths: AnswerLengths = "alike",
-    ablations: bool = False, further: bool = True,
-) -> Measurement:  # fmt: skip
+    cascade: str,
+    trace: int,
+    q_min: float,
+    rate_rps: float,
+    seeds: list[int],
+    lengths: AnswerLengths = "alike",
+    ablations: bool = False,
+    further: bool = True,
+) -> Measurement:
     """Every system's plan for a case, planned once and simulated with every seed.
 
     `further`: CascadeServe's other readings.
@@ -95,14 +101,18 @@ def measure(
     latencies, began, began_cpu = _latencies(case), time.perf_counter(), time.process_time()
     ours = tighten_until_met(case, latencies)
     wall_s, plan_s = time.perf_counter() - began, time.process_time() - began_cpu
-    systems = {name: best_or_nearest(case.problem.target, trials.run())
-               for name, trials in baselines(case, latencies, cascade, q_min, further)}  # fmt: skip
+    systems = {
+        name: best_or_nearest(case.problem.target, trials.run())
+        for name, trials in baselines(case, latencies, cascade, q_min, further)
+    }
     systems["cascadia"] = ours
     runs = {
-        name: [run(case, each.plan, seed, load_policy(each.plan) if name == "cascade-serve-load" else None)
-               for seed in seeds]
+        name: [
+            run(case, each.plan, seed, load_policy(each.plan) if name == "cascade-serve-load" else None)
+            for seed in seeds
+        ]
         for name, each in systems.items()
-    }  # fmt: skip
+    }
     results: Measurement = {"runs": runs, "plans": {name: _plan_numbers(each) for name, each in systems.items()}}
     results["rehearsed"] = {"p95_s": ours.rehearsed.p95_s, "quality": ours.rehearsed.quality}
     results |= {"plan_s": plan_s, "plan_wall_s": wall_s, "evaluations": latencies.num_evaluated}
@@ -253,8 +263,10 @@ def _other_shape(case: PlanningRequest, chosen: CascadePlan, latencies: StageLat
     rows = list[list[float]]()
     for load in LOADS:
         try:
-            both = [latencies.p95_s(model, each, load * stage.rate_rps, lengths)
-                    for each in (ReplicaSet(stage.replicas), half)]  # fmt: skip
+            both = [
+                latencies.p95_s(model, each, load * stage.rate_rps, lengths)
+                for each in (ReplicaSet(stage.replicas), half)
+            ]
         except HeadwayError:  # it does not fit
             return []
         rows.append(both)
@@ -271,9 +283,7 @@ def sarathi(trace: int, rate_rps: float, seeds: list[int]) -> Measurement:
     chosen = planners.stand_alone(case.problem, case.problem.names[-1], _latencies(case), bounds_of(case), EFFORT)
     by_chunk = {}
     for chunk in CHUNKS:
-        engine = structs.replace(
-            catalog.engine("sarathi"), max_num_batched_tokens=chunk, max_num_seqs=min(256, chunk)
-        )  # fmt: skip
+        engine = structs.replace(catalog.engine("sarathi"), max_num_batched_tokens=chunk, max_num_seqs=min(256, chunk))
         fresh = [with_fresh_requests(case, seed) for seed in seeds]
         by_chunk[str(chunk)] = [
             sustained_rps(each, simulated(each, chosen, seed)[1], chosen, engine)

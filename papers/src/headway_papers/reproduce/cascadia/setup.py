@@ -34,9 +34,14 @@ JUDGED_TABLES = 1000
 
 
 def planning_case(
-    cascade: str, trace: int, q_min: float, rate_rps: float = 20.0, seed: int = 0, lengths: AnswerLengths = "alike",
+    cascade: str,
+    trace: int,
+    q_min: float,
+    rate_rps: float = 20.0,
+    seed: int = 0,
+    lengths: AnswerLengths = "alike",
     num_gpus: int = NUM_GPUS,
-) -> PlanningRequest:  # fmt: skip
+) -> PlanningRequest:
     """A case of the paper on its 32 GPUs, with the 671B model slowed down by `AWQ_SLOWER`."""
     document, _ = strict_yaml.read(builtin("cascadia"))
     quality = {"trace": trace, "cascade": cascade, "num_requests": ROWS, "lengths": lengths}
@@ -88,8 +93,10 @@ def _file(gpu: str, engine: str, times: float) -> Path:
 def slowed(original: Coefficients, times: float) -> Coefficients:
     """Coefficients with which every iteration takes `times` times as long."""
     kernels = original.kernels
-    rows = {name: {key: _slowed(each, times) for key, each in getattr(kernels, name).items()}
-            for name in ("gemm", "moe", "all_reduce")}  # fmt: skip
+    rows = {
+        name: {key: _slowed(each, times) for key, each in getattr(kernels, name).items()}
+        for name in ("gemm", "moe", "all_reduce")
+    }
     changed = structs.replace(
         kernels,
         **rows,

@@ -49,8 +49,9 @@ def _other_shape(runner: Runner, case: Measurement, rate_rps: float) -> Findings
     if not case["other shape"]:
         why = f"The plan is {case['plans']['cascadia']['labels'][1]}; half does not fit."
         return Findings({"other-shape": Finding([None], why)})
-    loads = [f"{load:.0%} of the rate {_cost(both)}"
-             for load, both in zip(runs.LOADS, case["other shape"], strict=True)]  # fmt: skip
+    loads = [
+        f"{load:.0%} of the rate {_cost(both)}" for load, both in zip(runs.LOADS, case["other shape"], strict=True)
+    ]
     by_memory = runner.run({"half": Call(parts.half_parallelism, {"rate_rps": rate_rps})})["half"]
     memory = [f"with {times} times the GPU's memory {_cost(both)}" for times, both in by_memory.items()]
     own_s, other_s = case["other shape"][0]
@@ -107,9 +108,10 @@ def _drift(runner: Runner, rate: Measurement, cases: Cases) -> Findings:
     gains = [_gain_by_segment(measured, i, names[2:]) for i in range(len(seeds))]
     known = [fmean(run["throughput_rps"] for run in cases[case]["runs"]["cascadia"]) for case in claims.QUALITY_90]
     best = fmean(
-        own / fmean(each) for name in names[2:]
+        own / fmean(each)
+        for name in names[2:]
         for own, each in zip(known, zip(*by_seed(name, "sustained_rps"), strict=True), strict=True)
-    )  # fmt: skip
+    )
     segments = ", ".join(
         f"{name} {', '.join(f'{fmean(each):.3g}' for each in zip(*by_seed(name, 'sustained_rps'), strict=True))}"
         for name in names
@@ -157,8 +159,10 @@ def _budget(runner: Runner, cases: Cases, rate_rps: float) -> Findings:
         tasks["budget", case[2]] = Call(judges.budget, arguments)
     found = [each["quality"] for each in runner.run(tasks).values()]
     planned = [cases[case]["rehearsed"] for case in TRACE_1]
-    why = "; ".join(f"within {own['p95_s']:.3g} s {quality:.4g}, where the plan for quality had {own['quality']:.4g}"
-                    for own, quality in zip(planned, found, strict=True))  # fmt: skip
+    why = "; ".join(
+        f"within {own['p95_s']:.3g} s {quality:.4g}, where the plan for quality had {own['quality']:.4g}"
+        for own, quality in zip(planned, found, strict=True)
+    )
     values = [quality - own["quality"] for own, quality in zip(planned, found, strict=True)]
     return Findings({"latency-budget": Finding(values, f"By case on trace 1: {why}.")})
 
@@ -190,8 +194,10 @@ def of_llama(runner: Runner, cases: Cases, rates: Rates) -> Findings:
     if runner.wants(*claims.TRAINED):
         measured = runner.repeat("trained", judges.trained_judge, arguments, extended_seeds(runner, TRAINED_FACTOR))
         short = [1 - each["quality"] / each["asked"] for each in measured]
-        by_error = ", ".join(f"{error:g}: {fmean(1 - each['with error'][i] / each['asked'] for each in measured):.1%}"
-                             for i, error in enumerate(judges.ERRORS))  # fmt: skip
+        by_error = ", ".join(
+            f"{error:g}: {fmean(1 - each['with error'][i] / each['asked'] for each in measured):.1%}"
+            for i, error in enumerate(judges.ERRORS)
+        )
         why = f"It sees lengths only. With an error of so many points besides, it falls short by {by_error}."
         findings += Findings({"judge-trained": Finding(short, why)})
     if runner.wants(*claims.CACHES):
@@ -236,12 +242,17 @@ def _router(runner: Runner, cases: Cases, rates: Rates) -> Findings:
     tasks = {
         (noise, case): Call(
             judges.route_llm,
-            {"trace": case[1], "q_min": case[2], "rate_rps": rates[case[:2]]["rate_rps"], "noise": noise,
-             "seeds": seeds},
+            {
+                "trace": case[1],
+                "q_min": case[2],
+                "rate_rps": rates[case[:2]]["rate_rps"],
+                "noise": noise,
+                "seeds": seeds,
+            },
         )
         for noise in judges.NOISES
         for case in claims.LLAMA
-    }  # fmt: skip
+    }
     measured = runner.run({("router", noise, case[1]): call for (noise, case), call in tasks.items()})
     lower, gains, rows = dict[float, Values](), dict[float, Values](), list[Row]()
     for noise in judges.NOISES:
@@ -299,10 +310,12 @@ def _weaker_judges(measured: list[Measurement]) -> Findings:
                 "Requests that the larger model gets. By its own scores quality reaches "
                 f"{most:.3g} at most; its bias alone sends on {alone:+.1%}. Asked for 80 less its bias, by its own "
                 + "scores: "
-                + " and ".join(f"{fmean(a[key] / b[key] - 1 for a, b in zip(less, base, strict=True)):+.1%} {what}"
-                               for key, what in (("share", "requests"), ("latency_s", "latency")))
+                + " and ".join(
+                    f"{fmean(a[key] / b[key] - 1 for a, b in zip(less, base, strict=True)):+.1%} {what}"
+                    for key, what in (("share", "requests"), ("latency_s", "latency"))
+                )
                 + "."
-            )  # fmt: skip
+            )
             outcomes[claim.format("routing")] = Finding(shares, why)
             outcomes[claim.format("latency")] = Finding(times, "The largest p95 of a stage, as planned.")
     least = [min(each[name]["quality"] for name in JUDGES.values()) - 80.0 for each in measured]
@@ -379,8 +392,10 @@ def _table_1(measured_by_seed: list[Measurement], more_memory: Measurement) -> F
         rows = [
             [str(shape), real, ours * factor, ours] for shape, (real, ours) in zip(parts.TABLE_1, pairs, strict=True)
         ]
-    why = (f"Two GPUs have hardly any cache beside the weights: with {parts.MEMORY[-1]:g} times the memory it is "
-           f"{_mean_error(_pairs(more_memory)):.1%}.")  # fmt: skip
+    why = (
+        f"Two GPUs have hardly any cache beside the weights: with {parts.MEMORY[-1]:g} times the memory it is "
+        f"{_mean_error(_pairs(more_memory)):.1%}."
+    )
     heads = ["(DP, TP, PP)", "paper (requests/s)", "scaled", "Headway (requests/s)"]
     table = PaperTable("Table 1", "The simulator", "Llama 3 70B, 1600 and 16 tokens.", heads, rows)
     return Findings({"simulator": Finding(errors, why)}, [table])

@@ -20,14 +20,19 @@ MOVING = ("overall", "in_time", "own_curve", "estimated", "for_mean", "by_rankin
 FOR_MEAN = {"for_mean", "by_ranking"}
 """Those with plans for the mean demand alone, which need no sizes."""
 FURTHER = {
-    "-curve": {"own_curve", "own_autoscaling"}, "-estimate": {"estimated"}, "-mean": FOR_MEAN,
-    "-mean-filter": {"by_ranking"}, "-mean-ranking": {"by_ranking"},
-}  # fmt: skip
+    "-curve": {"own_curve", "own_autoscaling"},
+    "-estimate": {"estimated"},
+    "-mean": FOR_MEAN,
+    "-mean-filter": {"by_ranking"},
+    "-mean-ranking": {"by_ranking"},
+}
 """Those that need a further case."""
 OF_ALL_SIZES = frozenset(
-    claim.id for claim in CLAIMS if claim.id.startswith(("fig6-", "fig7-", "fig8-", "fig10-"))
+    claim.id
+    for claim in CLAIMS
+    if claim.id.startswith(("fig6-", "fig7-", "fig8-", "fig10-"))
     and ("cnn-dailymail" not in claim.id or claim.id.startswith(("fig7-star-", "fig10-")))
-)  # fmt: skip
+)
 """Claims on plans for ShareGPT and LongWriter, which take sizes of combos that a quick run leaves out, on tails of
 an hour that it shortens, and on what scaling alone saves in it."""
 ABSTRACT = read_abstract(__package__)

@@ -213,9 +213,9 @@ class _MelangeProgram:
                 tokens_s += (bucket.rps - rate * num_left_out) * (bucket.prompt_tokens + bucket.output_tokens)
             goodput = sum(each.count * each.goodput_rps for each in some)
             served.append(ServiceGoodput(service.service, demand, goodput, missing))
-        status: Literal["optimal", "feasible", "short"] = "short" if short else (
-            "optimal" if solution.status == "optimal" else "feasible"
-        )  # fmt: skip
+        status: Literal["optimal", "feasible", "short"] = (
+            "short" if short else ("optimal" if solution.status == "optimal" else "feasible")
+        )
         bound = None if solution.bound is None else min(solution.bound, usd)
         gap = None if bound is None else (usd - bound) / usd if usd else 0.0
         used = ((gpu, num * each.count) for each in chosen for gpu, num in each.combo.gpus.items())

@@ -34,9 +34,12 @@ from headway_papers.reproduce.results import Key, Results, SeedResults, increase
 from headway_papers.reproduce.tasks import Call, Measurement
 
 SYSTEMS: dict[System, str] = {
-    "melange": "Melange", "mix": "Melange by whole-mix goodputs", "star": "CAUCHY*",
-    "static": "Cauchy without autoscaling", "cauchy": "Cauchy",
-}  # fmt: skip
+    "melange": "Melange",
+    "mix": "Melange by whole-mix goodputs",
+    "star": "CAUCHY*",
+    "static": "Cauchy without autoscaling",
+    "cauchy": "Cauchy",
+}
 COMPARED: tuple[System, ...] = ("melange", "star", "cauchy")
 IN_TIME = 0.88
 """A size keeps its promise on other requests, too, if this share of them is in time: see `in-time` in claims.yaml."""
@@ -69,10 +72,18 @@ class Case(Struct, frozen=True):
 def cases(azure: Demand | None, quick: bool) -> tuple[Case, ...]:
     """Quick: the first of them, in half of the time."""
     own = Case(OWN.key, OWN)
-    every = (own,) if azure is None else (
-        Case("", azure), own, Case("-estimate", azure, "estimate"), Case("-mean", azure, for_mean=True),
-        Case("-mean-filter", azure, "filter", for_mean=True), Case("-mean-ranking", azure, "ranking", for_mean=True),
-    )  # fmt: skip
+    every = (
+        (own,)
+        if azure is None
+        else (
+            Case("", azure),
+            own,
+            Case("-estimate", azure, "estimate"),
+            Case("-mean", azure, for_mean=True),
+            Case("-mean-filter", azure, "filter", for_mean=True),
+            Case("-mean-ranking", azure, "ranking", for_mean=True),
+        )
+    )
     return (structs.replace(every[0], shortened=0.5),) if quick else every
 
 
@@ -163,10 +174,12 @@ class OverallRuns(SeedResults):
                     findings |= self._autoscaling(workload, case)
             if self.cases[0].key == "":
                 least = [
-                    min(each) for each in zip(*(
-                        self.measured(workload, self.cases[0], system, "attainment") for system in COMPARED
-                    ), strict=True)
-                ]  # fmt: skip
+                    min(each)
+                    for each in zip(
+                        *(self.measured(workload, self.cases[0], system, "attainment") for system in COMPARED),
+                        strict=True,
+                    )
+                ]
                 findings[f"in-time-{workload}"] = Finding(least, self._numbers(workload, self.cases[0]))
         return findings
 
@@ -194,8 +207,9 @@ class OverallRuns(SeedResults):
         order: list[Value] = [low < middle < high for low, middle, high in zip(*tokens, strict=True)]
         further = {
             f"fig7-star-{workload}{case.key}-mix": Finding(self._gain(workload, case, "star", "mix"), why)
-            for system in case.systems if system == "mix"
-        }  # fmt: skip
+            for system in case.systems
+            if system == "mix"
+        }
         return further | {
             row: Finding(
                 self._gain(workload, case, "cauchy"), f"{why} {best_text(self.markets[case.ranking, workload])}"

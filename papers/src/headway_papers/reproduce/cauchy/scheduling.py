@@ -70,9 +70,14 @@ def searches(seeds: Sequence[int], quick: bool, figure_2: bool, table_3: bool, t
 
 
 def runs(
-    results: Results, markets: Markets, seeds: Sequence[int], repeats: Sequence[int], quick: bool, figure_9: bool,
+    results: Results,
+    markets: Markets,
+    seeds: Sequence[int],
+    repeats: Sequence[int],
+    quick: bool,
+    figure_9: bool,
     table_3: bool,
-) -> dict[Key, Call]:  # fmt: skip
+) -> dict[Key, Call]:
     """The second round: at the rates that the first one found. `repeats`: seeds of Figure 9."""
     tasks: dict[Key, Call] = {}
     num_requests = NUM_REQUESTS // (3 if quick else 1)

@@ -41,8 +41,9 @@ COARSE = (1.0, 1.15, 1.3, 1.5, 1.75, 2.0, 2.4)
 FINE = 4
 """Steps between two coarse sizes."""
 SIZES = (
-    *(low * (high / low) ** (step / FINE) for low, high in pairwise(COARSE) for step in range(FINE)), COARSE[-1],
-)  # fmt: skip
+    *(low * (high / low) ** (step / FINE) for low, high in pairwise(COARSE) for step in range(FINE)),
+    COARSE[-1],
+)
 """k: every fourth is tried, from the smallest, and then those before the first that is in time."""
 CHOOSING_SEED = 1000
 MOST_KINDS = 6

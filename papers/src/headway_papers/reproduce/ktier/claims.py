@@ -113,7 +113,13 @@ def table_claims() -> Iterator[Claim]:
 
 _GROUPS = read_claims(__package__)
 CLAIMS = (
-    *_GROUPS["tiers"], *_GROUPS["parity"], *table_claims(), *_GROUPS["load"], *_GROUPS["tick"], *_GROUPS["seats"],
-    *_GROUPS["trade-offs"], *_GROUPS["sustained-load"],
-)  # fmt: skip
+    *_GROUPS["tiers"],
+    *_GROUPS["parity"],
+    *table_claims(),
+    *_GROUPS["load"],
+    *_GROUPS["tick"],
+    *_GROUPS["seats"],
+    *_GROUPS["trade-offs"],
+    *_GROUPS["sustained-load"],
+)
 """Of sections 5.1, 5.2, 5.3 (Tables 2 to 4, their best K, and what such numbers would need), 6.2 and 6.5."""

@@ -139,8 +139,12 @@ class SettingRuns:
     def __init__(self, results: Results, seeds: Sequence[int]) -> None:
         self.plan = search.plan(
             lambda k, decay, seed: float(results["setting", k, decay, seed]["attainment"]),
-            CHOICES, DECAYS, seeds, interval, TOLERANCE,
-        )  # fmt: skip
+            CHOICES,
+            DECAYS,
+            seeds,
+            interval,
+            TOLERANCE,
+        )
 
     def exhibits(self) -> list[Exhibit]:
         """The chart and the table."""

@@ -58,14 +58,20 @@ def pair(name: str, num_requests: int, replicas: int, high: float, seeds: list[i
     for factor in PAIR_FACTORS:
         rate = float(f"{high * factor:.4g}")
         tried[f"{rate:g}"] = {
-            system: float(np.mean([
-                SimulationTask(
-                    served(workload(name, rate, num_requests, seed), system, replicas=replicas), seed, violations
-                ).measure(Path())["violations"]
-                for seed in seeds
-            ]))
+            system: float(
+                np.mean(
+                    [
+                        SimulationTask(
+                            served(workload(name, rate, num_requests, seed), system, replicas=replicas),
+                            seed,
+                            violations,
+                        ).measure(Path())["violations"]
+                        for seed in seeds
+                    ]
+                )
+            )
             for system in PAIR
-        }  # fmt: skip
+        }
     nearest = min(tried, key=lambda rate: sum(abs(np.log(max(tried[rate][s], 1e-6) / PAIR[s])) for s in PAIR))
     return {"rate": float(nearest), "tried": tried}
 

@@ -16,10 +16,17 @@ from headway_papers.reproduce.tasks import Measurement
 
 Exhibits = list[Exhibit]
 _COLUMNS = (
-    ("instance_hours", "instance-hours"), ("wasted_hours", "starting"), ("starts", "starts"),
-    ("spot_hours", "spot hours"), ("kv_use", "KV use"), ("late", "late"), ("ttft_p90_s", "TTFT P90"),
-    ("ttft_p95_s", "P95"), ("ttft_p99_s", "P99 (s)"), ("batch_p95_s", "batch P95 (s)"),
-)  # fmt: skip
+    ("instance_hours", "instance-hours"),
+    ("wasted_hours", "starting"),
+    ("starts", "starts"),
+    ("spot_hours", "spot hours"),
+    ("kv_use", "KV use"),
+    ("late", "late"),
+    ("ttft_p90_s", "TTFT P90"),
+    ("ttft_p95_s", "P95"),
+    ("ttft_p99_s", "P99 (s)"),
+    ("batch_p95_s", "batch P95 (s)"),
+)
 
 
 def exhibits(results: SageServeRuns, served: Mapping[str, Measurement]) -> Exhibits:
@@ -49,8 +56,9 @@ def _silos(results: SageServeRuns) -> Exhibits:
     both = (SILOED, REACTIVE)
     lines = {
         f"{label}, {name}": _instances(results, PEAK, name, model)
-        for model, label in ((scenes.BLOOM, "Bloom"), (LLAMA_2, "Llama-2")) for name in both
-    }  # fmt: skip
+        for model, label in ((scenes.BLOOM, "Bloom"), (LLAMA_2, "Llama-2"))
+        for name in both
+    }
     use = {name: [results.of_model(PEAK, name, "kv_use", model) for model in MODELS] for name in both}
     rows: list[Row] = []
     for key, label in (
@@ -62,12 +70,20 @@ def _silos(results: SageServeRuns) -> Exhibits:
         rows.append([label, *values])
     heads = ("", *(f"{model}, {name}" for model in MODELS for name in both))
     return [
-        Figure("Figure 8a", "Silos and one pool", "Instances in all regions, starting ones included; from 11:00 on.",
-               charts.curves(lines, "hours", "instances")),
-        Figure("Figure 8b", "Memory in use", "KV cache in use, means over the time after the first hour.",
-               charts.bars(list(MODELS), use, "share of the KV cache")),
+        Figure(
+            "Figure 8a",
+            "Silos and one pool",
+            "Instances in all regions, starting ones included; from 11:00 on.",
+            charts.curves(lines, "hours", "instances"),
+        ),
+        Figure(
+            "Figure 8b",
+            "Memory in use",
+            "KV cache in use, means over the time after the first hour.",
+            charts.bars(list(MODELS), use, "share of the KV cache"),
+        ),
         PaperTable("Table 1", "Tails of silos and of one pool", "Interactive tiers, means over seeds.", heads, rows),
-    ]  # fmt: skip
+    ]
 
 
 def _day(results: SageServeRuns) -> Exhibits:
@@ -76,28 +92,35 @@ def _day(results: SageServeRuns) -> Exhibits:
     hours = {
         name: [results.values((DAY, name), "models", LLAMA_2, "regions", region) for region in REGIONS]
         for name in names
-    }  # fmt: skip
+    }
     use = {"KV use": [results.of_model(DAY, name, "kv_use") for name in names]}
     tails = {f"P{q}": [results.of_model(DAY, name, f"ttft_p{q}_s") for name in names] for q in (75, 90, 95, 99)}
     waste = {
-        cause: [results.values((DAY, name), "models", LLAMA_2, "wasted", cause) for name in names]
-        for cause in CAUSES
-    }  # fmt: skip
+        cause: [results.values((DAY, name), "models", LLAMA_2, "wasted", cause) for name in names] for cause in CAUSES
+    }
     whole = "Llama-2-70B on the published Thursday, means over seeds; instances are those of all regions."
     return [
-        Figure("Figure 11", "Instances over the day", "Llama-2-70B in all regions, from Wednesday, 22:00, on.",
-               charts.curves(lines, "hours", "instances")),
-        Figure("Figure 12a", "Instance-hours by region", "Of Llama-2-70B.",
-               charts.bars(REGIONS, hours, "instance-hours")),
+        Figure(
+            "Figure 11",
+            "Instances over the day",
+            "Llama-2-70B in all regions, from Wednesday, 22:00, on.",
+            charts.curves(lines, "hours", "instances"),
+        ),
+        Figure(
+            "Figure 12a", "Instance-hours by region", "Of Llama-2-70B.", charts.bars(REGIONS, hours, "instance-hours")
+        ),
         Figure("Figure 12b", "Memory in use", "KV cache in use, Llama-2-70B.", charts.bars(names, use, "share")),
         Figure("Figure 13a", "TTFT", "Interactive requests to Llama-2-70B.", charts.bars(names, tails, "s")),
-        Figure("Figure 13b", "Time wasted on starts, by cause",
-               "New instances, reclaimed spot ones of the same model, redeployed ones of another.",
-               charts.bars(names, waste, "instance-hours")),
+        Figure(
+            "Figure 13b",
+            "Time wasted on starts, by cause",
+            "New instances, reclaimed spot ones of the same model, redeployed ones of another.",
+            charts.bars(names, waste, "instance-hours"),
+        ),
         _table(results, runs.FASTER, "Beside Figure 11", "Starts of 60 s", whole),
         _table(results, DAY, "Figures 11 to 13", "Starts of 155 s", whole),
         _table(results, runs.SLOWER, "Beside Figure 11", "Starts of 600 s", whole),
-    ]  # fmt: skip
+    ]
 
 
 def _scout(results: SageServeRuns) -> Exhibits:
@@ -107,11 +130,19 @@ def _scout(results: SageServeRuns) -> Exhibits:
         for key in ("ttft_p90_s", "instance_hours")
     }
     return [
-        Figure("Figure 14a", "Five models: TTFT", "P90 of interactive requests.",
-               charts.bars(models, by_measure["ttft_p90_s"], "s")),
-        Figure("Figure 14b", "Five models: instance-hours", "Of each model, in all regions.",
-               charts.bars(models, by_measure["instance_hours"], "instance-hours")),
-    ]  # fmt: skip
+        Figure(
+            "Figure 14a",
+            "Five models: TTFT",
+            "P90 of interactive requests.",
+            charts.bars(models, by_measure["ttft_p90_s"], "s"),
+        ),
+        Figure(
+            "Figure 14b",
+            "Five models: instance-hours",
+            "Of each model, in all regions.",
+            charts.bars(models, by_measure["instance_hours"], "instance-hours"),
+        ),
+    ]
 
 
 def _orderings(results: SageServeRuns) -> Exhibits:
@@ -122,7 +153,7 @@ def _orderings(results: SageServeRuns) -> Exhibits:
         return {
             label: [[scale * value for value in results.values((runs.ORDER, name), key, tier)] for name in names]
             for label, tier in tiers
-        }  # fmt: skip
+        }
 
     late = f"First tokens later than 1 s (fast tier) and {orderings.NORMAL_TTFT_S:g} s (normal tier)."
     return [
@@ -144,9 +175,13 @@ def _bursts(results: SageServeRuns) -> Exhibits:
         medians = {name: _series(results, runs.BURST, name, "minutes") for name in LONG_TERM}
         figures += [
             Figure("Figure 16a", "A burst: instances", shows, charts.curves(instances, "hours", "instances")),
-            Figure("Figure 16a", "A burst: waits", "Median TTFT of those who come in a minute.",
-                   charts.curves(medians, "minutes", "s", yaxis={"type": "log"})),
-        ]  # fmt: skip
+            Figure(
+                "Figure 16a",
+                "A burst: waits",
+                "Median TTFT of those who come in a minute.",
+                charts.curves(medians, "minutes", "s", yaxis={"type": "log"}),
+            ),
+        ]
     if results.includes(runs.WEEK):
         bins = {name: _series(results, runs.WEEK, name, "bins") for name in results.names(runs.WEEK)}
         shows = "P95 TTFT of interactive requests to Llama-2-70B, by three hours, from Friday, 18:00, on."
@@ -195,8 +230,9 @@ def _of_one_seed(
 def _thetas(served: Mapping[str, Measurement]) -> PaperTable:
     rows: list[Row] = [
         [f"{model}, {gpu}", each["most"][model], runs.THETA_SHARE * each["most"][model], each["tps"][model]]
-        for gpu, each in served.items() for model in each["most"]
-    ]  # fmt: skip
+        for gpu, each in served.items()
+        for model in each["most"]
+    ]
     heads = ("", "flat out", "theta", "in time (95% within 1 s)")
     shows = "Input tokens per second of interactive requests that one instance serves, by simulation."
     return PaperTable("Table 2", "theta", shows, heads, rows)

@@ -124,18 +124,20 @@ def _of_model(records: Records, model: str, from_s: float) -> Measurement:
     for each in replicas:
         regions[each.region] += _up_hours(each, from_s)
     measured: Measurement = {
-        "instance_hours": sum(regions.values()), "regions": regions,
-        "spot_hours": _spot_hours(replicas, records, from_s), "wasted": wasted, "wasted_hours": sum(wasted.values()),
+        "instance_hours": sum(regions.values()),
+        "regions": regions,
+        "spot_hours": _spot_hours(replicas, records, from_s),
+        "wasted": wasted,
+        "wasted_hours": sum(wasted.values()),
         "starts": sum(each.origin != "initial" and each.up[0][0] >= from_s for each in replicas),
-        "late": float((wait_s > limit_s).mean()) if len(wait_s) else None, "num_requests": len(wait_s),
+        "late": float((wait_s > limit_s).mean()) if len(wait_s) else None,
+        "num_requests": len(wait_s),
         "instances": _instances(records, model),
         "e2e_p95_s": float(np.percentile(e2e_s, 95)) if len(e2e_s) else None,
-    }  # fmt: skip
+    }
     measured |= _of_batch(records, model, from_s)
     in_time, spots = int((wait_s <= limit_s).sum()), measured["spot_hours"] * 3600 / BIN_S
-    measured["utility"] = (
-        IN_TIME_WEIGHT * in_time + BATCH_WEIGHT * measured["batch_in_time"] + SPOT_WEIGHT * spots
-    )  # fmt: skip
+    measured["utility"] = IN_TIME_WEIGHT * in_time + BATCH_WEIGHT * measured["batch_in_time"] + SPOT_WEIGHT * spots
     tails = {q: float(np.percentile(wait_s, q)) if len(wait_s) else None for q in (75, 90, 95, 99)}
     return measured | {f"ttft_p{q}_s": wait for q, wait in tails.items()}
 
@@ -155,10 +157,11 @@ def _of_batch(records: Records, model: str, from_s: float) -> Measurement:
         in_time = is_done & (took_s <= floats(records.workload, "deadline_s", request[chosen]) - arrival_s)
     old = arrival_s <= records.end_s - OLD_S
     return {
-        "num_batch": int(chosen.sum()), "batch_in_time": int(in_time.sum()),
+        "num_batch": int(chosen.sum()),
+        "batch_in_time": int(in_time.sum()),
         "batch_done": float(is_done[old].mean()) if old.any() else None,
         "batch_p95_s": float(np.percentile(took_s[old], 95)) if old.any() else None,
-    }  # fmt: skip
+    }
 
 
 def waits(records: Records, model: str, from_s: float, to_s: float, tier: int | None = None) -> tuple[Floats, Floats]:

@@ -50,10 +50,11 @@ def document(ordering: str, factor: float, tau_n_s: float | None = None) -> Docu
     contents["workload"] |= {
         "surges": [{"from_s": SURGE_S[0], "to_s": SURGE_S[1], "factor": factor}],
         "tiers": [
-            {"tier": 0, "share": 0.42, "ttft_s": 1}, {"tier": 1, "share": 0.30, "ttft_s": NORMAL_TTFT_S},
+            {"tier": 0, "share": 0.42, "ttft_s": 1},
+            {"tier": 1, "share": 0.30, "ttft_s": NORMAL_TTFT_S},
             {"tier": 2, "share": 0.28, "deadline_after_s": 86400},
         ],
-    }  # fmt: skip
+    }
     return contents
 
 

@@ -165,9 +165,7 @@ def _guard(results: SageServeRuns) -> FindingsById:
     """The baseline that counts what is starting; and all at equal lateness."""
     names = (REACTIVE, GUARDED, LT_I)
     reactive, guarded, planned = (results.of_model(DAY, name, "instance_hours") for name in names)
-    shares = [
-        (a - b) / (a - c) if a > c else None for a, b, c in zip(reactive, guarded, planned, strict=True)
-    ]  # fmt: skip
+    shares = [(a - b) / (a - c) if a > c else None for a, b, c in zip(reactive, guarded, planned, strict=True)]
     hours = f"Instance-hours: {results.means(DAY, names, 'instance_hours')}; {_late(results, DAY, *names)}."
     return {
         "guard-share": Finding(shares, hours),

@@ -56,18 +56,27 @@ PAST_HOURS = 70.0
 FLEET_GPUS = 8
 """Of an instance of any model: "we set the GPU cards needed by each model as identical" (7.1). Bloom needs eight."""
 ARTIFACT_TPS: Mapping[str, float] = {
-    LLAMA_2: 30 * 7516.67 / 60, BLOOM: 30 * 5398.07 / 60, LLAMA_31: 30 * 1.6e6 / 60, LLAMA_32: 30 * 1.6e6 / 60,
-}  # fmt: skip
+    LLAMA_2: 30 * 7516.67 / 60,
+    BLOOM: 30 * 5398.07 / 60,
+    LLAMA_31: 30 * 1.6e6 / 60,
+    LLAMA_32: 30 * 1.6e6 / 60,
+}
 """theta in the artifact, in input tokens per second. The series are scaled by our theta over this one: then as many
 instances are needed as in the paper, whatever an instance serves."""
 NAMES: Mapping[str, str] = {LLAMA_2: "A", BLOOM: "B", LLAMA_31: "C", LLAMA_32: "D"}
 INTERACTIVE: Mapping[str, tuple[float, float, float]] = {
-    LLAMA_2: (0.52, 0.21, 0.27), BLOOM: (0.28, 0.40, 0.32), LLAMA_31: (0.38, 0.32, 0.30), LLAMA_32: (0.38, 0.34, 0.28),
-}  # fmt: skip
+    LLAMA_2: (0.52, 0.21, 0.27),
+    BLOOM: (0.28, 0.40, 0.32),
+    LLAMA_31: (0.38, 0.32, 0.30),
+    LLAMA_32: (0.38, 0.34, 0.28),
+}
 """By region. Llama-2's are the paper's (3); the others' are those of the built-in week."""
 BATCH: Mapping[str, tuple[float, float, float]] = {
-    LLAMA_2: (0.63, 0.35, 0.02), BLOOM: (0.53, 0.45, 0.02), LLAMA_31: (0.35, 0.63, 0.02), LLAMA_32: (0.59, 0.39, 0.02),
-}  # fmt: skip
+    LLAMA_2: (0.63, 0.35, 0.02),
+    BLOOM: (0.53, 0.45, 0.02),
+    LLAMA_31: (0.35, 0.63, 0.02),
+    LLAMA_32: (0.59, 0.39, 0.02),
+}
 TIERS = [{"tier": 0, "share": 0.9, "ttft_s": 1}, {"tier": 2, "share": 0.1, "deadline_after_s": 86400}]
 """The series know interactive and batch work alone, and give the rates of both; the limits are the paper's (2.2)."""
 SPIN_UP_S = 155.0
@@ -115,9 +124,14 @@ OTHER_BLOOM_DAY = replace(FLEET_DAY, from_hour=8.0, hours=6.0)
 """From 10:00 to 14:00, the rise of the morning, for other readings of Bloom's demand: eight whole days of the fleet
 take too long."""
 SCOUT_DAY = Day(
-    models=(*MODELS, SCOUT), num_gpus=FLEET_GPUS, from_hour=6.0, hours=10.0, has_series=False, builtin=JULY_SCOUT,
+    models=(*MODELS, SCOUT),
+    num_gpus=FLEET_GPUS,
+    from_hour=6.0,
+    hours=10.0,
+    has_series=False,
+    builtin=JULY_SCOUT,
     load=2.0,
-)  # fmt: skip
+)
 """Five models on equal GPUs, from 8:00 to 16:00. An instance has twice the GPUs of those that `LOAD` is for."""
 
 
@@ -138,14 +152,19 @@ def document(day: Day, strategy: str) -> Document:
         policies["scaling"]["plan"] |= {"step_s": STEP_S, "peak_s": PEAK_S, "startup_s": day.start_s}
     count = START * day.num_gpus * len(day.models)
     return {
-        "workload": _workload(day), "fleet": _fleet(day, strategy), "policies": policies,
+        "workload": _workload(day),
+        "fleet": _fleet(day, strategy),
+        "policies": policies,
         "gpu_limits": [{"region": region, "gpu": day.gpu, "count": count} for region in REGIONS],
         "network": {"inter_region_s": 0.05},
         "provisioning": {
-            "reclaim_s": day.start_s, "redeploy_s": REDEPLOY_S, "acquire_s": REDEPLOY_S, "remote_s": REMOTE_S,
+            "reclaim_s": day.start_s,
+            "redeploy_s": REDEPLOY_S,
+            "acquire_s": REDEPLOY_S,
+            "remote_s": REMOTE_S,
         },
         "simulation": {"until_s": day.hours * 3600, "warmup_s": WARMUP_S},
-    }  # fmt: skip
+    }
 
 
 def with_artifacts_constants(day: Day, strategy: str) -> Document:
@@ -167,12 +186,21 @@ def without_bloom(day: Day) -> Day:
 def _fleet(day: Day, strategy: str) -> list[Document]:
     return [
         {
-            "name": f"{region}-{model}{suffix}", "model": model, "gpu": day.gpu, "tp": day.num_gpus, "region": region,
-            "replicas": num, "min_replicas": LEAST, "max_replicas": MOST, "kv_capacity_tokens": KV_TOKENS[model],
+            "name": f"{region}-{model}{suffix}",
+            "model": model,
+            "gpu": day.gpu,
+            "tp": day.num_gpus,
+            "region": region,
+            "replicas": num,
+            "min_replicas": LEAST,
+            "max_replicas": MOST,
+            "kv_capacity_tokens": KV_TOKENS[model],
             "engine": "simulated-0.15",
         }
-        for model in day.models for region in REGIONS for suffix, num in POOLS.get(strategy, {"": START}).items()
-    ]  # fmt: skip
+        for model in day.models
+        for region in REGIONS
+        for suffix, num in POOLS.get(strategy, {"": START}).items()
+    ]
 
 
 def _workload(day: Day) -> Document:
@@ -195,8 +223,11 @@ def _workload(day: Day) -> Document:
 def _built_in(day: Day) -> Document:
     loads = {model: LOAD[model] for model in day.models}
     week: Document = {
-        "builtin": day.builtin, "models": loads, "start_hour": THURSDAY + day.from_hour, "scale": day.load,
-    }  # fmt: skip
+        "builtin": day.builtin,
+        "models": loads,
+        "start_hour": THURSDAY + day.from_hour,
+        "scale": day.load,
+    }
     if day.batch_share is not None:
         week |= mixed(day.batch_share, day.load)
     return week

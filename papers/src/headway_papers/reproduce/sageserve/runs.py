@@ -157,8 +157,9 @@ def _days(runner: Runner, served: Mapping[str, Measurement]) -> dict[tuple[Any, 
         documents |= fleets_without_bloom(served[FLEET], has_series)
     tasks: dict[tuple[Any, ...], Task] = {
         (*key, seed): RecordsTask(document, seed, measures.measure)
-        for key, document in documents.items() for seed in runner.seeds
-    }  # fmt: skip
+        for key, document in documents.items()
+        for seed in runner.seeds
+    }
     if runner.wants(*_GROUPS["fleet"]):
         tasks |= _without_weights(runner, served[scenes.A100], has_series)
     if runner.wants(*_GROUPS["bloom"]) and has_series:
@@ -198,9 +199,7 @@ def thursdays(served: Measurement, has_series: bool) -> dict[tuple[str, str], sc
 def other_days(served: Mapping[str, Measurement], has_series: bool) -> dict[tuple[str, str], scenes.Document]:
     """November's Thursday, its mixes, and Thursday on H100."""
     half, fast = (theta(served[gpu], THETA_SHARE) for gpu in (scenes.A100, scenes.H100))
-    november = Day(
-        theta=half, half=half, has_series=False, builtin=scenes.NOVEMBER, load=scenes.NOVEMBER_LOAD
-    )  # fmt: skip
+    november = Day(theta=half, half=half, has_series=False, builtin=scenes.NOVEMBER, load=scenes.NOVEMBER_LOAD)
     days = {
         NOVEMBER: (november, (REACTIVE, GUARDED, *LONG_TERM)),
         MIX_9: (replace(november, batch_share=0.1), BOTH),
@@ -253,8 +252,9 @@ def _smoothed(runner: Runner, served: Measurement) -> dict[tuple[str, str, int],
             smoothed.measure_smoothed,
             {"document": published.document(day, name), "name": series, "seed": seed, "data": str(runner.data)},
         )
-        for name in (REACTIVE, LT_I) for seed in runner.seeds
-    }  # fmt: skip
+        for name in (REACTIVE, LT_I)
+        for seed in runner.seeds
+    }
 
 
 def planned_at(name: str, share: float) -> str:

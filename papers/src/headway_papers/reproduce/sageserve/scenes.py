@@ -85,8 +85,10 @@ def document(scene: Scene, strategy: str) -> Document:
     pools = POOLS.get(strategy, {"": START})
     fleet = [
         pool(scene.gpu, model, region, suffix, num)
-        for model in scene.models for region in REGIONS for suffix, num in pools.items()
-    ]  # fmt: skip
+        for model in scene.models
+        for region in REGIONS
+        for suffix, num in pools.items()
+    ]
     return whole_document(scene, fleet, policies_of(scene, strategy))
 
 
@@ -100,10 +102,17 @@ def burst(scene: Scene, strategy: str) -> Document:
 def pool(gpu: str, model: str, region: str, suffix: str, num: int) -> Document:
     """So many instances of a model in a region."""
     return {
-        "name": f"{region}-{model}{suffix}", "model": model, "gpu": gpu, "tp": GPUS[model], "region": region,
-        "replicas": num, "min_replicas": LEAST, "max_replicas": MOST, "kv_capacity_tokens": KV_TOKENS[model],
+        "name": f"{region}-{model}{suffix}",
+        "model": model,
+        "gpu": gpu,
+        "tp": GPUS[model],
+        "region": region,
+        "replicas": num,
+        "min_replicas": LEAST,
+        "max_replicas": MOST,
+        "kv_capacity_tokens": KV_TOKENS[model],
         "engine": "simulated-0.15",
-    }  # fmt: skip
+    }
 
 
 def policies_of(scene: Scene, strategy: str) -> Document:
@@ -123,9 +132,11 @@ def policies_of(scene: Scene, strategy: str) -> Document:
     name = LT_UA if strategy == LEAK else strategy
     leak = "-leak" if strategy == LEAK else ""
     scaling: Document = {
-        "name": name, "planner": "ilp", "forecaster": {"name": scene.forecaster + leak, "past_hours": 72},
+        "name": name,
+        "planner": "ilp",
+        "forecaster": {"name": scene.forecaster + leak, "past_hours": 72},
         "plan": {"step_s": scene.step_s, "tps": {model: scene.theta[model] for model in scene.models}},
-    }  # fmt: skip
+    }
     if name != LT_I:
         scaling["pending_guard"] = scene.guard
     return policies | {"scaling": scaling}
@@ -135,17 +146,22 @@ def whole_document(scene: Scene, fleet: list[Document], policies: Document) -> D
     """A scene with these pools and policies."""
     duration_s = scene.hours * 3600
     workload: Document = {
-        "builtin": scene.builtin, "models": {model: LOAD[model] for model in scene.models}, "scale": scene.load,
-        "start_hour": scene.from_hour, "duration_s": duration_s,
-    }  # fmt: skip
+        "builtin": scene.builtin,
+        "models": {model: LOAD[model] for model in scene.models},
+        "scale": scene.load,
+        "start_hour": scene.from_hour,
+        "duration_s": duration_s,
+    }
     gpus = START * sum(GPUS[model] for model in scene.models)
     return {
-        "workload": workload, "fleet": fleet, "policies": policies,
+        "workload": workload,
+        "fleet": fleet,
+        "policies": policies,
         "gpu_limits": [{"region": region, "gpu": scene.gpu, "count": gpus} for region in REGIONS],
         "network": {"inter_region_s": 0.05},
         "provisioning": {"reclaim_s": 60, "redeploy_s": 600, "acquire_s": 600},
         "simulation": {"until_s": duration_s, "warmup_s": min(WARMUP_S, duration_s / 2)},
-    }  # fmt: skip
+    }
 
 
 def mixed(batch_share: float, scale: float) -> Document:

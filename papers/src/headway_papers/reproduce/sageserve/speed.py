@@ -106,12 +106,11 @@ def program(models: int, regions: int, gpus: int, seed: int) -> RegionProblem:
     rng = np.random.default_rng(seed)
     kinds = tuple(
         InstanceKind(f"m{i}", f"g{k}", float(rng.uniform(500, 5000)), float(rng.uniform(5, 40)), 60.0, 8)
-        for i in range(models) for k in range(gpus)
-    )  # fmt: skip
+        for i in range(models)
+        for k in range(gpus)
+    )
     names = tuple(f"r{j}" for j in range(regions))
-    demand = {
-        f"m{i}": {name: _windows(rng) for name in names} for i in range(models)
-    }  # fmt: skip
+    demand = {f"m{i}": {name: _windows(rng) for name in names} for i in range(models)}
     have = tuple(
         PresentInstances(kind.model, name, kind.gpu, int(rng.integers(0, 20))) for kind in kinds for name in names
     )
