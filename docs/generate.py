@@ -88,7 +88,7 @@ or the energy ([energy.md](energy.md)) |
 
 [metrics.md](metrics.md) defines every metric.
 
-[reproduce.md](reproduce.md#what---json-prints) says what `headway reproduce` prints.
+[reproduce.md](reproduce.md#json-output) says what `headway reproduce` prints.
 """
 
 

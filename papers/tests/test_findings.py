@@ -1,4 +1,4 @@
-"""docs/findings.md counts every row of the reproductions once, and by the verdicts on their pages."""
+"""docs/reproduce.md counts every row of the reproductions once, and by the verdicts on their pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headway_papers.reproduce.claims import (
     Word,
 )
 from headway_papers.reproduce.markdown import abstract
-from headway_papers.reproduce.reproduction import ClaimResult, abstract_of, counts, load
+from headway_papers.reproduce.reproduction import ClaimResult, SentenceResult, abstract_of, counts, load
 from headway_papers.reproduce.reproduction import judged as sentences_of
 from headway_papers.reproduce.text import counted
 
@@ -41,7 +41,7 @@ ROUNDED = 0.006
 
 def findings(heading: str) -> list[tuple[str, list[str]]]:
     """(verdict, patterns of rows) of a system."""
-    section = (DOCS / "findings.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    section = (DOCS / "reproduce.md").read_text().split(f"\n### {heading}\n")[1].split("\n##")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "| `" in line]
     return [(verdict, re.findall(r"`([^`]+)`", patterns)) for _, verdict, patterns in rows]
 
@@ -63,7 +63,7 @@ def rows_of(system: str) -> list[ClaimResult]:
     """The rows of a page, which `headway reproduce --markdown` writes."""
     claims = {claim.id: claim for claim in load(system).CLAIMS}
     rows = []
-    for line in (DOCS / f"{system}-reproduced.md").read_text().splitlines():
+    for line in (DOCS / f"{system}.md").read_text().splitlines():
         if cells := re.match(rf"\| `([\w-]+)` \| (.*) \| (.*) \| (.*) \| \**({'|'.join(VERDICTS)})\** \|$", line):
             id, text, paper, headway, word = cells.groups()
             verdict: Word = next(each for each in VERDICTS if each == word)
@@ -102,9 +102,17 @@ def number(text: str) -> float:
 @pytest.mark.parametrize("heading", SYSTEMS)
 def test_a_page_opens_with_the_abstract_and_counts_its_rows(heading: str) -> None:
     rows = rows_of(SYSTEMS[heading])
-    text = (DOCS / f"{SYSTEMS[heading]}-reproduced.md").read_text()
+    text = (DOCS / f"{SYSTEMS[heading]}.md").read_text()
     assert f"\n{counted(counts(rows))}. Written by `headway reproduce {SYSTEMS[heading]} --markdown`" in text
-    assert "\n".join(abstract(sentences_of(abstract_of(load(SYSTEMS[heading])), rows))) in text
+    sentences = sentences_of(abstract_of(load(SYSTEMS[heading])), rows)
+    assert "\n".join(abstract(sentences)) in text
+    assert "\n".join(map(opening, sentences)) in text.split("\n## ")[0]
+
+
+def opening(sentence: SentenceResult) -> str:
+    """A sentence of the abstract with the verdicts of its readings, as a page begins with it."""
+    num = Counter(reading.verdict for reading in sentence.readings)
+    return f"- {sentence.says} *{', '.join(f'{word}: {num[word]}' for word in VERDICTS if num[word])}*"
 
 
 @pytest.mark.parametrize("heading", SYSTEMS)
@@ -127,7 +135,7 @@ def test_a_finding_has_the_verdict_of_its_rows(heading: str) -> None:
 
 
 def test_findings_are_counted_as_they_are() -> None:
-    text = (DOCS / "findings.md").read_text()
+    text = (DOCS / "reproduce.md").read_text()
     num = Counter(verdict for heading in SYSTEMS for verdict, _ in findings(heading))
     sentence = (
         f"Of {num.total()} findings {num['holds']} hold, {num['in part']} hold in part, {num['exceeds']} exceed the "

@@ -57,8 +57,8 @@ def spans(records: Records) -> dict[str, list[tuple[float, float]]]:
 
 
 def example() -> dict[str, Any]:
-    """That of docs/cascadia.md."""
-    page = (Path(__file__).parents[2] / "docs" / "cascadia.md").read_text(encoding="utf-8")
+    """That of docs/cascades.md."""
+    page = (Path(__file__).parents[2] / "docs" / "cascades.md").read_text(encoding="utf-8")
     data, _ = parse(page[page.index("# rising.yaml") :].split("```")[0], "rising.yaml")
     return data
 
