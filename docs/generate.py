@@ -81,7 +81,7 @@ _HEADWAY_COMPLETE=fish_source headway | source          # fish: a line of ~/.con
 | `results[].notes` | what was skipped or assumed when the workload was read |
 | `results[].intervals` | with several seeds: of each metric, `mean` and the 95% interval of the mean, `low` to `high` |
 | `results[].bands` | in which 9 of 10 measured runs have a latency ([accuracy.md](accuracy.md#error-bars)), \
-or the energy ([energy.md](energy.md)) |
+or the energy ([plan-fleet.md](plan-fleet.md#energy)) |
 | `results[].verdicts` | with several seeds: of a metric, `best`, `indistinguishable` (from the best) or `worse` |
 | `seeds` | with several seeds: all of them; `metrics` are those of the first |
 | `results[].metrics` | flat, as in `ttft_s.p50` or `tier.0.e2e_s.mean`; null where there is no data |
@@ -317,8 +317,8 @@ bin as an exemplar of these histograms:
 
 %s
 
-`headway why ID` says why that request took so long ([why.md](why.md)). What is not known has no sample: a KV cache that
-an engine does not report is not an empty one.
+`headway why ID` says why that request took so long ([observe.md](observe.md#why-was-this-request-slow)). What is not
+known has no sample: a KV cache that an engine does not report is not an empty one.
 
 | metric | labels | content |
 |---|---|---|

@@ -11,12 +11,24 @@ _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(\.\./([^)\s]+)\)")
 
 MOVED = {
     "arena-held-out": "headway.html#the-held-out-grid-time-to-first-token",
+    "autopilot": "advise.html#shadow-and-autopilot",
     "cascadia-reproduced": "cascadia.html#the-paper-reproduced",
     "cauchy-reproduced": "cauchy.html#the-paper-reproduced",
+    "energy": "plan-fleet.html#energy",
+    "fairness": "tenants.html#fair-shares",
+    "fallback": "reliability.html#fallback-pools",
     "findings": "reproduce.html#what-holds",
+    "forecast": "plan-scaling.html#demand-and-forecasts",
     "ktier-reproduced": "ktier.html#the-paper-reproduced",
+    "kv-events": "cache.html#kv-cache-events",
+    "load": "discover.html#load-on-a-running-engine",
+    "lora": "models.html#lora-adapters",
     "pascal-reproduced": "pascal.html#the-paper-reproduced",
     "sageserve-reproduced": "sageserve.html#the-paper-reproduced",
+    "speculative-decoding": "plan-capacity.html#speculative-decoding",
+    "stores": "high-availability.html#stores-postgresql-valkey-and-redis",
+    "upgrade": "operate.html#upgrade-from-020-to-030",
+    "why": "observe.html#why-was-this-request-slow",
 }
 """Pages that are parts of others now, and where they are."""
 

@@ -40,6 +40,12 @@ def _block(kind: str, start: str, page: str = PAGE) -> str:
     return str(found[0])
 
 
+def _section(page: str, heading: str) -> str:
+    """The page from this heading on."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return text[text.index(f"# {heading}\n") :]
+
+
 def _num_words(written: list[str]) -> int:
     """Words of a stream's answer. A busy engine sends several in one event."""
     return len("".join(re.findall(r'"content": ?"([^"]*)"', "".join(written))).split())
@@ -93,7 +99,7 @@ def test_what_the_page_on_discovery_shows_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.ci
 def test_the_load_of_the_page_is_measured(tmp_path: Path) -> None:
-    page = (DOCS / "load.md").read_text(encoding="utf-8")
+    page = _section("discover.md", "Load on a running engine")
     written = _run(tmp_path, {}, _block("bash", "headway emulate", page), "mean absolute error")
     shown = _block("text", "qwen3-8b at", page)
     measured = "".join(written)
@@ -103,7 +109,7 @@ def test_the_load_of_the_page_is_measured(tmp_path: Path) -> None:
 
 @pytest.mark.ci
 def test_what_the_page_on_slow_requests_shows_is_found(tmp_path: Path) -> None:
-    page = (DOCS / "why.md").read_text(encoding="utf-8")
+    page = _section("observe.md", "Why was this request slow?")
     files = {"why.yaml": _block("yaml", "# why.yaml", page)}
     written = _run(tmp_path, files, _block("bash", "headway emulate", page), "unknown of round-robin")
     shown = "".join(written)
@@ -116,8 +122,7 @@ def test_what_the_page_on_slow_requests_shows_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.ci
 def test_the_sweep_of_the_page_finds_its_limits(tmp_path: Path) -> None:
-    page = (DOCS / "load.md").read_text(encoding="utf-8")
-    script = page[page.index("## To saturation") :].split("```bash\n")[1].split("```")[0]
+    script = _section("discover.md", "To saturation").split("```bash\n")[1].split("```")[0]
     written = "".join(_run(tmp_path, {}, script, "requests/s answered"))
     assert "knee at " in written and "90% within ttft=300ms,tpot=20ms" in written
     assert "TTFT, predicted" in written and (tmp_path / "load.html").stat().st_size
@@ -125,8 +130,8 @@ def test_the_sweep_of_the_page_finds_its_limits(tmp_path: Path) -> None:
 
 @pytest.mark.ci
 def test_the_calibration_of_the_page_is_fitted_and_judged(tmp_path: Path) -> None:
-    page = (DOCS / "load.md").read_text(encoding="utf-8")
-    script = page[page.index("## From a running engine") :].split("```bash\n")[1].split("```")[0]
+    page = _section("discover.md", "From a running engine to a calibrated twin")
+    script = page.split("```bash\n")[1].split("```")[0]
     written = _run(tmp_path, {}, script, "wrote fitted.json")
     shown = _block("text", "mean error of the prediction", page)
     measured = {line.split()[0] for line in written if line.strip()}
@@ -181,7 +186,7 @@ def test_the_halves_run(tmp_path: Path) -> None:
 
 FLEETS = {
     **{f"{name}.yaml": PAGE for name in ("batches", "cascade", "pair", "halves", "planned", "watched")},
-    "why.yaml": (DOCS / "why.md").read_text(encoding="utf-8"),
+    "why.yaml": (DOCS / "observe.md").read_text(encoding="utf-8"),
 }
 
 
@@ -227,7 +232,8 @@ def test_the_planned_fleet_runs(tmp_path: Path) -> None:
 def test_the_keys_are_settings(tmp_path: Path) -> None:
     from headway import serving as composition
 
-    (tmp_path / "fleet.yaml").write_text(_block("yaml", "fleet:") + _block("yaml", "gateway:"))
+    keys = _block("yaml", "gateway:", _section("tenants.md", "Keys, limits and tenants"))
+    (tmp_path / "fleet.yaml").write_text(_block("yaml", "fleet:") + keys)
     _, plan = composition.load(tmp_path / "fleet.yaml")
     assert len(plan.settings.api_keys) == 2 and len(plan.settings.admin_keys) == 1
 

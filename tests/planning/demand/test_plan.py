@@ -157,8 +157,8 @@ def test_prices_go_with_a_forecast(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_page_shows_what_its_commands_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file and the commands of docs/forecast.md, as printed, but for a cache of their own."""
-    text = (Path(__file__).parents[3] / "docs" / "forecast.md").read_text(encoding="utf-8")
+    """The file and the commands of docs/plan-scaling.md, as printed, but for a cache of their own."""
+    text = (Path(__file__).parents[3] / "docs" / "plan-scaling.md").read_text(encoding="utf-8")
     section = text.partition("## Next month from recorded days")[2]
     monkeypatch.chdir(tmp_path)
     Path("days.yaml").write_text(section.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
