@@ -52,7 +52,7 @@ def test_an_old_address_leads_to_the_section_that_has_its_text(site: Path) -> No
     assert len(moved) > 6
     for old, page, section in moved:
         assert not (ROOT / "docs" / f"{old}.md").exists()
-        assert f"url={page}{f'#{section}' if section else ''}\"" in (site / f"{old}.html").read_text(encoding="utf-8")
+        assert f'url={page}{f"#{section}" if section else ""}"' in (site / f"{old}.html").read_text(encoding="utf-8")
         assert not section or f'id="{section}"' in (site / page).read_text(encoding="utf-8"), (old, page, section)
 
 

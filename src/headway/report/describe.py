@@ -116,8 +116,8 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     "usd_per_million_output_tokens": ("$/M tokens", "Cost per million output tokens."),
     "energy_kwh": (
         "kWh",
-        "Energy of the GPUs of simulated replicas ([plan-fleet.md](plan-fleet.md#energy)): idle for all GPU hours, starting and "
-        "crashed replicas included, and more while a batch runs. Without hosts, cooling and hosted pools.",
+        "Energy of the GPUs of simulated replicas ([plan-fleet.md](plan-fleet.md#energy)): idle for all GPU hours, "
+        "starting and crashed replicas included, and more while a batch runs. Without hosts, cooling and hosted pools.",
     ),
     "joules_per_output_token": (
         "J/token",
