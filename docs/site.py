@@ -19,15 +19,18 @@ MOVED = {
     "fallback": "reliability.html#fallback-pools",
     "findings": "reproduce.html#what-holds",
     "forecast": "plan-scaling.html#demand-and-forecasts",
+    "gallery": "index.html#gallery",
     "ktier-reproduced": "ktier.html#the-paper-reproduced",
     "kv-events": "cache.html#kv-cache-events",
     "load": "discover.html#load-on-a-running-engine",
     "lora": "models.html#lora-adapters",
     "pascal-reproduced": "pascal.html#the-paper-reproduced",
     "sageserve-reproduced": "sageserve.html#the-paper-reproduced",
+    "scorecard": "accuracy.html#scorecard",
     "speculative-decoding": "plan-capacity.html#speculative-decoding",
     "stores": "high-availability.html#stores-postgresql-valkey-and-redis",
     "upgrade": "operate.html#upgrade-from-020-to-030",
+    "vllm-h100": "step-times.html#vllm-025-on-an-h100-measured",
     "why": "observe.html#why-was-this-request-slow",
 }
 """Pages that are parts of others now, and where they are."""
