@@ -17,7 +17,7 @@ from headway.cli import main
 from headway.core.errors import HeadwayError
 from headway.serving.discover import fleet_file
 from headway.serving.discover.pools import pools
-from headway.serving.discover.probe import FoundEngine, probe
+from headway.serving.discover.probe import FoundEngine, probe, unknown
 
 VLLM = {
     "/v1/models": {
@@ -102,7 +102,8 @@ def test_sglang_says_its_shape_and_where_events_are() -> None:
 
 def test_slots_of_llama_cpp_and_what_others_say() -> None:
     found = asked(LLAMA)
-    assert (found.api, found.kv_capacity_tokens, found.settings) == ("llama.cpp", 4 * 4096, {"max_num_seqs": 4})
+    assert (found.api, found.kv_capacity_tokens, found.settings) == ("llama.cpp", 4096, {"max_num_seqs": 4})
+    assert any("4,096 tokens in all" in each and "16,384" in each for each in unknown(found))
     ollama, trt = asked(OLLAMA), asked(TRT)
     assert (ollama.product, ollama.version, ollama.api) == ("Ollama", "0.12.3", "openai")
     assert ollama.other_models == ("llama3.1:8b",)

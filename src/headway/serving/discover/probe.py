@@ -168,7 +168,7 @@ def _llama_cpp(props: Page) -> dict[str, Any]:
         "version": _text(props, "build_info"),
         "weights": _text(props, "model_path"),
         "context_tokens": context,
-        "kv_capacity_tokens": slots * context if slots and context else None,
+        "kv_capacity_tokens": context,  # of all slots together; see `unknown`
         "settings": {"max_num_seqs": slots} if slots else {},
     }
 
@@ -179,6 +179,12 @@ def unknown(engine: FoundEngine) -> Iterator[str]:
         yield "tensor parallelism"
     if engine.kv_capacity_tokens is None:
         yield "the size of the KV cache"
+    elif engine.api == "llama.cpp" and (slots := engine.settings.get("max_num_seqs", 1)) > 1:
+        tokens = engine.kv_capacity_tokens
+        yield (
+            f"whether its slots share one KV cache: {tokens:,} tokens in all, as without --parallel, are assumed; "
+            f"slots with a cache each hold {slots * tokens:,}"
+        )
     if "max_num_seqs" not in engine.settings:
         yield "the most sequences at once"
     if not engine.version:
