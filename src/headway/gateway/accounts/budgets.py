@@ -1,8 +1,7 @@
-"""Budgets while a gateway runs: what is spent, reserved and left, and the exchange with the database.
+"""Budgets in a running gateway: spent, reserved and free amounts, and the exchange with the database.
 
-A request reserves its prompt and `max_tokens` at its admission, and is charged with what it has used at its end. What
-was used is written to the database every `refresh_s`, where it is added to what other gateways have written, and the
-sums are read back in the same transaction.
+A request reserves its prompt and `max_tokens` at its admission, and is charged for its use at its end. Every
+`refresh_s` one transaction adds the use to the database, beside the use of other gateways, and reads the sums back.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ from headway.limits.calendar import Today
 
 log = logging.getLogger("headway.gateway")
 _CLOSED_DAYS_S = 60.0
-"""Time after which sums of days before today are read again: a gateway may have written late."""
+"""Time after which the sums of days before today are read again, because a gateway may have written late."""
 _NOTHING = (0, 0.0)
 QUOTA_CODE, UNAVAILABLE_CODE = "insufficient_quota", "key_store_unavailable"
 
 
 class StoredAccount(Account):
-    """One key's, or one team's, budget in the database. What is used here and not in the database yet is `used`."""
+    """The budget of one key or one team in the database. `used` is the use that is not in the database yet."""
 
     def __init__(self, what: str, budget: Budget) -> None:
         """`what`: "key" or "team", for messages."""
         super().__init__(budget)
         self.what = what
         self.before_today = self.today = _NOTHING
-        """What the database knows of this period: tokens and dollars."""
+        """Tokens and dollars of this period in the database."""
 
     def spent(self) -> tuple[int, float]:
         tokens = self.before_today[0] + self.today[0] + self.used_tokens
         return tokens, self.before_today[1] + self.today[1] + self.used_usd
 
     def check(self, tokens: int, usd: float, today: date) -> None:
-        """ApiError (429) if the budget has no room for this."""
+        """Raise ApiError (429) if the budget has no room for this use."""
         lacked, budget = self.lacks(tokens, usd), self.budget
         if lacked:
             raise self._error(f"{budget.tokens:,} tokens" if lacked == "tokens" else f"${budget.usd:,.2f}", today)
@@ -62,12 +61,12 @@ class StoredAccount(Account):
 
 
 def utc_today() -> Today:
-    """The day in UTC. If it came twice, what a budget had spent the day before would count again."""
+    """The day in UTC. The local day can repeat, and the budget would count the same spending again."""
     return Today(lambda: datetime.now(UTC).date())
 
 
 class Charge(Struct, frozen=True):
-    """What a request has used of one model."""
+    """One request's use of one model."""
 
     model: str
     input_tokens: int
@@ -86,7 +85,7 @@ class BudgetHold:
             account.reserve(tokens, usd)
 
     def raise_to(self, tokens: int, usd: float) -> None:
-        """Hold so much, as the request has used it already."""
+        """Raise the hold to the use that the request already has."""
         more_tokens, more_usd = max(tokens - self.tokens, 0), max(usd - self.usd, 0.0)
         if more_tokens or more_usd:
             for account in self.accounts:
@@ -110,15 +109,15 @@ class Accounts:
         self._key_accounts: dict[str, StoredAccount] = {}
         self._team_accounts: dict[str, StoredAccount] = {}
         self._uses: dict[tuple[str, str, str, str], Use] = {}
-        """Not written yet, by key, team, day and model."""
+        """Use that is not written yet, by key, team, day and model."""
         self._read_state: tuple[int, int] | None = None
-        """Of the keys that were read last: how often the database was opened, and its number of changes. None: none
-        were read."""
+        """State of the last read of the keys: how often the database was opened, and its number of changes. None before
+        the first read."""
         self._closed: tuple[date, float] | None = None
-        """For which day, and when, sums of the days before were read."""
+        """The day for which the sums of earlier days were read, and the time of that read."""
         self._task: asyncio.Task[None] | None = None
         self.is_up = False
-        """The last exchange with the database succeeded."""
+        """Whether the last exchange with the database succeeded."""
         self.num_errors = 0
 
     def start(self) -> None:
@@ -140,10 +139,8 @@ class Accounts:
     # Requests.
 
     def reserve(self, owner: str, tokens: int, usd: float) -> BudgetHold:
-        """Reserve a request's tokens in its key's and team's budgets. ApiError if they have no room.
-
-        A key that is not in the database has no budget, and what it uses is recorded.
-        """
+        """Reserve a request's tokens in the budgets of its key and team. ApiError if a budget has no room. A key that
+        is not in the database has no budget, but its use is recorded."""
         key = self._keys.get(owner)
         if key is None:
             return BudgetHold(owner, "", (), tokens, usd)
@@ -160,7 +157,7 @@ class Accounts:
             account.reserve(-hold.tokens, -hold.usd)
 
     def settle(self, hold: BudgetHold, charges: Sequence[Charge]) -> None:
-        """Charge the accounts with what the request has used, in place of its hold."""
+        """Charge a request's use to the accounts, in place of its hold."""
         self.give_back(hold)
         day = self._today().isoformat()
         for i, charge in enumerate(charges):
@@ -208,8 +205,8 @@ class Accounts:
             await asyncio.sleep(self._settings.refresh_s)
 
     async def exchange(self) -> None:
-        """Write what was used, and read keys, teams and what was spent by all gateways. One of `UNAVAILABLE` if the
-        database cannot be used: then everything is kept for the next time."""
+        """Write the use since the last exchange; read the keys, teams and spending of all gateways. Raises one of
+        `UNAVAILABLE` if the database cannot be used; the use is then kept for the next exchange."""
         await self.store.open()
         state = self.store.num_opened, await self.store.num_changes()
         has_changed = state != self._read_state
@@ -227,7 +224,7 @@ class Accounts:
                 self._on_keys(list(self._keys.values()))
 
     async def _write(self, today: date) -> None:
-        """Write what was used, and read what was spent today."""
+        """Write the use, and read today's spending."""
         taken, self._uses = self._uses, {}
         pending = [(each, each.used_tokens, each.used_usd) for each in self._accounts()]
         try:
@@ -252,7 +249,7 @@ class Accounts:
         self._team_accounts = _updated(self._team_accounts, "team", teams)
 
     async def _read_closed(self, today: date) -> None:
-        """Read what was spent in each period before this day."""
+        """Read the spending before today in each period."""
         for start in {account.budget.start(today) for account in self._accounts()}:
             by_key, by_team = await self.store.spent(start.isoformat(), today.isoformat())
             for accounts, spent in ((self._key_accounts, by_key), (self._team_accounts, by_team)):
@@ -266,7 +263,7 @@ def _assign(accounts: dict[str, StoredAccount], spent: Spent, attribute: str) ->
 
 
 def _updated(accounts: dict[str, StoredAccount], what: str, budgets: dict[str, Budget]) -> dict[str, StoredAccount]:
-    """Accounts for those that have a budget; those that had one keep what is reserved and pending."""
+    """Accounts for the keys or teams that have a budget. Existing accounts keep their reserved and pending amounts."""
     found: dict[str, Any] = {}
     for name, budget in budgets.items():
         if budget:

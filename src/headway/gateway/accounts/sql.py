@@ -1,4 +1,4 @@
-"""Keys, teams and what they have used in a database: an SQLite file, or PostgreSQL."""
+"""Keys, teams and their use in a database: an SQLite file, or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ USAGE = Table(
 CHANGES = Table(
     "headway_key_changes", TABLES, Column("one", Integer, primary_key=True), Column("num", BigInteger, nullable=False)
 )
-"""One row: how often keys and teams have changed."""
+"""One row: the number of changes of keys and teams."""
 
 
 class SqlAccountStore(Database, AccountStore):
@@ -128,14 +128,14 @@ class SqlAccountStore(Database, AccountStore):
         await connection.execute(statement.on_conflict_do_update(index_elements=["one"], set_=change))
 
     def _insert(self, table: Table) -> Any:
-        """An insertion that may become an update."""
+        """An insertion that can be turned into an update."""
         return postgresql.insert(table) if self.path is None else sqlite.insert(table)
 
-    # What is used.
+    # Use.
 
     async def exchange(self, uses: Sequence[Use], today: str) -> tuple[Spent, Spent]:
         async with self.begin() as connection:
-            for use in sorted(uses, key=lambda use: (use.sha256, use.team, use.day, use.model)):  # no deadlocks
+            for use in sorted(uses, key=lambda use: (use.sha256, use.team, use.day, use.model)):  # avoids deadlocks
                 statement = self._insert(USAGE).values({name: getattr(use, name) for name in use.__struct_fields__})
                 added = ("requests", "input_tokens", "output_tokens", "usd")
                 sums = {name: USAGE.c[name] + getattr(use, name) for name in added}

@@ -1,4 +1,4 @@
-"""What a store of keys, teams and their spending keeps, and what it can be asked."""
+"""The interface of a store of keys, teams and their spending."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.gateway.settings import Key, key_id
 from headway.limits.budgets import Budget
 
 GROUPS = ("key", "team", "model", "day")
-"""What a report of the spending may be by."""
+"""Columns by which a spending report can group."""
 
 
 class StoredKey(Struct, frozen=True):
@@ -39,7 +39,7 @@ class StoredKey(Struct, frozen=True):
         return key_id(self.sha256)
 
     def key(self) -> Key:
-        """The key as a gateway checks it. Keys of a team are one tenant."""
+        """The key as a gateway checks it. All keys of a team are one tenant."""
         return Key(
             sha256=self.sha256,
             name=self.team or self.name,
@@ -52,7 +52,7 @@ class StoredKey(Struct, frozen=True):
 
 
 class Use(Struct, frozen=True):
-    """What a key has used of a model on one day."""
+    """A key's use of a model on one day."""
 
     sha256: str
     team: str
@@ -69,17 +69,15 @@ Spent = dict[str, tuple[int, float]]
 
 
 class AccountStore(ABC):
-    """One store of keys, which several gateways and `headway keys` may use at a time.
-
-    Every method but `find` is one transaction, and raises one of `database.UNAVAILABLE` if the store cannot be used.
-    """
+    """A store of keys that several gateways and `headway keys` may share. Every method except `find` is one
+    transaction, and raises one of `database.UNAVAILABLE` if the store cannot be used."""
 
     num_opened = 0
-    """How often the store was opened: grows when another one has taken its place."""
+    """How often the store was opened. Grows when another store has taken its place."""
 
     @abstractmethod
     async def open(self) -> None:
-        """Make sure that the store can be used. To be called again and again while it is in use."""
+        """Make sure that the store can be used. Called repeatedly while the store is in use."""
 
     @abstractmethod
     async def close(self) -> None: ...
@@ -88,35 +86,35 @@ class AccountStore(ABC):
 
     @abstractmethod
     async def num_changes(self) -> int:
-        """Grows with each change of a key or a team."""
+        """A number that grows with each change of a key or a team."""
 
     @abstractmethod
     async def keys(self, with_revoked: bool = False) -> list[StoredKey]:
-        """The keys, in order of their creation."""
+        """The keys, in order of creation."""
 
     @abstractmethod
     async def teams(self) -> dict[str, Budget]:
-        """The teams, in order of their names."""
+        """The teams, in order of name."""
 
     @abstractmethod
     async def add_key(self, key: StoredKey) -> None:
-        """Add a key, which is new. HeadwayError if there is no such team, or the key exists."""
+        """Add a new key. HeadwayError if there is no such team, or the key exists."""
 
     @abstractmethod
     async def change_key(self, key: StoredKey) -> None:
-        """Write a key's present properties. HeadwayError if there is no such team."""
+        """Write a key's current properties. HeadwayError if there is no such team."""
 
     @abstractmethod
     async def replace_key(self, old: StoredKey, new: StoredKey) -> None:
-        """Write a key's present properties, and add another one in its place."""
+        """Write the current properties of the old key, and add the new key in its place."""
 
     @abstractmethod
     async def set_team(self, name: str, budget: Budget) -> None:
         """Add a team, or change its budget."""
 
     async def find(self, text: str) -> StoredKey:
-        """The key with this name, id, or first digits of its sum; a key that was revoked only by its id.
-        HeadwayError if there is none, or several."""
+        """The key with this name, id, or first digits of its hash. A revoked key is found only by its id. HeadwayError
+        if no key or several keys match."""
         keys = await self.keys(with_revoked=True)
         found = [key for key in keys if key.name == text and key.revoked_ns is None]
         found = found or [key for key in keys if len(text) >= 4 and key.sha256.startswith(text)]
@@ -126,19 +124,19 @@ class AccountStore(ABC):
             raise HeadwayError(f"several keys are {text!r}: {', '.join(key.id for key in found)}; expected one")
         return found[0]
 
-    # What is used.
+    # Use.
 
     @abstractmethod
     async def exchange(self, uses: Sequence[Use], today: str) -> tuple[Spent, Spent]:
-        """Add what was used, and return what has been spent on this day by key and by team."""
+        """Add the use, and return today's spending by key and by team."""
 
     @abstractmethod
     async def spent(self, since: str, before: str) -> tuple[Spent, Spent]:
-        """What was spent by key and by team from the first day on, before the other one."""
+        """The spending by key and by team from day `since` until before day `before`."""
 
     @abstractmethod
     async def report(self, by: Iterable[str], since: str, until: str) -> list[dict[str, Any]]:
-        """What was used from one day to the other, by some of `GROUPS`."""
+        """The use between two days, grouped by some of `GROUPS`."""
 
 
 def stamped(key: StoredKey) -> StoredKey:

@@ -1,7 +1,7 @@
-"""Keys, teams and what they have used in Valkey or Redis.
+"""Keys, teams and their use in Valkey or Redis.
 
-Keys and teams are JSON in two hashes. What is used is counted in a hash for each day. Sums by key and by team are in
-hashes for each day and for each month, so that a long period is read from few of them.
+Keys and teams are JSON in two hashes. One hash a day counts the use. Hashes for each day and each month hold the sums
+by key and by team, so that a long period is read from few hashes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ local function changed(key)
   redis.call('SET', key, string.format('%.0f', num))
 end
 """
-"""Numbers of changes are times in microseconds, so that a server that has lost some changes repeats no number."""
+"""Change numbers are times in microseconds, so that a server that has lost some changes repeats no number."""
 _WRITE_KEYS = (
     _CHANGED
     + """
@@ -46,8 +46,8 @@ changed(KEYS[3])
 return 'written'
 """
 )
-"""`KEYS`: keys, teams, changes. `ARGV`: whether the last key is a new one, the team that must be there, and pairs of a
-key's sum and its properties."""
+"""`KEYS`: keys, teams, changes. `ARGV`: whether the last key is new, the required team, and pairs of a key's hash and
+its properties."""
 _SET_TEAM = _CHANGED + "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) changed(KEYS[2])"
 _EXCHANGE = """
 for i = 0, #ARGV / 8 - 1 do
@@ -67,8 +67,8 @@ for i = 0, #ARGV / 8 - 1 do
 end
 return {redis.call('HGETALL', KEYS[2]), redis.call('HGETALL', KEYS[3])}
 """
-"""`KEYS`: days, the sums of today and of tomorrow, and for each use those of its day's counts, and of the sums of its
-day and its month. `ARGV`: eight of each use."""
+"""`KEYS`: days, the sums of today and tomorrow, and for each use the hashes of its day's counts, its day's sums and its
+month's sums. `ARGV`: eight values for each use."""
 _ADD_UP = """
 local sums, found = {}, {}
 for _, key in ipairs(KEYS) do
@@ -84,7 +84,7 @@ return found
 
 
 class ValkeyAccountStore(AccountStore):
-    """One database of a server, which others may use too, under names that begin otherwise."""
+    """One database of a server. Other programs may use the database too, under names with another prefix."""
 
     def __init__(self, location: str) -> None:
         self._valkey = Valkey(location, _TIMEOUT_S)
@@ -93,7 +93,7 @@ class ValkeyAccountStore(AccountStore):
             key(name) for name in ("keys", "teams", "key-changes", "days")
         )
         self._has_changed = False
-        """The server has had a key or a team."""
+        """Whether the server has had a key or a team."""
 
     async def open(self) -> None:
         await self.num_changes()
@@ -103,10 +103,10 @@ class ValkeyAccountStore(AccountStore):
                 log.warning("the key store: %s", risk)
 
     async def _risks(self) -> list[str]:
-        """How the server may lose what it was told, by its own settings."""
+        """The ways in which the server's own settings allow it to lose data."""
         settings: dict[str, str] = {}
         for section in ("memory", "persistence"):
-            with suppress(OSError):  # not every user may ask
+            with suppress(OSError):  # not every user may read the settings
                 lines = (await self._valkey.run("INFO", section)).decode().splitlines()
                 settings |= dict(line.split(":", 1) for line in lines if ":" in line)
         policy = settings.get("maxmemory_policy", "noeviction")
@@ -149,7 +149,7 @@ class ValkeyAccountStore(AccountStore):
         await self._write(True, "", old, new)
 
     async def _write(self, is_new: bool, team: str, *keys: StoredKey) -> None:
-        """Write keys, of which the last may be a new one. HeadwayError if there is no such team, or the key exists."""
+        """Write keys; the last one may be new. HeadwayError if there is no such team, or the key exists."""
         pairs = [text for key in keys for text in (key.sha256, json.encode(stamped(key)))]
         names = self._keys, self._teams, self._changes
         done = await self._valkey.run_script(_WRITE_KEYS, names, [int(is_new), team, *pairs])
@@ -161,7 +161,7 @@ class ValkeyAccountStore(AccountStore):
     async def set_team(self, name: str, budget: Budget) -> None:
         await self._valkey.run_script(_SET_TEAM, (self._teams, self._changes), [name, json.encode(budget)])
 
-    # What is used.
+    # Use.
 
     def _counts(self, day: str) -> str:
         return self._valkey.key("usage", day)
@@ -171,7 +171,7 @@ class ValkeyAccountStore(AccountStore):
         return self._valkey.key("spent", period)
 
     async def exchange(self, uses: Sequence[Use], today: str) -> tuple[Spent, Spent]:
-        tomorrow = (date.fromisoformat(today) + _ONE_DAY).isoformat()  # there already where a clock is ahead
+        tomorrow = (date.fromisoformat(today) + _ONE_DAY).isoformat()  # exists already where a clock is ahead
         keys, arguments = [self._days, self._sums(today), self._sums(tomorrow)], []
         for use in uses:
             keys += [self._counts(use.day), self._sums(use.day), self._sums(use.day[:7])]
@@ -198,7 +198,7 @@ class ValkeyAccountStore(AccountStore):
         return [dict(zip(groups, group, strict=True)) | sums[group] for group in sorted(sums)]
 
     async def _known_days(self) -> list[str]:
-        """The days on which something was used."""
+        """The days with recorded use."""
         return sorted(day.decode() for day in await self._valkey.run("SMEMBERS", self._days))
 
 
@@ -209,7 +209,7 @@ def _pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
 
 
 def _period(day: str, since: str, before: str) -> str:
-    """The month of a day if all of it is between these days, else the day."""
+    """The month of a day if the whole month lies in the period, else the day."""
     first = date.fromisoformat(day).replace(day=1)
     next_month = (first + timedelta(days=31)).replace(day=1)
     return day[:7] if since <= first.isoformat() and next_month.isoformat() <= before else day

@@ -1,1 +1,1 @@
-"""Who may send requests, and how many: keys with their limits."""
+"""Authentication and rate limits: which clients may send requests, and how many."""

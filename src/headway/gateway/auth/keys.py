@@ -1,4 +1,4 @@
-"""API keys, known by their hashes, each with limits of its own; and the keys of administrators."""
+"""API keys, stored as hashes, each with its own limits; and the keys of administrators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.gateway.settings import Key, key_id
 from headway.limits.rates import RateLimit, Rates
 
 MAX_COUNTED_KEYS = 1000
-"""Keys with counters of their own. Further ones share those of `OTHER_KEYS`."""
+"""Keys with counters of their own. Further keys share the counters of `OTHER_KEYS`."""
 OTHER_KEYS = "other"
 
 
@@ -41,7 +41,8 @@ class Caller:
         self.set(key)
 
     def set(self, key: Key) -> None:
-        """Take over the settings of a key with the same sum. What was withdrawn from its limits stays withdrawn."""
+        """Take over the settings of a key with the same hash. Tokens that were withdrawn from its limits stay
+        withdrawn."""
         self.key, self.tenant, self.tier, self.expires = key, key.tenant, key.tier, key.expires
         self._rates.change(key.requests_per_minute, key.tokens_per_minute, self._clock())
         self.is_limited = bool(self._rates)
@@ -57,7 +58,7 @@ class Caller:
             raise ApiError(429, message, "rate_limit_exceeded", retry_after_s=math.ceil(wait_s), reason=quantity)
 
     def settle(self, reserved_tokens: int, used_tokens: int) -> None:
-        """Correct a reservation by the tokens that a request has used, which ends with that."""
+        """Correct a reservation by the tokens that a request has used. The reservation ends."""
         counts = self._counts(self.owner)
         counts.num_requests += 1
         counts.num_tokens += used_tokens
@@ -95,13 +96,13 @@ class RateHold:
         self.caller, self.tokens = caller, tokens
 
     def raise_to(self, tokens: int) -> None:
-        """Hold so many tokens, as the request has used them already."""
+        """Raise the hold to the tokens that the request has already used."""
         if tokens > self.tokens:
             self.caller.give_back(self.tokens - tokens)
             self.tokens = tokens
 
     def give_back(self) -> None:
-        """Of a request that was not admitted."""
+        """Undo the hold of a request that was not admitted."""
         self.caller.give_back(self.tokens)
 
     def settle(self, used_tokens: int) -> None:
@@ -109,22 +110,21 @@ class RateHold:
 
 
 class ApiKeys:
-    """The keys that clients may send. Without any, and without a key store, every client is served."""
+    """The keys that clients may send. Without keys and without a key store, every client is served."""
 
     def __init__(self, keys: Sequence[str | Key], clock: Callable[[], float], has_store: bool = False) -> None:
         """`has_store`: `replace_stored` will be called with the keys of a database."""
         self._clock, self._has_store = clock, has_store
         self._counts: dict[str, KeyCounts] = {}
-        """By key's id, at most `MAX_COUNTED_KEYS` and one for the others."""
+        """Counters by key id: at most `MAX_COUNTED_KEYS`, and one for the other keys."""
         self._callers: dict[str, Caller] = {}
         self._without_key = Caller(Key(sha256=""), clock, self._counts_of)
         self.stored: tuple[Key, ...] | None = None
-        """The keys of the database; None: not known yet."""
+        """The keys of the database. None if they were not read yet."""
         self.replace(keys)
 
     def replace(self, keys: Sequence[str | Key]) -> None:
-        """Accept these keys of the fleet file from now on. Keys that were there before keep what they have used of
-        their limits."""
+        """Accept these keys of the fleet file from now on. A known key keeps the use of its limits."""
         self._own = [each if isinstance(each, Key) else Key(sha256=each) for each in keys]
         self._collect()
 
@@ -143,10 +143,11 @@ class ApiKeys:
                 caller.set(key)
 
     def authenticate(self, headers: MutableMapping[str, str]) -> Caller:
-        """The caller by its key, which is removed from the headers, so that engines do not see it. ApiError (401)."""
+        """The caller that a request's key belongs to. The key is removed from the headers, so that engines do not see
+        it. ApiError (401)."""
         if not self._callers and not self._has_store:
             return self._without_key
-        # A search for a digest may take a time that depends on the digest, of which nobody can find the key.
+        # The lookup time may depend on the digest, but nobody can find the key from a digest.
         digest = key_digest(headers)
         caller = self._callers.get(digest)
         if caller is None:
@@ -162,7 +163,7 @@ class ApiKeys:
         return self._callers.get(owner, self._without_key)
 
     def counts(self) -> Iterator[tuple[str, KeyCounts]]:
-        """The counters by key's id; "" stands for clients without a key."""
+        """The counters by key id; "" stands for clients without a key."""
         yield from self._counts.items()
 
     def _counts_of(self, owner: str) -> KeyCounts:
@@ -176,19 +177,19 @@ class ApiKeys:
 
 
 def check_admin(headers: MutableMapping[str, str], admin_keys: Sequence[str]) -> None:
-    """ApiError (401) if the headers have none of these keys."""
+    """Raise ApiError (401) if the headers have none of these keys."""
     digest = key_digest(headers)
     if not sum(hmac.compare_digest(digest, each) for each in admin_keys):
         raise unknown_key()
 
 
 def unknown_key() -> ApiError:
-    """The error of a request without a key that the gateway accepts."""
+    """The error of a request that has no key which the gateway accepts."""
     return ApiError(401, "an API key is needed: Authorization: Bearer KEY", "invalid_api_key")
 
 
 def key_digest(headers: MutableMapping[str, str]) -> str:
-    """The SHA-256 of the key in OpenAI's or Anthropic's header, which is removed; empty without a key."""
+    """The SHA-256 of the key in OpenAI's or Anthropic's header; empty without a key. The header is removed."""
     scheme, _, key = headers.pop("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         key = ""

@@ -11,7 +11,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 def limit_headers(limits: Iterable[RateLimit]) -> list[tuple[bytes, bytes]]:
-    """OpenAI's `x-ratelimit-*` headers: of each quantity its limit, what remains, and when it is full again."""
+    """OpenAI's `x-ratelimit-*` headers: the limit of each quantity, what remains, and when it is full again."""
     headers: list[tuple[bytes, bytes]] = []
     for each in limits:
         quantity = each.quantity.encode()
@@ -24,7 +24,7 @@ def limit_headers(limits: Iterable[RateLimit]) -> list[tuple[bytes, bytes]]:
 
 
 def _duration(seconds: float) -> str:
-    """A time as OpenAI writes it: `120ms`, `8.64s`, `6m0s`."""
+    """A duration in OpenAI's format: `120ms`, `8.64s`, `6m0s`."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     if seconds < 60:

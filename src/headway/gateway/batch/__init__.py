@@ -1,1 +1,1 @@
-"""OpenAI's files and batches: requests in files, kept in a database until they are answered."""
+"""OpenAI's files and batches: files of requests, stored in a database until the requests are answered."""

@@ -1,4 +1,4 @@
-"""Files of OpenAI's API in the database, in parts, so that no file is ever in memory as a whole."""
+"""Files of OpenAI's API in the database, in parts, so that no file is ever whole in memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FileWriter:
         self._num_parts += 1
 
     async def close(self) -> FileObject:
-        """Write the rest; the file exists from now on."""
+        """Write the rest. From now on the file exists."""
         if self._buffer:
             await self._write_part(bytes(self._buffer))
         row = {**self._columns, "bytes": self.num_bytes, "created_ns": time.time_ns()}
@@ -67,10 +67,8 @@ def _file_object(row: Any) -> FileObject:
 
 
 async def require_room(connection: AsyncConnection, owner: str, num_bytes: int, max_bytes: int) -> None:
-    """ApiError if the owner would store more than `max_bytes` with so many more.
-
-    The lines of a batch that has not ended are a copy of its file.
-    """
+    """Raise ApiError if `num_bytes` more would put the owner above `max_bytes`. The lines of a running batch count as a
+    copy of its file."""
     files = select(func.coalesce(func.sum(FILES.c.bytes), 0)).where(FILES.c.owner == owner)
     lines = files.join(BATCHES, BATCHES.c.input_file_id == FILES.c.id).where(BATCHES.c.status.in_(ACTIVE))
     stored = sum([int((await connection.execute(query)).scalar_one()) for query in (files, lines)])
@@ -80,7 +78,7 @@ async def require_room(connection: AsyncConnection, owner: str, num_bytes: int, 
 
 
 async def find_file(store: BatchStore, owner: str, id: str) -> FileObject | None:
-    """The file of this id, if this owner has it."""
+    """The file with this id, if it belongs to this owner."""
     async with store.begin() as connection:
         rows = await connection.execute(select(FILES).where(FILES.c.id == id, FILES.c.owner == owner))
         row = rows.mappings().first()
@@ -96,7 +94,7 @@ async def list_files(store: BatchStore, owner: str, page: Page, purpose: str | N
 
 
 async def delete_file(store: BatchStore, owner: str, id: str) -> bool:
-    """Delete the file of this id, if this owner has it; False otherwise."""
+    """Delete the file with this id if it belongs to this owner; False otherwise."""
     async with store.begin() as connection:
         deleted = await connection.execute(delete(FILES).where(FILES.c.id == id, FILES.c.owner == owner))
         if deleted.rowcount:
@@ -118,7 +116,7 @@ async def read_parts(store: BatchStore, file: FileObject) -> AsyncIterator[bytes
 
 
 async def copy_file(store: BatchStore, file: FileObject) -> IO[bytes]:
-    """A copy for a client that may read slowly. The caller closes it. DeletedError as in `read_parts`."""
+    """A copy for a client that may read slowly; the caller closes it. DeletedError as in `read_parts`."""
     copy = SpooledTemporaryFile(PART_BYTES)  # noqa: SIM115  # the caller closes it
     try:
         async for data in read_parts(store, file):
@@ -131,7 +129,8 @@ async def copy_file(store: BatchStore, file: FileObject) -> IO[bytes]:
 
 
 async def read_lines(store: BatchStore, file: FileObject, max_bytes: int) -> AsyncIterator[bytes]:
-    """A file's lines. A longer one than `max_bytes` comes truncated, and ends the iteration. DeletedError as above."""
+    """A file's lines. A line longer than `max_bytes` comes truncated and ends the iteration. DeletedError as in
+    `read_parts`."""
     rest = b""
     async for data in read_parts(store, file):
         *lines, rest = (rest + data).split(b"\n")

@@ -13,14 +13,14 @@ ID_PATTERN = "^[A-Za-z0-9_-]{1,100}$"
 WINDOW_PATTERN = "^([1-9][0-9]{0,3}m|([1-9][0-9]?|[1-6][0-9]{2}|7[01][0-9]|720)h|([1-9]|[12][0-9]|30)d)$"
 """Completion windows: minutes, hours or days, up to 30 days."""
 PURPOSES = ("batch", "batch_output")
-"""Of files that clients upload, and of files that the gateway writes."""
+"""Purposes of files that clients upload, and of files that the gateway writes."""
 
 _Count = Annotated[int, Meta(ge=0)]
 _Id = Annotated[str, Meta(pattern=ID_PATTERN)]
 
 
 class FileObject(Struct, forbid_unknown_fields=True):
-    """A file, as in OpenAI's API."""
+    """A file in OpenAI's API."""
 
     id: _Id
     object: Literal["file"]
@@ -58,7 +58,7 @@ class RequestCounts(Struct, forbid_unknown_fields=True):
 
 
 class BatchError(Struct, forbid_unknown_fields=True):
-    """A mistake in a line of a batch's input file."""
+    """An error in a line of a batch's input file."""
 
     code: str
     message: str
@@ -67,7 +67,7 @@ class BatchError(Struct, forbid_unknown_fields=True):
 
 
 class BatchErrorList(Struct, forbid_unknown_fields=True):
-    """The mistakes in an input file for which its batch failed."""
+    """The errors in an input file that made its batch fail."""
 
     object: Literal["list"]
     data: list[BatchError]
@@ -102,7 +102,7 @@ T = TypeVar("T", FileObject, BatchObject)
 
 
 class ObjectPage(Struct, Generic[T], forbid_unknown_fields=True):
-    """A page of a list."""
+    """One page of a list, in the format of OpenAI's API."""
 
     object: Literal["list"]
     data: list[T]
@@ -128,5 +128,5 @@ class Page(Struct, frozen=True):
     """The part of a list that a client asks for."""
 
     after: str | None
-    """The id of the last object that the client has."""
+    """The id of the last object that the client already has."""
     limit: int

@@ -1,4 +1,4 @@
-"""Batches and their lines in the database: what is still open, and what has been answered."""
+"""Batches and their lines in the database: open lines and answers."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Line(Struct, frozen=True):
 
     batch: str
     line: int
-    """Counted from 1."""
+    """Line number, counted from 1."""
     custom_id: str
     body: bytes
 
 
 class LineResult(Struct, frozen=True):
-    """A line's entry in the output file, or, if it failed, in the error file."""
+    """The entry of a line in the output file, or in the error file if the line failed."""
 
     batch: str
     line: int
@@ -98,7 +98,7 @@ def _batch_object(row: Any) -> BatchObject:
 async def create_batch(
     store: BatchStore, owner: str, file: str, endpoint: str, window: str, window_s: int, metadata: dict[str, str] | None
 ) -> BatchObject:
-    """A new batch, whose file is still to be validated."""
+    """Create a batch. Its file is not validated yet."""
     now_ns, id = time.time_ns(), _new_id("batch")
     row = {
         "id": id,
@@ -119,7 +119,7 @@ async def create_batch(
 
 
 async def find_batch(store: BatchStore, owner: str, id: str) -> BatchObject | None:
-    """The batch of this id, if this owner has it."""
+    """The batch with this id, if it belongs to this owner."""
     async with store.begin() as connection:
         rows = await connection.execute(select(BATCHES).where(BATCHES.c.id == id, BATCHES.c.owner == owner))
         row = rows.mappings().first()
@@ -132,7 +132,7 @@ async def list_batches(store: BatchStore, owner: str, page: Page) -> BatchList:
 
 
 async def cancel_batch(store: BatchStore, owner: str, id: str) -> None:
-    """Start no more of the batch's lines. A batch that has ended does not change."""
+    """Start no more lines of the batch. A batch that has ended does not change."""
     async with store.begin() as connection:
         await connection.execute(
             update(BATCHES)
@@ -193,7 +193,7 @@ async def open_lines(store: BatchStore, batch: str, after: int, max_lines: int) 
 
 
 async def write_results(store: BatchStore, results: Sequence[LineResult]) -> None:
-    """BatchStore results; of several for one line, the first counts."""
+    """Store results. Of several results for one line, the first counts."""
     async with store.begin() as connection:
         for result in results:
             status = ANSWERED if result.has_succeeded else FAILED

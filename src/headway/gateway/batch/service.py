@@ -46,7 +46,7 @@ _NO_CAPACITY = frozenset(
 
 
 class _CollectedAnswer:
-    """The answer to a line, collected in memory. Satisfies `ResponseWriter`."""
+    """The answer to a line, collected in memory. Implements `ResponseWriter`."""
 
     is_full = False
 
@@ -54,9 +54,9 @@ class _CollectedAnswer:
         self.status = 0
         self.body = b""
         self.lacked_capacity = False
-        """No engine was tried."""
+        """Whether no engine was tried."""
         self.retry_after_s = 0.0
-        """Least time until another attempt."""
+        """Shortest wait before another attempt."""
 
     def start(self, status: int, headers: Headers) -> None:
         self.status = status
@@ -65,7 +65,7 @@ class _CollectedAnswer:
         self.body += body
 
     async def drain(self) -> None:
-        """Return at once, as memory is never full."""
+        """Return at once: the buffer has no limit."""
 
     def fail(self, error: ApiError) -> None:
         self.status, self.body = error.status, error.json()
@@ -77,7 +77,7 @@ class _CollectedAnswer:
 
 
 class BatchService:
-    """Runs the batches of one database, in the one of the gateways on it that holds the database's lock."""
+    """Runs the batches of one database, in the one gateway that holds the database's lock."""
 
     def __init__(
         self,
@@ -86,18 +86,18 @@ class BatchService:
         end: Callable[[ClientRequest, Relay], None],
         caller_of: Callable[[str], Caller],
     ) -> None:
-        """`relay` and `end` are those of the gateway. `caller_of`: the caller with this `owner`."""
+        """`relay` and `end` come from the gateway. `caller_of(owner)` returns the caller."""
         assert settings.batches is not None
         self.settings, self._max_line_bytes = settings.batches, settings.max_body_bytes
         self.body_timeout_s = settings.body_timeout_s
         self._relay, self._end, self._caller_of = relay, end, caller_of
         self.store = BatchStore(self.settings.store)
         self._open: dict[tuple[str, int], asyncio.Task[None]] = {}
-        """Lines that are being answered, by batch and number."""
+        """Tasks that answer a line, by batch and line number."""
         self._last_started: dict[str, int] = {}
-        """The number of each batch's last line that was started."""
+        """By batch: the number of the last line that was started."""
         self._deadlines: dict[tuple[str, int], float] = {}
-        """On the monotonic clock, by batch and the time at which it expires."""
+        """Deadlines on the monotonic clock, by batch and expiry time."""
         self._results: list[LineResult] = []
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -107,7 +107,7 @@ class BatchService:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop. Lines that are being answered are left to the next gateway."""
+        """Stop. Another gateway answers the lines that are still open."""
         assert self._task is not None
         self._task.cancel()
         with suppress(asyncio.CancelledError):
@@ -118,12 +118,12 @@ class BatchService:
             await self.store.close()
 
     def wake(self) -> None:
-        """Look at the database soon, as a batch has changed."""
+        """Read the database soon, because a batch has changed."""
         self._changed.set()
 
     @property
     def num_open(self) -> int:
-        """Lines that are held in the gateway or at an engine."""
+        """Lines that wait in the gateway or run at an engine."""
         return len(self._open)
 
     async def _run(self) -> None:
@@ -142,7 +142,7 @@ class BatchService:
                 with suppress(*UNAVAILABLE):
                     await self.store.release_lock()
                 await asyncio.sleep(_IDLE_S)
-            except Exception:  # a defect that one batch brings out must not stop the others
+            except Exception:  # a defect in one batch must not stop the others
                 log.exception("batches")
                 await asyncio.sleep(_IDLE_S)
             await asyncio.sleep(_PASS_S)
@@ -152,12 +152,12 @@ class BatchService:
             self._changed.clear()
 
     def _seconds_left(self, batch: ActiveBatch) -> float:
-        """Until the batch expires. A wall clock that is set after its first look at the batch does not matter."""
+        """Seconds until the batch expires. Later changes of the wall clock do not matter."""
         key, now_s = (batch.id, batch.expires_at), time.monotonic()
         return self._deadlines.setdefault(key, now_s + batch.expires_at - time.time()) - now_s
 
     async def _pass(self) -> None:
-        """Take every active batch one step further."""
+        """Advance every active batch by one step."""
         await self._write_results()
         batches = await queue.active_batches(self.store)
         known = {(batch.id, batch.expires_at) for batch in batches}
@@ -194,7 +194,7 @@ class BatchService:
             self._open[batch.id, line.line] = asyncio.create_task(self._process(batch, line))
 
     async def _process(self, batch: ActiveBatch, line: Line) -> None:
-        """Answer a line, with retries for errors that may pass."""
+        """Answer a line; retry after temporary errors."""
         request_id = uuid.uuid4().hex
         num_attempts, pause_s = 0, _FIRST_PAUSE_S
         while True:
@@ -231,7 +231,7 @@ class BatchService:
         except HeadwayError as error:
             log.error("%s", error)
             answer.fail(policy_error())
-        except Exception:  # a defect that one line brings out must not hold up its batch
+        except Exception:  # a defect in one line must not block its batch
             log.exception("line %d of %s", line.line, line.batch)
             answer.fail(internal_error())
         return answer
@@ -243,7 +243,7 @@ class BatchService:
             del self._results[:num_written]
 
     async def _drop_lines(self, batch: str | None = None) -> None:
-        """Stop answering the lines of one batch, or of all."""
+        """Stop answering the lines of one batch, or of all batches."""
         dropped = [key for key in self._open if batch in (None, key[0])]
         tasks = [self._open.pop(key) for key in dropped]
         for task in tasks:

@@ -79,7 +79,7 @@ _LOCK = 0x68656164
 
 
 class BatchStore(Database):
-    """One database. Several gateways may use the same; one of them at a time runs the batches."""
+    """The database. Several gateways may share it; one gateway at a time runs the batches."""
 
     def __init__(self, location: str) -> None:
         super().__init__(location, TABLES)
@@ -87,7 +87,7 @@ class BatchStore(Database):
         self._lock_held: AsyncConnection | None = None
 
     async def page(self, table: Table, query: Select[Any], page: Page) -> tuple[list[RowMapping], bool]:
-        """One page of the rows that a query finds, the newest first, and whether there are more rows after it."""
+        """One page of a query's rows, newest first, and whether more rows follow."""
         if page.after is not None:
             last = select(table.c.created_ns).where(table.c.id == page.after).scalar_subquery()
             query = query.where(table.c.created_ns < last)
@@ -97,7 +97,8 @@ class BatchStore(Database):
         return rows[: page.limit], len(rows) > page.limit
 
     async def acquire_lock(self) -> bool:
-        """Become or stay the one gateway that runs batches. False if another one is; the lock ends with the process."""
+        """Become or remain the gateway that runs batches. False if another gateway holds the lock. The lock ends with
+        the process."""
         if self.path is not None:
             return self._lock_file is not None or await in_thread(self._lock, self.path)
         if self._lock_held is not None:

@@ -1,4 +1,4 @@
-"""Validation of a batch's input file: one request a line, each with an id of its own."""
+"""Validation of a batch's input file: one request per line, each with its own id."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _decode = msgspec.json.Decoder(_BatchRequest).decode
 
 
 class LineValidator:
-    """Checks the lines of one batch, and collects their errors."""
+    """Checks the lines of one batch and collects their errors."""
 
     def __init__(self, batch: str, endpoint: str, max_lines: int, max_line_bytes: int) -> None:
         self.errors: list[BatchError] = []
@@ -41,7 +41,7 @@ class LineValidator:
         self._custom_ids: set[str] = set()
 
     def read(self, number: int, raw: bytes) -> Line | None:
-        """The request of a line; None for a blank or an invalid line."""
+        """The request on a line; None for a blank or an invalid line."""
         if not raw.strip():
             return None
         self.num_requests += 1
@@ -82,12 +82,12 @@ class LineValidator:
 
     @property
     def can_stop(self) -> bool:
-        """Further lines cannot change the result."""
+        """Whether further lines cannot change the result."""
         return self.num_requests > self._max_lines or len(self.errors) >= _MAX_ERRORS
 
 
 async def validate(store: BatchStore, batch: ActiveBatch, max_lines: int, max_line_bytes: int) -> None:
-    """Queue the lines of a new batch and start it, or fail it with the errors of its file."""
+    """Queue the lines of a new batch and start the batch, or fail it with the errors of its file."""
     await queue.delete_lines(store, batch.id)
     validator = LineValidator(batch.id, batch.endpoint, max_lines, max_line_bytes)
     file = await find_file(store, batch.owner, batch.input_file_id)

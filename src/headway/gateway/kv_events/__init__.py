@@ -1,1 +1,1 @@
-"""What engines' prefix caches hold, by the KV cache events that vLLM and SGLang publish over ZeroMQ."""
+"""The contents of engines' prefix caches, from the KV cache events that vLLM and SGLang publish over ZeroMQ."""

@@ -1,4 +1,4 @@
-"""Where engines publish their KV cache events."""
+"""Addresses at which engines publish their KV cache events."""
 
 from __future__ import annotations
 
@@ -11,40 +11,42 @@ from headway.core.errors import HeadwayError
 
 
 class EventAddress(Struct, frozen=True):
-    """Where one engine publishes its KV cache events."""
+    """The address at which one engine publishes its KV cache events."""
 
     endpoint: str
-    """Such as `tcp://10.0.0.1:5557`."""
+    """Address such as `tcp://10.0.0.1:5557`."""
     replay_endpoint: str = ""
-    """Where it sends past batches again; empty: it does not."""
+    """Where the engine sends past batches again; empty if it does not."""
     topic: str = ""
 
 
 class KvEvents(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """For `headway serve`: the engines publish what their prefix caches hold (`--kv-events-config` of vLLM and SGLang).
+    """For `headway serve`: the engines publish the contents of their prefix caches (`--kv-events-config` of vLLM and
+    SGLang).
 
     In addresses and topic, `{host}` and `{port}` stand for the host and the port of the engine's own address, and
     `{rank}` for the data-parallel rank.
     """
 
     endpoint: str = "tcp://{host}:5557"
-    """Where an engine publishes its events. ZeroMQ's `ipc://PATH` works on one machine. Of several data-parallel ranks:
-    where the first one does; the others do at the following ports."""
+    """Where an engine publishes its events. ZeroMQ's `ipc://PATH` works on one machine. With several data-parallel
+    ranks, this is the first rank's address; the other ranks use the following ports."""
     replay_endpoint: str = ""
-    """Where an engine sends past batches of events again. Without one, what was stored before the gateway began, and
-    batches that are lost, stay unknown. Its port must leave room for those of the ranks' events."""
+    """Where an engine sends past batches of events again. Without it, blocks stored before the gateway began and lost
+    batches stay unknown. Leave room between this port and the ports of the ranks' events."""
     topic: str = ""
     """The topic of the events."""
     ranks: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """Data-parallel ranks of an engine (`--data-parallel-size`), each with a cache and a publisher of its own. Without
-    it: the pool's `dp`, and as many as the engine's metrics name."""
+    """Data-parallel ranks of an engine (`--data-parallel-size`), each with its own cache and publisher. Default: the
+    pool's `dp`, or as many ranks as the engine's metrics name."""
     tokenizer: str = ""
-    """The model's files on the gateway's machine: a folder with `tokenizer.json` and chat template, or a
-    `tokenizer.json`. Prompts are then tokenized here, if that gives an engine's tokens; without it, by the engine."""
+    """The model's files on the gateway's machine: a folder with `tokenizer.json` and a chat template, or a
+    `tokenizer.json`. The gateway then tokenizes prompts itself if the tokens agree with an engine's. Without it, the
+    engine tokenizes."""
 
     def address(self, url: str, rank: int = 0) -> EventAddress:
-        """The address of a rank of the engine at `url`. HeadwayError if a value has another placeholder, or no port
-        that says where the rank is."""
+        """The event address of a rank of the engine at `url`. HeadwayError if a value has another placeholder, or no
+        port from which the rank's port follows."""
         parts = urlsplit(url)
         names = {
             "host": parts.hostname or "",
@@ -65,7 +67,7 @@ class KvEvents(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return EventAddress(*values)
 
     def check(self, num_ranks: int) -> None:
-        """HeadwayError if addresses of so many ranks cannot be made, or two of them are the same."""
+        """HeadwayError if addresses of so many ranks cannot be made, or if two of them are equal."""
         by_use: dict[str, str] = {}
         for rank in range(num_ranks):
             address = self.address("http://localhost:8000", rank)
@@ -79,7 +81,7 @@ class KvEvents(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def _at_rank(name: str, endpoint: str, rank: int) -> str:
-    """The endpoint of another rank than the first, as vLLM and SGLang choose it: the port plus the rank."""
+    """The endpoint of a later rank. As in vLLM and SGLang, its port is the first port plus the rank."""
     before, _, port = endpoint.rpartition(":")
     if not endpoint.startswith("tcp://") or not port.isdecimal():
         raise HeadwayError(

@@ -1,4 +1,4 @@
-"""Whether what an engine's events let expect of its prefix cache is what its answers report (`cached_tokens`)."""
+"""Compares the cached tokens expected from an engine's events with the `cached_tokens` that its answers report."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections import deque
 from collections.abc import Sequence
 
 MIN_SAMPLES, _MAX_SAMPLES = 16, 64
-"""Answers that are compared before a judgement, and the last ones of which it is made."""
+"""Compared answers required for a judgement, and the number of last answers that it covers."""
 LEAST_AGREEMENT = 0.5
-"""Of the larger count of tokens, the least part that the smaller one may be, over the last answers."""
+"""Least ratio of the smaller to the larger token count, summed over the last answers."""
 
 
 class Agreement:
-    """Expected and reported tokens of the answers of one replica.
+    """Expected and reported cached tokens in the answers of one replica.
 
-    Engines that report nothing are not judged: many report cached tokens only where they are asked to
-    (`--enable-prompt-tokens-details` of vLLM, `--enable-cache-report` of SGLang), and none where there are none. So the
-    first answer that reports some begins the comparison.
+    Engines that report nothing are not judged: many report cached tokens only with an option
+    (`--enable-prompt-tokens-details` of vLLM, `--enable-cache-report` of SGLang), and omit a count of zero. The
+    comparison therefore begins with the first answer that reports cached tokens.
     """
 
     def __init__(self) -> None:
         self._pairs: deque[tuple[int, int]] = deque(maxlen=_MAX_SAMPLES)
         self.num_compared = 0
-        """Answers of which either count was more than 0."""
+        """Answers with a positive expected or reported count."""
         self.expected_tokens = self.reported_tokens = 0
-        """Of these."""
+        """Token sums over the compared answers."""
         self._reports = False
 
     def add(self, expected: Sequence[int], reported: int, block_tokens: int) -> None:
-        """Compare one answer. `expected`: tokens at each data-parallel rank; the engine chose one of them. Counts that
-        differ by a block agree: an engine that speculates computes the last one again."""
+        """Compare one answer. `expected`: tokens at each data-parallel rank; the engine chose one rank. Counts that
+        differ by one block agree, because a speculating engine computes the last block again."""
         self._reports |= reported > 0
         if not self._reports:
             return
@@ -44,11 +44,11 @@ class Agreement:
 
     @property
     def share(self) -> float | None:
-        """The part of the larger counts that the smaller ones are, 1 for equal ones; None: too few were compared."""
+        """Ratio of the smaller to the larger counts, 1 if equal; None if too few answers were compared."""
         if len(self._pairs) < MIN_SAMPLES:
             return None
         return sum(map(min, self._pairs)) / sum(map(max, self._pairs))
 
     def forget(self) -> None:
-        """The events are read anew: judge by the answers to come."""
+        """Drop the compared answers, because the events are read again from the start."""
         self._pairs.clear()

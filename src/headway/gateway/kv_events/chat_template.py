@@ -19,19 +19,20 @@ from headway.core.errors import HeadwayError
 
 _MESSAGE_FIELDS = {"role", "content", "name"}
 _OTHER_FIELDS = ("tools", "documents", "chat_template", "continue_final_message")
-"""Fields that engines check and complete in their own way before they render them."""
+"""Fields that each engine checks and completes in its own way before it renders them."""
 _ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class NotExactError(Exception):
-    """The engine may make another prompt of the request. The message says why, without any text of the request."""
+    """The engine may render the request to another prompt. The message gives the reason, without any text of the
+    request."""
 
 
 class ChatTemplate:
-    """A chat template in Jinja, which runs in a sandbox."""
+    """A chat template in Jinja, rendered in a sandbox."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens`: texts by name, such as `bos_token`. HeadwayError if the source is no template."""
+        """`special_tokens`: texts by name, such as `bos_token`. HeadwayError if the source is not a valid template."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
@@ -44,7 +45,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, body: Mapping[str, Any]) -> str:
-        """The prompt of a chat. NotExactError if it has more than plain messages, or the template refuses it."""
+        """The prompt of a chat. NotExactError if the chat has more than plain messages, or the template refuses it."""
         messages, options = body.get("messages"), body.get("chat_template_kwargs") or {}
         for name in _OTHER_FIELDS:
             if body.get(name):
@@ -71,7 +72,7 @@ class ChatTemplate:
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks answers for training."""
+    """The `{% generation %}` tag, which marks answers for training."""
 
     tags = {"generation"}  # noqa: RUF012  # as the base class declares it
 

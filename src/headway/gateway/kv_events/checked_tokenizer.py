@@ -1,4 +1,4 @@
-"""A tokenizer of a model's files, which is checked against an engine before it is used."""
+"""A tokenizer from a model's files, checked against an engine before use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.gateway.upstream.engine import EngineEndpoint
 
 log = logging.getLogger("headway.gateway")
 RETRY_S = 5.0
-"""Least time between two checks, where no engine has reported its tokens."""
+"""Least time between two checks while no engine has reported its tokens."""
 _SENTENCE = "Hello, wörld! 1234567 of them:\n\n  def f(x):\treturn x  # 東京 🙂"
 _TURNS = [
     {"role": "user", "content": _SENTENCE},
@@ -28,28 +28,28 @@ PROBES: tuple[Mapping[str, Any], ...] = (
     {"messages": _TURNS},
     {"messages": [{"role": "system", "content": "Be brief."}, *_TURNS]},
 )
-"""Requests whose tokens are compared with an engine's."""
+"""Requests whose tokens are compared with an engine's tokens."""
 _KINDS = {"prompt": "texts", "messages": "chats"}
 
 
 class CheckedTokenizer:
-    """One tokenizer. Until it has been read and checked, and for prompts that it cannot make, engines are asked."""
+    """One tokenizer. Engines tokenize until it is read and checked, and for prompts that it cannot tokenize."""
 
     def __init__(self, path: str, read: Callable[[Path], LocalTokenizer] = read) -> None:
         self.path, self._read = path, read
         self._tokenizer: LocalTokenizer | None = None
         self._agrees: dict[str, bool] = {}
-        """By kind of prompt, `prompt` or `messages`, whether an engine makes the same tokens of it."""
+        """By kind of prompt, `prompt` or `messages`: whether an engine makes the same tokens."""
         self._task: asyncio.Task[None] | None = None
         self._checked_s = float("-inf")
         self.is_settled = False
-        """The files were read and compared, or cannot be read."""
+        """Whether the files were read and compared, or cannot be read."""
         self._logged: set[str] = set()
 
     async def blocks(
         self, body: Mapping[str, Any], block_tokens: int, lora: str, engines: Sequence[EngineEndpoint], salt: str = ""
     ) -> tuple[int, tuple[Segment, ...]] | None:
-        """The number of a prompt's tokens, and its blocks; None: ask an engine."""
+        """The number of a prompt's tokens, and its blocks; None if an engine must tokenize it."""
         self.check(engines)
         kind = "messages" if "messages" in body else "prompt"
         if self._tokenizer is None or not self._agrees.get(kind):
@@ -61,7 +61,7 @@ class CheckedTokenizer:
             return None
 
     def check(self, engines: Sequence[EngineEndpoint]) -> None:
-        """Begin to compare the tokenizer with one of the engines, unless that is done or under way."""
+        """Start to compare the tokenizer with one of the engines, unless a comparison is done or running."""
         if self.is_settled or self._task is not None or time.monotonic() < self._checked_s + RETRY_S:
             return
         self._task = asyncio.get_running_loop().create_task(self._check(engines))
@@ -93,7 +93,7 @@ class CheckedTokenizer:
         self._tokenizer, self.is_settled = tokenizer, True
 
     def _log(self, level: int, text: str) -> None:
-        """Log a line the first time that it is met."""
+        """Log a line on its first occurrence."""
         if text not in self._logged:
             self._logged.add(text)
             log.log(level, "tokenizer %s: %s", self.path, text)
@@ -106,7 +106,8 @@ def _difference(reported: Sequence[int], own: Sequence[int]) -> str:
 
 
 async def _compare(tokenizer: LocalTokenizer, engine: EngineEndpoint) -> tuple[dict[str, bool], list[str]] | None:
-    """By kind of prompt, whether an engine makes the same tokens, and the differences; None: it tells no tokens."""
+    """By kind of prompt: whether an engine makes the same tokens, and the differences. None if the engine reports no
+    tokens."""
     agrees: dict[str, bool] = {}
     differences = []
     is_silent = True

@@ -1,8 +1,9 @@
-"""One engine's blocks: its events, which use its own hashes, become changes of the index, which uses common names.
+"""One engine's blocks: changes its events, which use the engine's hashes, into changes of the index, which uses common
+names.
 
-Models with several kinds of layers have a group of blocks for each kind. Of a group whose layers need the KV of all
-tokens before, a prompt's leading blocks count: the first such group leads the index. The others say up to where a
-prompt can be reused (`cache_index.LayerGroup`).
+Models with several kinds of layers have one group of blocks for each kind. The first group whose layers need the KV of
+all earlier tokens leads the index: a prompt's leading blocks count. The other groups limit how far a prompt can be
+reused (`cache_index.LayerGroup`).
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from headway.gateway.kv_events.wire import AllBlocksCleared, BlockRemoved, Block
 from headway.gateway.names import cut
 
 _WHOLE = frozenset((None, "full_attention", "mla_attention", "sink_full_attention"))
-"""Kinds of layers that need the KV of all tokens before. Versions of engines before there were kinds say None."""
+"""Kinds of layers that need the KV of all earlier tokens. Older engines, which know no kinds, send None."""
 _WINDOWS = frozenset(("sliding_window", "sliding_window_mla"))
 _STATES = frozenset(("mamba",))
 MAX_HASH_BYTES = 64
-"""Of an engine's name of a block, which is kept while the block is: the longest hashes that are used."""
+"""Length of an engine's hash of a block, which is kept while the block is. No known hash is longer."""
 _MAX_GROUPS, _MAX_MEMORIES = 32, 16
-"""Of an engine; events of further ones are ignored, or taken to be of the last one."""
+"""Groups and memories of an engine. Events of further groups are ignored; further memories count as the last one."""
 
 
 class _Group:
-    """The blocks of one group that does not lead, by hash."""
+    """The blocks of one group that does not lead the index, by hash."""
 
     def __init__(self, block_tokens: int, num_needed: float) -> None:
         self.names: dict[Hash, int] = {}
@@ -37,52 +38,50 @@ class _Group:
 
 
 class EngineBlocks:
-    """Which blocks an engine holds, by its own hashes.
+    """The blocks that an engine holds, by its own hashes.
 
-    Events that make no sense change nothing and are counted: blocks of another size, hashes whose number differs from
-    that of the tokens, and blocks that follow one that the engine has not reported.
+    Inconsistent events change nothing and are counted: blocks of another size, a number of hashes that does not fit the
+    tokens, and blocks that follow an unreported block.
     """
 
     def __init__(self, block_size_tokens: int, most_blocks: int, name_tokens: int | None = None) -> None:
-        """`most_blocks`: the number of blocks that are kept; an engine that reports more is wrong.
-
-        `name_tokens`: prompts are named in pieces of this many tokens, of which a block has a whole number; None: in
-        blocks. A block has the name of its last piece.
-        """
+        """`most_blocks`: the largest number of blocks that are kept; an engine that reports more is wrong.
+        `name_tokens`: prompts are named in pieces of this many tokens, and a block has a whole number of pieces; None:
+        in blocks. A block has the name of its last piece."""
         self.block_size_tokens = block_size_tokens
         self._name_tokens = name_tokens or block_size_tokens
         self._most_blocks = most_blocks
         self._names: dict[Hash, int] = {}
-        """Of the group that leads, by hash, in order of storing."""
+        """Block names of the leading group by hash, in order of storing."""
         self._copies: dict[Hash, int] = {}
-        """By hash, further blocks with the same content: vLLM reports each, and the removal of each."""
+        """By hash: further blocks with the same content. vLLM reports the storing and the removal of each."""
         self._leading: int | None = None
-        """The number of the group that leads; None: none has been seen."""
+        """The number of the leading group; None before it was seen."""
         self._groups: dict[int, _Group] = {}
-        """By number, those that do not lead."""
+        """The groups that do not lead, by number."""
         self.layer_groups: list[LayerGroup] = []
-        """Their blocks, for the index."""
+        """Their blocks, in the form of the index."""
         self._slower: dict[int, int] = {}
-        """By name, the slower memories that hold a block, as bits."""
+        """By block name: the slower memories that hold the block, as bits."""
         self._memories: dict[str, int] = {}
-        """By name of a memory, its bit."""
+        """The bit of each memory, by the memory's name."""
         self._off_gpu: set[int] = set()
-        """Names of blocks that are only in slower memory."""
+        """Names of blocks that are only in slower memories."""
         self.ignored: Counter[str] = Counter()
         """Events without effect, by reason."""
         self.num_events = 0
-        """Blocks stored and removed."""
+        """Number of blocks stored and removed."""
 
     def __len__(self) -> int:
         return len(self._names)
 
     @property
     def names(self) -> frozenset[int]:
-        """The names of all blocks on the GPU, of the group that leads."""
+        """The names of all blocks of the leading group on the GPU."""
         return frozenset(self._names.values()) - self._off_gpu
 
     def sizes(self, events: Sequence[Event]) -> set[int]:
-        """Sizes of the blocks on the GPU that events report, of the group that leads or will lead."""
+        """Sizes of the GPU blocks in these events, for the group that leads or will lead."""
         leading = self._leading
         return {
             event.block_size
@@ -94,7 +93,7 @@ class EngineBlocks:
         }
 
     def adopt(self, block_size_tokens: int) -> bool:
-        """Expect blocks of another size from now on, unless the engine has reported others or prompts do not fit it."""
+        """Expect this block size from now on, unless the engine has reported another size or prompts do not fit it."""
         fits = not self._names and block_size_tokens > 0 and block_size_tokens % self._name_tokens == 0
         if fits:
             self.block_size_tokens = block_size_tokens
@@ -118,7 +117,7 @@ class EngineBlocks:
             group.layers.held.clear()
 
     def changes(self, events: Sequence[Event]) -> list[BlockChange]:
-        """What the events change, in order; `clear` has been called if `AllBlocksCleared` is among them."""
+        """The changes that the events make, in order. If `AllBlocksCleared` is among them, `clear` has been called."""
         found: list[BlockChange] = []
         others: list[BlockStored | BlockRemoved] = []
         for event in events:
@@ -138,33 +137,33 @@ class EngineBlocks:
                     removed = self._remove(event, is_on_gpu)
                     if is_on_gpu or not self._slower:
                         found.append((is_on_gpu, False, removed))
-                    else:  # another slower memory may still have some of them
+                    else:  # another slower memory may still hold some of them
                         found.append((False, False, [name for name in removed if name not in self._slower]))
                 if len(self._names) > self._most_blocks:
                     oldest = self._forget_oldest()
                     found += [(True, False, oldest), (False, False, oldest)]
-        for event in others:  # at last, as they may follow blocks that the leading group has by now
+        for event in others:  # last, because they may follow blocks that the leading group now has
             self._note_other(event, found)
         return found
 
-    # The group that leads.
+    # The leading group.
 
     def _may_lead(self, event: BlockStored) -> bool:
         return event.kv_cache_spec_kind in _WHOLE and (event.kv_cache_spec_kind is not None or not event.group_idx)
 
     def _leads(self, event: BlockStored | BlockRemoved) -> bool:
-        """Whether an event is about the group that leads, and its first one."""
+        """Whether an event concerns the leading group. The first suitable event determines the group."""
         if self._leading is not None:
             return False
         if isinstance(event, BlockRemoved):
-            return not self._groups and not event.group_idx  # of a block that has not been reported
+            return not self._groups and not event.group_idx  # a block that was not reported
         if self._may_lead(event):
             self._leading = event.group_idx or 0
             return True
         return False
 
     def _store(self, event: BlockStored, is_on_gpu: bool) -> list[int]:
-        """The names of the stored blocks; none if the event makes no sense."""
+        """The names of the stored blocks; empty if the event is inconsistent."""
         hashes, tokens, size, names = event.block_hashes, event.ids, self.block_size_tokens, self._names
         if not tokens and not event.block_size:
             return self._copied(event)
@@ -189,7 +188,7 @@ class EngineBlocks:
         return stored
 
     def _copied(self, event: BlockStored) -> list[int]:
-        """The names of blocks that are copied to slower memory. Such events say no more than the blocks' hashes."""
+        """The names of blocks that are copied to slower memory. Such events contain only the blocks' hashes."""
         known = [name for hash in event.block_hashes if (name := self._names.get(hash)) is not None]
         if len(known) < len(event.block_hashes):
             self.ignored["copy of an unknown block"] += len(event.block_hashes) - len(known)
@@ -206,7 +205,7 @@ class EngineBlocks:
             self._slower[name] = self._slower.get(name, 0) | bit
 
     def _bit(self, event: BlockStored | BlockRemoved) -> int:
-        """The bit of an event's memory; all that come late share the last one."""
+        """The bit of an event's memory. All memories beyond the limit share the last bit."""
         last = _MAX_MEMORIES - 1
         medium = cut(event.medium or "")
         found = self._memories.get(medium)
@@ -217,7 +216,7 @@ class EngineBlocks:
         return found
 
     def _before(self, event: BlockStored, *tables: dict[Hash, int]) -> int | None:
-        """The name before an event's first block; None: it follows a block that the engine has not reported."""
+        """The name before an event's first block; None if the engine has not reported the previous block."""
         if event.parent_block_hash is None:
             lora = event.lora_name or ("" if event.lora_id is None else str(event.lora_id))
             return token_blocks.root(lora, _salt(event))
@@ -229,7 +228,7 @@ class EngineBlocks:
         return None
 
     def _forget_oldest(self) -> list[int]:
-        """Forget the blocks that were stored first, beyond the most that are kept. Returns their names."""
+        """Forget the oldest blocks beyond the largest number that is kept. Returns their names."""
         names = self._names
         oldest = [names.pop(hash) for hash in list(islice(names, len(names) - self._most_blocks))]
         for name in oldest:
@@ -241,7 +240,7 @@ class EngineBlocks:
         return oldest
 
     def _remove(self, event: BlockRemoved, is_on_gpu: bool) -> list[int]:
-        """The names of the blocks that one memory holds no longer."""
+        """The names of the blocks that one memory no longer holds."""
         hashes, copies, names = event.block_hashes, event.remaining_copy_counts, self._names
         self.num_events += len(hashes)
         if copies is not None:
@@ -258,7 +257,7 @@ class EngineBlocks:
         return removed
 
     def _remove_from_one(self, hashes: Sequence[Hash], memory: int) -> None:
-        """Remove blocks from one memory, the GPU's if it is 0; others may hold them, too."""
+        """Remove blocks from one memory, where 0 is the GPU's. Other memories may still hold them."""
         names, slower, off_gpu = self._names, self._slower, self._off_gpu
         for hash in hashes:
             name = names.get(hash)
@@ -280,7 +279,7 @@ class EngineBlocks:
                 del names[hash]
 
     def _name(self, before: int, event: BlockStored, tokens: Sequence[int], size: int) -> list[int]:
-        """The names of blocks of a size, which follow the block `before`."""
+        """The names of consecutive blocks of one size after the block `before`."""
         piece, extra = self._name_tokens, event.extra_keys
         if extra is None or not any(extra):
             return token_blocks.names(before, tokens, piece)[size // piece - 1 :: size // piece]
@@ -310,7 +309,7 @@ class EngineBlocks:
             self.ignored["another group"] += len(event.block_hashes)
 
     def _store_other(self, number: int, event: BlockStored, found: list[BlockChange]) -> None:
-        """Store blocks of windows, of states, and of further groups that need all tokens before."""
+        """Store blocks of sliding windows, of states, and of further groups that need all earlier tokens."""
         size, hashes, tokens = event.block_size, event.block_hashes, event.ids
         group = self._groups.get(number) or self._new_group(number, event)
         if group is None:
@@ -332,7 +331,7 @@ class EngineBlocks:
         group.layers.held.update(stored.values())
         self.num_events += len(stored)
         if self._leading is None:
-            found.append((False, False, list(stored.values())))  # what was placed there is reported by now
+            found.append((False, False, list(stored.values())))  # the blocks placed there are reported by now
         if len(group.names) > self._most_blocks:
             for hash in list(islice(group.names, len(group.names) - self._most_blocks)):
                 group.copies.pop(hash, None)
@@ -341,8 +340,8 @@ class EngineBlocks:
     def _matched(
         self, hashes: Sequence[Hash], names: Sequence[int], tables: Sequence[dict[Hash, int]]
     ) -> list[tuple[Hash, int]]:
-        """The blocks of an event that reports some of its blocks only, as layers with a state do: equal hashes of other
-        groups say which; else the last one is the last."""
+        """Match the blocks of an event that reports only some blocks, as layers with a state do. Equal hashes in other
+        groups identify a block; without a match, the last hash is the last block."""
         able, found = frozenset(names), []
         for hash in hashes:
             name = next((name for table in tables if (name := table.get(hash)) is not None), None)
@@ -355,7 +354,7 @@ class EngineBlocks:
         return found
 
     def _new_group(self, number: int, event: BlockStored) -> _Group | None:
-        """A group as its first event describes it; None: its kind says nothing about what can be reused."""
+        """A group as its first event describes it; None if its kind does not limit reuse or is unknown."""
         kind, size = event.kv_cache_spec_kind, event.block_size
         if len(self._groups) >= _MAX_GROUPS:
             return None
@@ -380,14 +379,14 @@ def _are_short(hashes: Sequence[Hash]) -> bool:
 
 
 def _count_copies(names: dict[Hash, int], copies: dict[Hash, int], hashes: Iterable[Hash]) -> None:
-    """Count the blocks that are stored while others of the same content are held."""
+    """Count stored blocks whose content is already held."""
     for hash in hashes:
         if hash in names:
             copies[hash] = copies.get(hash, 0) + 1
 
 
 def _without_copies(copies: dict[Hash, int], hashes: list[Hash]) -> list[Hash]:
-    """The blocks of which no copy stays, of those that are removed."""
+    """The removed blocks of which no copy is left."""
     left = []
     for hash in hashes:
         num = copies.get(hash, 0)
@@ -401,7 +400,7 @@ def _without_copies(copies: dict[Hash, int], hashes: list[Hash]) -> list[Hash]:
 
 
 def _salt(event: BlockStored) -> str:
-    """The `cache_salt` of a prompt whose first block is stored: SGLang's field, or a text among vLLM's extra keys."""
+    """The `cache_salt` of a prompt whose first block is stored: SGLang's field, or a string among vLLM's extra keys."""
     if event.extra_keys is None and event.cache_salt is None:
         return ""
     if isinstance(event.cache_salt, str):
@@ -413,7 +412,7 @@ def _salt(event: BlockStored) -> str:
 
 
 def _as_salt(key: object) -> str | None:
-    """The salt that a key is, alone or with its name before it; None: the key is of an image or of embeddings."""
+    """The salt in a key, alone or after its name; None if the key belongs to an image or to embeddings."""
     if isinstance(key, str):
         return key
     if isinstance(key, (list, tuple)) and len(key) == 2 and key[0] == "cache_salt" and isinstance(key[1], str):
@@ -422,7 +421,7 @@ def _as_salt(key: object) -> str | None:
 
 
 def _other_keys(keys: Sequence[object] | None, lora: str | None) -> list[object]:
-    """The keys without that of the LoRA adapter, which comes first."""
+    """The keys without the LoRA adapter's key, which comes first."""
     found = list(keys or ())
     if lora and found and found[0] in (lora, ["lora", lora], ("lora", lora)):
         del found[0]
@@ -430,6 +429,6 @@ def _other_keys(keys: Sequence[object] | None, lora: str | None) -> list[object]
 
 
 def _with_extra(name: int, keys: Sequence[object], lora: str | None, is_first: bool) -> int:
-    """The name of a block whose KV also depends on `keys`, such as hashes of images: prompts' names do not match it."""
+    """The name of a block whose KV also depends on `keys`, such as hashes of images. Prompts' names do not match it."""
     others = [key for key in _other_keys(keys, lora) if not (is_first and _as_salt(key) is not None)]
     return token_blocks.name(name, (token_blocks.root(repr(others)),)) if others else name

@@ -24,47 +24,47 @@ log = logging.getLogger("headway.gateway")
 OnState = Callable[[LiveReplica, State, str], None]
 _BY_KNOWLEDGE: list[State] = ["guess", "degraded", "connecting", "incomplete", "live"]
 _BLOCKS_PER_KV_BLOCK = 8
-"""Blocks that are kept of an engine, in slower memory, too, for each of its GPU's."""
+"""Blocks kept for an engine, including slower memory, per block of its GPU."""
 _LEAST_BLOCKS = 1 << 16
 
 _METRICS = tuple(name for name in DEFINITIONS if name.startswith("headway_kv_events_"))
 
 
 class ReplicaFeed:
-    """The events of one replica: a subscriber for each data-parallel rank, and how far they agree with answers."""
+    """The events of one replica: a subscriber for each data-parallel rank, and their agreement with answers."""
 
     def __init__(self, replica: LiveReplica, on_state: OnState) -> None:
         self._replica, self._on_state = replica, on_state
         self.subscribers: list[KvEventSubscriber] = []
-        """By rank."""
+        """Subscribers by rank."""
         self.agreement = Agreement()
         self._reported: tuple[State, str] = "connecting", ""
 
     @property
     def state(self) -> State:
-        """The state of all ranks: that of the one of which least is known."""
+        """The state of the rank with the worst state."""
         return min([each.state for each in self.subscribers], key=_BY_KNOWLEDGE.index)
 
     @property
     def why(self) -> str:
-        """The reason of the state; empty while all is well."""
+        """The reason of the state; empty if the events are live."""
         state = self.state
         number, found = next((i, each) for i, each in enumerate(self.subscribers) if each.state == state)
         return f"rank {number}: {found.why}" if found.why and len(self.subscribers) > 1 else found.why
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the last batch of any rank; None: none has come."""
+        """Seconds since the last batch of any rank; None if no batch has come."""
         return min([age_s for each in self.subscribers if (age_s := each.age_s) is not None], default=None)
 
     @property
     def counts(self) -> EventCounts:
-        """What all ranks' subscribers have seen."""
+        """The event counts of all ranks together."""
         counts = [each.counts for each in self.subscribers]
         return EventCounts(*(sum(getattr(each, name) for each in counts) for name in EventCounts.__struct_fields__))
 
     def changed(self) -> None:
-        """A subscriber's state has changed."""
+        """A subscriber's state has changed: report it."""
         found = self.state, self.why
         if found[0] != self._reported[0]:
             self._on_state(self._replica, *found)
@@ -73,7 +73,7 @@ class ReplicaFeed:
         self._reported = found
 
     def answered(self, expected: Sequence[int], reported_tokens: int) -> None:
-        """A request has ended whose prompt was expected to be cached so far at each rank."""
+        """Compare an ended request: the expected cached tokens at each rank with the reported ones."""
         agreement = self.agreement
         agreement.add(expected, reported_tokens, self.subscribers[0].blocks.block_size_tokens)
         share = agreement.share
@@ -90,19 +90,20 @@ class ReplicaFeed:
 
 
 class CacheFeeds:
-    """By replica, its events, which keep its cache index. `on_state(replica, state, why)` is called on changes."""
+    """The event feeds by replica, which maintain the cache indexes. `on_state(replica, state, why)` is called on
+    changes."""
 
     def __init__(self, on_state: OnState, name_tokens: Mapping[str, int] | None = None) -> None:
-        """`name_tokens`: by model, tokens of the pieces in which prompts are named; default: a block of the pool."""
+        """`name_tokens`: by model, the tokens per named piece of a prompt; default: a block of the pool."""
         self._on_state, self._name_tokens = on_state, name_tokens or {}
         self._context = zmq.asyncio.Context()
         self.of: dict[int, ReplicaFeed] = {}
-        """By the replica's id."""
+        """Feeds by the replica's id."""
         self._events: dict[int, KvEvents] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
     def add(self, replica: LiveReplica, events: KvEvents | None) -> None:
-        """Read a replica's events from now on; None: its engine publishes none."""
+        """Read a replica's events from now on; None if its engine publishes none."""
         if events is not None:
             self._events[replica.id] = events
             self._follow(replica, events, events.ranks or 1)
@@ -133,14 +134,15 @@ class CacheFeeds:
             subscriber.start()
 
     def ranks_reported(self, replica: LiveReplica, num_ranks: int) -> None:
-        """A replica's metrics are of so many data-parallel ranks. Each publishes events of its own."""
+        """Adapt to the number of data-parallel ranks that a replica's metrics show. Each rank publishes its own events.
+        """
         events, feed = self._events.get(replica.id), self.of.get(replica.id)
         if events is None or feed is None or events.ranks is not None or num_ranks <= len(feed.subscribers):
             return
         try:
             events.check(num_ranks)
         except HeadwayError as error:
-            self._events[replica.id] = replace(events, ranks=len(feed.subscribers))  # said once
+            self._events[replica.id] = replace(events, ranks=len(feed.subscribers))  # logged once
             log.warning(
                 "%s has %d data-parallel ranks, of which the first one's KV cache events are read: %s",
                 replica.name,
@@ -158,7 +160,7 @@ class CacheFeeds:
             feed.answered(expected, reported_tokens)
 
     def remove(self, replica: LiveReplica) -> None:
-        """Read a replica's events no more."""
+        """Stop reading a replica's events."""
         self._events.pop(replica.id, None)
         if (feed := self.of.pop(replica.id, None)) is not None:
             self._stop(feed)
@@ -170,7 +172,7 @@ class CacheFeeds:
             stopping.add_done_callback(self._stopping.discard)
 
     def metrics(self, replicas: Iterable[LiveReplica]) -> list[Metric]:
-        """What was read of these replicas' events."""
+        """Metrics of these replicas' events."""
         values: dict[str, list[Sample]] = {name: [] for name in _METRICS}
         for replica in replicas:
             if (feed := self.of.get(replica.id)) is None:

@@ -1,7 +1,7 @@
 """A model's own tokenizer, from its files, in place of the engine's `/tokenize`.
 
 Prompts are tokenized in pieces that begin at special tokens, as the messages of a chat do. The tokens of such a piece
-do not depend on what is around it, so that of a chat that goes on only the new messages are tokenized.
+do not depend on the text around it, so that only the new messages of a continued chat are tokenized.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from headway.core.request import Segment
 from headway.gateway.kv_events.chat_template import ChatTemplate, NotExactError
 
 _MOST_PIECES, _MOST_BLOCKS = 1 << 16, 1 << 20
-"""Pieces and blocks that are remembered."""
+"""Cached pieces and blocks."""
 _INLINE_CHARS, _FAST_INLINE_CHARS = 2048, 16_384
-"""Longer texts are tokenized in a thread, as the event loop would wait for a millisecond and more. By library."""
+"""Longer texts are tokenized in a thread, because they would block the event loop for a millisecond or more. First
+value: the usual library; second: fastokens."""
 _SAMPLES = (
     "",
     " ",
@@ -43,7 +44,7 @@ _SAMPLES = (
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     "=" * 70,
 )
-"""Texts on which two libraries would differ, if they differ."""
+"""Texts that reveal differences between two tokenizer libraries."""
 _Encode = Callable[..., Sequence[Any]]
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -53,7 +54,7 @@ class _Prefix(Struct, frozen=True, gc=False):
 
     num_tokens: int
     name: int
-    """Of its last full block."""
+    """The name of the prefix's last full block."""
     rest: tuple[int, ...]
     """The tokens after that block."""
     blocks: tuple[Segment, ...] = ()
@@ -61,16 +62,16 @@ class _Prefix(Struct, frozen=True, gc=False):
 
 
 class LocalTokenizer:
-    """Names the blocks of prompts. Belongs to one event loop, but for `ids`."""
+    """Names the blocks of prompts. Belongs to one event loop, except `ids`."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, no_template: str = "") -> None:
-        """`no_template`: why there is none."""
+        """`no_template`: why there is no template."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._template, self._no_template = template, no_template
         fast = _by_fastokens(tokenizer)
         self.uses_fastokens = fast is not None
-        """fastokens tokenizes its texts; that reads byte pairs alone."""
+        """Whether fastokens tokenizes the texts. It reads byte-pair models only."""
         self._encode_all: _Encode = tokenizer.encode_batch_fast if fast is None else fast.encode_batch
         self._inline_chars = _INLINE_CHARS if fast is None else _FAST_INLINE_CHARS
         self._added = list(tokenizer.get_added_tokens_decoder().values())
@@ -80,10 +81,11 @@ class LocalTokenizer:
         self._prefixes: OrderedDict[bytes, _Prefix] = OrderedDict()
         self._num_blocks = 0
         self.num_tokenized = 0
-        """Characters that were tokenized."""
+        """Number of characters tokenized."""
 
     def text(self, body: Mapping[str, Any]) -> tuple[str, bool]:
-        """The prompt of a request, and whether special tokens are added to it. NotExactError: only the engine knows."""
+        """The prompt of a request, and whether special tokens are added to it. NotExactError if only the engine knows
+        the prompt."""
         if "messages" in body:
             if self._template is None:
                 raise NotExactError(self._no_template)
@@ -94,14 +96,14 @@ class LocalTokenizer:
         return prompt, bool(body.get("add_special_tokens", True))
 
     def ids(self, body: Mapping[str, Any]) -> list[int]:
-        """The tokens of a request's prompt. NotExactError: only the engine knows them."""
+        """The tokens of a request's prompt. NotExactError if only the engine knows them."""
         text, adds_special = self.text(body)
         return self._encode([text], adds_special)[0]
 
     async def blocks(
         self, body: Mapping[str, Any], block_tokens: int, lora: str, salt: str = ""
     ) -> tuple[int, tuple[Segment, ...]]:
-        """The number of a prompt's tokens, and its full blocks. NotExactError: only the engine knows them."""
+        """The number of a prompt's tokens, and its full blocks. NotExactError if only the engine knows them."""
         text, adds_special = self.text(body)
         is_whole = adds_special and self._first_ids is None
         pieces = [text] if is_whole else self._pieces(text)
@@ -140,7 +142,7 @@ class LocalTokenizer:
             if key not in self._prefixes:
                 self._prefixes[key] = prefix
                 self._num_blocks += len(prefix.blocks)
-        for key in reversed(keys):  # so that a piece is forgotten before those that it follows
+        for key in reversed(keys):  # so that a piece is forgotten before the pieces in front of it
             if key in self._prefixes:
                 self._prefixes.move_to_end(key)
         while len(self._prefixes) > _MOST_PIECES or self._num_blocks > _MOST_BLOCKS:
@@ -148,12 +150,13 @@ class LocalTokenizer:
             self._num_blocks -= len(oldest.blocks)
 
     def _pieces(self, text: str) -> list[str]:
-        """The text, cut before each special token that splits it."""
+        """The text, split before each special token that separates pieces."""
         starts = [] if self._special is None else [match.start() for match in self._special.finditer(text)]
         return [text[start:end] for start, end in pairwise([0, *starts, len(text)]) if end > start]
 
     def _ids_before(self) -> tuple[int, ...] | None:
-        """The special tokens that come before a prompt; None: some come after it, or replace some of it."""
+        """The special tokens added before a prompt; None if the tokenizer also adds some after it or replaces part of
+        it."""
         try:
             plain, special = (self._encode(["a b"], adds_special)[0] for adds_special in (False, True))
         except NotExactError:
@@ -162,7 +165,7 @@ class LocalTokenizer:
         return tuple(special[:num]) if num >= 0 and special[num:] == plain else None
 
     def _splitting(self) -> re.Pattern[str] | None:
-        """Matches special tokens whose neighbours are tokenized apart; None if there are none."""
+        """Matches special tokens that separate the texts on both sides; None if there are none."""
         added = self._added
         texts = sorted((each.content for each in added if _splits(each, added)), key=len, reverse=True)
         if not texts:
@@ -177,7 +180,7 @@ class LocalTokenizer:
 
 
 def _by_fastokens(tokenizer: Tokenizer) -> fastokens.Tokenizer | None:
-    """The same tokenizer in fastokens. None: that does not read it, or makes other tokens of some sample."""
+    """The same tokenizer in fastokens; None if fastokens cannot read it, or tokenizes a sample differently."""
     added = tokenizer.get_added_tokens_decoder().values()
     samples = [*_SAMPLES, " ".join(f"a{each.content}Bc, {each.content}  1\n{each.content}" for each in added)]
     try:
@@ -193,7 +196,7 @@ def _by_fastokens(tokenizer: Tokenizer) -> fastokens.Tokenizer | None:
 
 
 def _keys(pieces: Iterable[str], root: str) -> list[bytes]:
-    """By piece, a digest of the prompt up to its end."""
+    """For each piece, a digest of the prompt up to the piece's end."""
     digest, found = hashlib.sha1(root.encode(), usedforsecurity=False).digest(), []
     for piece in pieces:
         digest = hashlib.sha1(digest + piece.encode(errors="surrogatepass"), usedforsecurity=False).digest()
@@ -208,7 +211,7 @@ def _splits(token: AddedToken, added: Sequence[AddedToken]) -> bool:
 
 
 def _longer(before: _Prefix, ids: Sequence[int], block_tokens: int) -> _Prefix:
-    """The prefix that goes on with these tokens."""
+    """The prefix extended by these tokens."""
     tokens = [*before.rest, *ids]
     names = token_blocks.names(before.name, tokens, block_tokens)
     blocks = tuple([Segment(name, block_tokens) for name in names])
@@ -244,7 +247,7 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             raise HeadwayError(f"{file}: {error}") from None
     found = config.get("chat_template")
-    if isinstance(found, list):  # of several, the default
+    if isinstance(found, list):  # of several templates, the default
         named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
         found = named.get("default")
     return found if isinstance(found, str) else None
@@ -258,6 +261,6 @@ def _config(file: Path) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str | None:
-    """The text of a special token, which may have settings beside it."""
+    """The text of a special token, which may be stored with settings."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

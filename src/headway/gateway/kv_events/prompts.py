@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from headway.gateway.kv_events.checked_tokenizer import CheckedTokenizer
 
 _MOST_PROMPTS, _MOST_BLOCKS = 4096, 1 << 20
-"""Prompts and blocks that are remembered."""
+"""Cached prompts and blocks."""
 _TRIES = 2
 
 
 def salt_of(body: Mapping[str, Any]) -> str:
-    """What keeps a request's blocks apart from others of the same tokens: its `cache_salt`. SGLang's `extra_key` does
-    so, too, and its events do not report it: such a prompt matches none."""
+    """The `cache_salt` that separates a request's blocks from blocks with the same tokens. SGLang's `extra_key`
+    separates blocks, too, but events do not report it: such a prompt matches no block."""
     salt, extra = body.get("cache_salt"), body.get("extra_key")
     if extra is None and (salt is None or isinstance(salt, str)):
         return salt or ""
@@ -31,17 +31,17 @@ def salt_of(body: Mapping[str, Any]) -> str:
 
 
 class PromptBlocks:
-    """The blocks of requests' prompts. Bodies that come again, as retries do, are not tokenized again."""
+    """The blocks of requests' prompts. Repeated bodies, as of retries, are not tokenized again."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, tuple[int, tuple[Segment, ...]]] = OrderedDict()
         self._num_blocks = 0
         self._turns = count()
         self._tokenizers: dict[str, CheckedTokenizer] = {}
-        """By path."""
+        """Tokenizers by path."""
 
     def prepare(self, engine: EngineEndpoint) -> None:
-        """Read the tokenizer of an engine that is up, and check it, if that has not been done."""
+        """Read and check the tokenizer of an engine that is up, unless that has been done."""
         if engine.event_block_tokens and engine.tokenizer:
             self._tokenizer(engine).check([engine])
 
@@ -54,10 +54,8 @@ class PromptBlocks:
         return found
 
     async def name(self, request: ClientRequest, engines: Sequence[EngineEndpoint]) -> None:
-        """Set a request's `blocks`, and the number of its tokens, if the events of one of the engines are read.
-
-        Without a tokenizer, and an engine that tokenizes in time, the request has the segments of its text.
-        """
+        """Set a request's `blocks` and number of tokens, if the events of one of the engines are read. If no tokenizer
+        and no engine tokenizes the prompt in time, the request keeps the segments of its text."""
         reading = [engine for engine in engines if engine.event_block_tokens]
         if not reading or request.is_passthrough:
             return
@@ -85,7 +83,7 @@ class PromptBlocks:
         request.counted_tokens, request.blocks = found
 
     async def _tokenize(self, request: ClientRequest, engines: Sequence[EngineEndpoint]) -> list[int] | None:
-        """The prompt's tokens; each engine is asked in turn."""
+        """The prompt's tokens; the engines are asked in turn."""
         able = [engine for engine in engines if engine.adapter.tokenize is not None and engine.adapter.template is None]
         for _ in range(min(_TRIES, len(able))):
             ids = await able[next(self._turns) % len(able)].tokenize(request.body)

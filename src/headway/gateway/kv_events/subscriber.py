@@ -1,9 +1,9 @@
 """Reads one engine's KV cache events into its cache index, over ZeroMQ.
 
-A batch that is missing or malformed is asked for at the engine's replay endpoint; so is what may have come after the
-last batch, once the events pause. After a new connection, which may be to an engine that has restarted, and after
-events that could not be trusted, the index is built anew from all batches that the engine still has. While there are
-no events, the index guesses from the requests that were placed.
+A missing or malformed batch is requested from the engine's replay endpoint. When the events pause, so are batches that
+may have followed the last one. After a new connection, which may lead to a restarted engine, and after events that
+could not be trusted, the index is rebuilt from all batches that the engine still has. Without events, the index guesses
+from the requests that were placed.
 """
 
 from __future__ import annotations
@@ -28,47 +28,48 @@ from headway.gateway.kv_events.engine_blocks import EngineBlocks
 
 log = logging.getLogger("headway.gateway")
 REPLAY_TIMEOUT_S = 2.0
-"""Longest wait for the first batch of a replay; a quarter of it for the next one, as it can be asked for again."""
+"""Longest wait for the first batch of a replay. Later batches get a quarter of it, because they can be requested again.
+"""
 QUIET_S = 2.0
-"""After a pause of the events that is so long, the engine is asked whether its last batch was lost."""
+"""After a pause of this length, the engine is asked whether its last batch was lost."""
 MAX_MALFORMED = 3
-"""Malformed batches in a row after which the events are not trusted."""
+"""After this many malformed batches in a row, the events are not trusted."""
 REBUILD_PERIOD_S = 10.0
-"""Least time between two attempts to read anew an engine whose events were not trusted."""
+"""Least time between two attempts to reread an engine whose events were not trusted."""
 MAX_BATCH_BYTES = 2 << 20
 """A longer batch ends the connection. 64 Ki tokens, more than an engine computes at a time, take a quarter of it."""
 MAX_WAITING_BYTES = 64 << 20
-"""Of an engine's batches that have come and are not applied; further ones wait at the engine."""
+"""Received bytes of an engine's batches that are not applied yet. Further batches wait at the engine."""
 _USUAL_BYTES = 64 << 10
-"""Of a batch of a replay, unless that ends at a longer one: engines send all of a replay at once, and drop those for
-which there is no room here."""
+"""Buffer for a batch of a replay, unless the replay ended at a longer one. Engines send a whole replay at once, and
+drop batches that do not fit."""
 _YIELD_S = 0.005
-"""Longest time for which waiting batches are read without a pause for other work of the event loop."""
+"""Longest time spent on waiting batches before other work of the event loop may run."""
 FIRST_DOUBT_S, LONGEST_DOUBT_S = 60.0, 3600.0
-"""Times for which events are not read after what they say has not agreed with answers; each doubles the next."""
+"""How long events are ignored after they disagreed with answers. Each period doubles the last, up to the longest."""
 State = Literal["connecting", "live", "incomplete", "degraded", "guess"]
-"""`incomplete`: some batches are lost for good, so that the index lacks blocks or has blocks that were removed.
-`degraded`: the index guesses; events do not come, or make no sense. `guess`: it guesses, as the engine's answers report
-other tokens of prompts in its cache than the events let expect."""
+"""`incomplete`: some batches are lost for good, so that the index misses blocks or has removed ones. `degraded`: no or
+inconsistent events come, and the index guesses. `guess`: the index guesses, because the cached tokens in the engine's
+answers disagree with its events."""
 
 
 class EventCounts(Struct):
-    """What a subscriber has seen."""
+    """Counts of one subscriber."""
 
     batches: int = 0
     gaps: int = 0
-    """Times that batches were missing."""
+    """How often batches were missing."""
     replayed: int = 0
-    """Batches that came by replay."""
+    """Batches received by replay."""
     lost: int = 0
-    """Batches that did not come at all."""
+    """Batches that were never received."""
     malformed: int = 0
     restarts: int = 0
-    """Times that the index was built anew after the first."""
+    """How often the index was rebuilt."""
 
 
 class KvEventSubscriber:
-    """One engine's events. `on_state(state, why)` is called at each change of the state."""
+    """The subscriber to one engine's events. `on_state(state, why)` is called at each change of the state."""
 
     def __init__(
         self,
@@ -84,28 +85,28 @@ class KvEventSubscriber:
         index.groups = blocks.layer_groups
         self.state: State = "connecting"
         self.why = ""
-        """The reason of the state; empty while all is well."""
+        """The reason of the state; empty if the events are live."""
         self.counts = EventCounts()
         self._next = 0
         """The sequence number of the next batch."""
         self._num_malformed, self._last_malformed, self._why_malformed = 0, -1, ""
-        """Malformed batches in a row, the number of the last one, and what is wrong with it."""
+        """Malformed batches in a row, the number of the last one, and its error."""
         self._replay_bytes = _USUAL_BYTES
-        """Of the longest batch that a replay may have."""
+        """Largest size of a batch in a replay."""
         self._first = b""
-        """The batch with the number 0."""
+        """The batch with number 0."""
         self._has_index = False
         self._read_s: float | None = None
-        """When the last batch came, on the monotonic clock."""
+        """When the last batch came, on the monotonic clock; None before the first."""
         self._rebuilt_s = float("-inf")
-        """When all batches were last asked for, on the monotonic clock."""
+        """When all batches were last requested, on the monotonic clock."""
         self._task: asyncio.Task[None] | None = None
         self._doubted_until_s, self._doubt_s = float("-inf"), FIRST_DOUBT_S
-        """Until when events are not read, on the monotonic clock, and for how long they will not be next time."""
+        """Until when events are ignored, on the monotonic clock, and for how long the next time."""
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the last batch; None: none has come."""
+        """Seconds since the last batch; None if no batch has come."""
         return None if self._read_s is None else time.monotonic() - self._read_s
 
     def start(self) -> None:
@@ -120,7 +121,8 @@ class KvEventSubscriber:
         self._guess()
 
     def doubt(self, why: str) -> None:
-        """What the events say does not agree with the engine's answers: guess for a while, then read anew."""
+        """Ignore the events for a while and guess, because they disagree with the engine's answers; then reread them.
+        """
         if self._has_index:
             self._doubted_until_s = time.monotonic() + self._doubt_s
             self._doubt_s = min(2 * self._doubt_s, LONGEST_DOUBT_S)
@@ -128,7 +130,7 @@ class KvEventSubscriber:
             self._change("guess", why)
 
     def trust(self) -> None:
-        """What the events say agrees with the engine's answers."""
+        """The events agree with the engine's answers."""
         self._doubt_s = FIRST_DOUBT_S
 
     async def _run(self) -> None:
@@ -137,7 +139,7 @@ class KvEventSubscriber:
                 await self._read()
             except (zmq.ZMQError, OSError) as error:
                 self._degrade(f"{self.address.endpoint}: {error}")
-            except Exception as error:  # what an engine sends must not end the reading for good
+            except Exception as error:  # an engine's message must not end the reading for good
                 log.exception("%s: KV cache events", self.name)
                 self._degrade(f"{type(error).__name__}: {error}")
             await asyncio.sleep(REPLAY_TIMEOUT_S)
@@ -183,7 +185,7 @@ class KvEventSubscriber:
                 self._count_malformed(f"a message of {len(parts)} parts; expected topic, sequence number and batch")
                 if self._num_malformed >= MAX_MALFORMED:
                     self._distrust()
-                continue  # if it was a batch, the next one shows that one is missing
+                continue  # the next batch then shows that this one is missing
             await self._take(int.from_bytes(parts[1], "big"), parts[2])
 
     async def _take(self, number: int, payload: bytes) -> None:
@@ -193,7 +195,7 @@ class KvEventSubscriber:
                 return
             await self._rebuild()
         if number < self._next:
-            if number == 0 and payload != self._first:  # the engine has restarted behind a connection that stays
+            if number == 0 and payload != self._first:  # the engine has restarted behind the same connection
                 await self._rebuild()
             return
         if number > self._next and self._has_index:
@@ -203,7 +205,7 @@ class KvEventSubscriber:
             await self._rebuild()
         if number < self._next or self._apply(number, payload):
             return
-        if self._has_index and self.address.replay_endpoint:  # the batch may have been damaged on its way
+        if self._has_index and self.address.replay_endpoint:  # the batch may have been damaged in transit
             self._next = number
             await self._replay(number + 1)
             self._next = max(self._next, number + 1)
@@ -211,7 +213,7 @@ class KvEventSubscriber:
             self._distrust()
 
     def _apply(self, number: int, payload: bytes) -> bool:
-        """Apply a batch that is not older than those before. Returns whether it can be read."""
+        """Apply a batch that is not older than the batches before. Returns whether it can be read."""
         if number > self._next and self._has_index:
             self.counts.lost += number - self._next
             self._change("incomplete", f"{self.counts.lost} batches of events are lost")
@@ -235,7 +237,7 @@ class KvEventSubscriber:
         is_cleared = any([isinstance(event, wire.AllBlocksCleared) for event in events])
         if not self._has_index:
             if not has_blocks and not is_cleared:
-                return True  # without a replay, the index begins with the first block that comes
+                return True  # without a replay, the index begins with the next block
             is_whole = is_cleared or not number
             self._begin("live" if is_whole else "incomplete", "" if is_whole else "the first batches were missed")
         elif is_cleared:
@@ -244,10 +246,10 @@ class KvEventSubscriber:
         return True
 
     def _fits(self, sizes: set[int]) -> bool:
-        """Whether prompts are matched with blocks of one of these sizes; the engine's first events tell its own."""
+        """Whether prompts can match blocks of one of these sizes. The engine's first events give its own size."""
         size, first = self.blocks.block_size_tokens, min(sizes)
         if size in sizes or (len(self.blocks) and all([size % each == 0 for each in sizes])):
-            return True  # the beginning of a block may be reported, too
+            return True  # the first block of a prompt may still be reported
         if len(sizes) == 1 and self.blocks.adopt(first):
             self._index.resize(first)
             return True
@@ -262,14 +264,14 @@ class KvEventSubscriber:
         self._why_malformed = why
 
     def _distrust(self) -> None:
-        """A batch is malformed, and no replay has another."""
+        """Stop trusting the events: a batch is malformed, and no replay repairs it."""
         if self._num_malformed >= MAX_MALFORMED:
             self._degrade(self._why_malformed)
         elif self._has_index:
             self._change("incomplete", self._why_malformed)
 
     async def _rebuild(self) -> None:
-        """Build the index anew from all batches that the engine still has."""
+        """Rebuild the index from all batches that the engine still has."""
         self.counts.restarts += self._has_index or self.counts.batches > 0
         self._rebuilt_s, self._num_malformed, self._last_malformed = time.monotonic(), 0, -1
         self._guess()
@@ -285,11 +287,9 @@ class KvEventSubscriber:
             self._begin("live", "")
 
     async def _replay(self, before: int | None) -> int | None:
-        """Ask for the batches from the next one on, and apply those with numbers below `before`.
-
-        Returns the first number that came, or the next number if there was none; None: no answer. An engine drops those
-        for which it has no room while earlier ones are applied: they are asked for again.
-        """
+        """Request the batches from the next one on, and apply those with numbers below `before`. Returns the number of
+        the first received batch, or the next number if none was received; None without an answer. The engine drops
+        batches that find no room while earlier ones are applied; they are requested again."""
         if not self.address.replay_endpoint:
             return None
         first = None
@@ -305,7 +305,7 @@ class KvEventSubscriber:
                 self._replay_bytes = MAX_BATCH_BYTES
 
     async def _replay_part(self, before: int | None) -> tuple[int | None, bool]:
-        """Ask once. Returns what `_replay` does, and whether the answer has come to its end."""
+        """Request once. Returns the result of `_replay`, and whether the answer was complete."""
         first, end_s = None, time.monotonic() + _YIELD_S
         with self._context.socket(zmq.DEALER) as socket:
             socket.linger = 0
@@ -337,7 +337,7 @@ class KvEventSubscriber:
     # States.
 
     def _begin(self, state: State, why: str) -> None:
-        """Begin an index of what the events say."""
+        """Begin an index from the events."""
         self._index.clear()
         self.blocks.clear()
         self._index.guesses, self._has_index = False, True
@@ -364,6 +364,6 @@ class KvEventSubscriber:
 
 
 def _limit(socket: zmq.asyncio.Socket, max_bytes: int) -> None:
-    """Bound what comes on a socket that is to be connected: batches of so many bytes."""
+    """Limit what a socket receives, before it is connected: batches of so many bytes."""
     socket.rcvhwm, socket.maxmsgsize = MAX_WAITING_BYTES // max_bytes, max_bytes
-    socket.reconnect_ivl_max = 5000  # ms: of an engine whose batches are too long
+    socket.reconnect_ivl_max = 5000  # ms: for an engine whose batches are too long

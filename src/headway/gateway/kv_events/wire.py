@@ -1,8 +1,8 @@
-"""KV cache events as vLLM and SGLang publish them: msgpack batches with a sequence number.
+"""The format of KV cache events in vLLM and SGLang: msgpack batches with a sequence number.
 
 Source: vLLM's `vllm/distributed/kv_events.py` and SGLang's `srt/disaggregation/kv_events.py`. Earlier versions of both
-write events as arrays, whose length grew from version to version; then events became maps. Fields that are absent have
-their defaults, and unknown fields and events are skipped.
+write events as arrays that grew with each version; later versions write maps. Absent fields have their defaults;
+unknown fields and events are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headway.core.errors import HeadwayError
 from headway.gateway.errors import DECODE_ERRORS
 
 Hash = int | bytes
-"""An engine's own name of a block: it identifies the tokens of the block and all before them."""
+"""An engine's own name of a block. It identifies the tokens of the block and of all blocks before."""
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 """The sequence number that ends the answer to a replay request."""
 _ARRAYS = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
@@ -30,24 +30,24 @@ class BlockStored(Struct, tag="BlockStored", omit_defaults=True):
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None
-    """The block before the first one; None: the first one begins the prompt."""
+    """The block before the first one; None if the first one begins the prompt."""
     token_ids: list[int | tuple[int, ...]] = []
-    """Of all the blocks together. SGLang with EAGLE names blocks by pairs: each token and the one after it."""
+    """The tokens of all blocks together. SGLang with EAGLE names blocks by pairs of a token and its successor."""
     block_size: int = 0
     lora_id: int | None = None
     medium: str | None = None
-    """`GPU`, or the name of a slower memory. None: the GPU."""
+    """`GPU`, or the name of a slower memory. None means the GPU."""
     lora_name: str | None = None
     extra_keys: list[Any] | None = None
-    """By block, what else its hash depends on, such as images."""
+    """For each block, further inputs of its hash, such as images."""
     group_idx: int | None = None
     """The group of layers that share one kind of cache. Engines number groups as they appear in the model."""
     kv_cache_spec_kind: str | None = None
-    """The kind of the group: `full_attention`, `sliding_window`, `mamba` and others."""
+    """The kind of the group: `full_attention`, `sliding_window`, `mamba` or another."""
     kv_cache_spec_sliding_window: int | None = None
-    """Tokens of the group's window."""
+    """Window of the group, in tokens."""
     cache_salt: Any = None
-    """SGLang's place of a request's `cache_salt`; vLLM has it in `extra_keys` of a prompt's first block."""
+    """A request's `cache_salt` in SGLang; vLLM puts it into `extra_keys` of a prompt's first block."""
 
     @property
     def is_on_gpu(self) -> bool:
@@ -56,7 +56,7 @@ class BlockStored(Struct, tag="BlockStored", omit_defaults=True):
 
     @property
     def ids(self) -> list[int]:
-        """The tokens, each pair as its first one."""
+        """The tokens; of a pair, its first token."""
         ids = self.token_ids
         if ids and type(ids[0]) is not int:
             return [each if isinstance(each, int) else each[0] for each in ids]
@@ -70,7 +70,7 @@ class BlockRemoved(Struct, tag="BlockRemoved", omit_defaults=True):
     medium: str | None = None
     group_idx: int | None = None
     remaining_copy_counts: list[int] | None = None
-    """By block, its copies that stay."""
+    """For each block, the number of copies left."""
 
     @property
     def is_on_gpu(self) -> bool:
@@ -101,7 +101,7 @@ class EventBatch(Struct, omit_defaults=True):
     """The events of one iteration of an engine."""
 
     ts: float
-    """Seconds since 1970, on the engine's clock."""
+    """Time in seconds since 1970, on the engine's clock."""
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
     data_parallel_rank: int | None = None
 
@@ -127,10 +127,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def replayed(parts: Sequence[bytes]) -> tuple[int, bytes] | None:
-    """The sequence number and the batch in a message of a replay, None at its end. HeadwayError if it is neither.
-
-    Between the empty frame and the number there is a topic since vLLM 0.26 and SGLang 0.5.23.
-    """
+    """The sequence number and the batch in a message of a replay; None at its end. HeadwayError for any other message.
+    Since vLLM 0.26 and SGLang 0.5.23 a topic stands between the empty frame and the number."""
     if len(parts) not in (3, 4) or parts[0] or len(parts[-2]) != 8:
         sizes = ", ".join(str(len(part)) for part in parts)
         raise HeadwayError(
@@ -141,7 +139,7 @@ def replayed(parts: Sequence[bytes]) -> tuple[int, bytes] | None:
 
 
 def decode(payload: bytes) -> Sequence[Event]:
-    """The known events of a batch. HeadwayError if the batch is none."""
+    """The known events of a batch. HeadwayError if the payload is not a batch."""
     is_array = payload[:1] != b"" and payload[0] in _ARRAYS
     decoders = (_ARRAY_BATCHES, _ARRAYS_OF_MAPS) if is_array else (_MAPS,)
     for decoder in decoders:
@@ -154,7 +152,7 @@ def decode(payload: bytes) -> Sequence[Event]:
 
 
 def _known(payload: bytes) -> list[Event]:
-    """The events of a batch that has events of unknown kinds."""
+    """The known events of a batch that also has unknown kinds."""
     batch = msgspec.msgpack.decode(payload)
     events = batch["events"] if isinstance(batch, dict) else batch[1]
     found: list[Event] = []
@@ -166,7 +164,7 @@ def _known(payload: bytes) -> list[Event]:
 
 
 def encode(events: Sequence[Event], now: float, as_arrays: bool) -> bytes:
-    """A batch as vLLM writes it, or as SGLang and earlier vLLM do (`as_arrays`)."""
+    """A batch in vLLM's format, or in the array format of SGLang and earlier vLLM (`as_arrays`)."""
     if not as_arrays:
         return _encoder.encode(EventBatch(now, list(events)))
     arrays: list[_StoredArray | _RemovedArray | _ClearedArray] = []

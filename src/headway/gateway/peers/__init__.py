@@ -1,1 +1,1 @@
-"""Several gateways of one fleet: what they exchange through a store, and which of them leads."""
+"""Several gateways of one fleet: their exchange through a store, and their leader."""

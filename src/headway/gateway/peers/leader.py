@@ -1,4 +1,4 @@
-"""Which of several gateways scales: the one that has the lease."""
+"""Elects the gateway that scales: the holder of the lease."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _NAME = "scaling"
 
 
 def uptime_s() -> float:
-    """Seconds since the machine started, with the time for which it was suspended where the system tells (Linux)."""
+    """Seconds since the machine started. On Linux, time in suspension counts."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class Lease(Protocol):
-    """What one gateway at a time has. Every method raises an OSError if nobody answers."""
+    """A lease that one gateway holds at a time. Every method raises an OSError if the store does not answer."""
 
     async def acquire(self, lease_s: float) -> bool:
-        """Take or renew it for so long, unless another gateway has it."""
+        """Take or renew the lease for `lease_s`, unless another gateway holds it."""
 
     async def release(self) -> None:
-        """Let others take it at once."""
+        """Release the lease, so that another gateway can take it at once."""
 
 
 class StoreLease:
@@ -45,10 +45,10 @@ class StoreLease:
 
 
 class Leader:
-    """Whether this gateway leads: since it requested the lease with success, for as long as it requested."""
+    """Whether this gateway leads. It leads from a granted request on, for the duration that it requested."""
 
     def __init__(self, name: str, lease: Lease, lease_s: float, now_s: Callable[[], float] = uptime_s) -> None:
-        """`now_s()` goes on while the machine is suspended: the lease may be another gateway's by then."""
+        """`now_s()` must count time in suspension, because the lease may expire meanwhile."""
         self._name, self._lease, self._lease_s, self._now_s = name, lease, lease_s, now_s
         self._until_s = float("-inf")
         self._was_leader = False
@@ -62,7 +62,7 @@ class Leader:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Let others lead at once."""
+        """Release the lease, so that another gateway can lead at once."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -81,7 +81,7 @@ class Leader:
     async def _renew(self) -> None:
         sent_s = self._now_s()
         try:
-            # The lease lasts from its grant on, so for longer than from the request.
+            # The lease begins at its grant, so it outlasts the same duration counted from the request.
             self._until_s = sent_s + self._lease_s if await self._lease.acquire(self._lease_s) else float("-inf")
         except OSError as error:
             log.debug("peers: nobody answers who leads: %s", error)

@@ -1,4 +1,4 @@
-"""What a gateway sends to the others: pieces of its state, packed into messages that every store can carry."""
+"""Messages between gateways: pieces of a gateway's state, packed so that every store can carry them."""
 
 from __future__ import annotations
 
@@ -16,33 +16,31 @@ MAX_BYTES = 7_900
 """A payload of PostgreSQL's NOTIFY is shorter than 8,000 bytes."""
 _HEADER_BYTES = 200
 MAX_SEGMENTS = 128
-"""Leading segments of a prompt that are sent."""
+"""Leading segments of a prompt that are sent; later ones are left out."""
 
 
 @lru_cache(maxsize=4096)
 def replica_key(model: str, url: str) -> int:
-    """A replica's name in messages: gateways number replicas in orders of their own."""
+    """A replica's name in messages. Each gateway numbers its replicas in its own order."""
     return int.from_bytes(hashlib.blake2b(f"{model} {url}".encode(), digest_size=6).digest())
 
 
 class LoadAt(Struct, array_like=True, tag="l", gc=False):
-    """What the gateway has at a replica now. It has nothing at replicas that a state does not name."""
+    """The gateway's current load at a replica. Replicas that a state does not name have none."""
 
     replica: int
     load: Load
 
 
 class Placed(Struct, array_like=True, tag="p", gc=False):
-    """A prompt that the gateway has sent to a replica, whose prefix cache it will be in.
-
-    Has what `CacheIndex.placed` reads of a request.
-    """
+    """A prompt that the gateway sent to a replica, whose prefix cache will hold it. Has the attributes that
+    `CacheIndex.placed` reads."""
 
     replica: int
     id: int
     prompt_tokens: int
     segments: list[int]
-    """Ids and tokens of the prompt's segments in turn."""
+    """Segment ids and token counts, alternating."""
 
     @property
     def prefix(self) -> tuple[Segment, ...]:
@@ -51,14 +49,14 @@ class Placed(Struct, array_like=True, tag="p", gc=False):
 
 
 class Quarantined(Struct, array_like=True, tag="q", gc=False):
-    """A body that broke engines, refused for so long from now on."""
+    """A body that broke engines, and how long it stays barred."""
 
     digest: str
     left_s: float
 
 
 class Served(Struct, array_like=True, tag="s", gc=False):
-    """The service that a tenant has had of the gateway since it started."""
+    """The service that a tenant has received from the gateway since its start."""
 
     model: str
     share: tuple[int, str]
@@ -67,7 +65,7 @@ class Served(Struct, array_like=True, tag="s", gc=False):
 
 
 class Arrived(Struct, array_like=True, tag="a", gc=False):
-    """The demand at the gateway since it started, now and in its last report. For scalers."""
+    """The gateway's demand since its start, now and in its last report. Scalers use it."""
 
     model: str
     region: str
@@ -79,14 +77,14 @@ class Arrived(Struct, array_like=True, tag="a", gc=False):
 
 
 class Held(Struct, array_like=True, tag="h", gc=False):
-    """Requests in the gateway's hold queue. It has none of models that a state does not name."""
+    """Requests in the gateway's hold queue, by model. Models that a state does not name have none."""
 
     model: str
     num: int
 
 
 class Drained(Struct, array_like=True, tag="d", gc=False):
-    """The gateway scales, and takes the replica out of use. It drains none that a state does not name."""
+    """A replica that the gateway's scaler drains. Replicas that a state does not name are not drained."""
 
     replica: int
 
@@ -99,13 +97,13 @@ class Message(Struct, array_like=True):
 
     gateway: str
     run: int
-    """Grows with each start of this gateway."""
+    """Increases with each start of this gateway."""
     sequence: int
     """Number of the state."""
     is_last: bool
-    """The state is complete with this part."""
+    """Whether this part completes the state."""
     is_leaving: bool
-    """The gateway stops."""
+    """Whether the gateway stops."""
     pieces: list[LoadAt | Placed | Quarantined | Served | Arrived | Held | Drained] = []
 
 
@@ -113,7 +111,7 @@ _DECODER = msgspec.json.Decoder(Message)
 
 
 def packed(gateway: str, run: int, sequence: int, pieces: Iterable[Piece], is_leaving: bool = False) -> Iterator[str]:
-    """The messages of one state, each short enough. A piece that is too long for one alone is left out."""
+    """The messages of one state, each within the size limit. A piece that exceeds the limit alone is left out."""
     encode, most = msgspec.json.encode, MAX_BYTES - _HEADER_BYTES - len(gateway)
     part: list[Raw] = []
     size = 0
@@ -130,5 +128,5 @@ def packed(gateway: str, run: int, sequence: int, pieces: Iterable[Piece], is_le
 
 
 def unpacked(text: str) -> Message:
-    """msgspec.MsgspecError if another version of Headway has written the message."""
+    """Decode a message. msgspec.MsgspecError if another version of Headway has written it."""
     return _DECODER.decode(text)

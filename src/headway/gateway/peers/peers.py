@@ -1,8 +1,8 @@
-"""The other gateways of this fleet: what they have at its replicas, sent through a store in small, frequent messages.
+"""The other gateways of this fleet: their load at its replicas, exchanged through a store in small, frequent messages.
 
-Each gateway sends its whole state at most every `period_s`, when it has changed, and at least every third of `lease_s`.
-So a lost message costs one period, and a gateway that comes, or comes back, knows all after one message of each other.
-While the store is away, each gateway goes on with its own counts alone.
+Each gateway sends its whole state when it has changed, at most every `period_s`, and at least every third of `lease_s`.
+A lost message therefore costs one period, and a new or returning gateway is up to date after one message from each
+other gateway. While the store is unreachable, each gateway uses only its own counts.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ log = logging.getLogger("headway.gateway")
 _RETRY_S = 0.5
 """Time between two attempts to connect to the store."""
 _CLEAN_S = 30.0
-"""Time after which the store is tidied again."""
+"""Time between two clean-ups of the store."""
 _MOST_PLACED = 256
-"""Prompts that are sent at a time. Of more, the last ones are."""
+"""Prompts sent at a time. If there are more, the latest are sent."""
 
 
 class PeerHost(Protocol):
-    """The gateway, as far as its peers' state goes into it."""
+    """The parts of the gateway that its peers' state changes."""
 
     @property
     def driver(self) -> Driver: ...
@@ -81,17 +81,17 @@ class PeerHost(Protocol):
 
 
 class _PeerState:
-    """The state of another gateway, as far as it was received."""
+    """The received state of another gateway."""
 
     def __init__(self, run: int) -> None:
         self.run = run
         self.sequence = -1
         self.loads: dict[int, Load] = {}
-        """Of the state under way, by replica's key."""
+        """Loads by replica key, of the state that is still arriving."""
         self.held: dict[str, int] = {}
-        """Of the state under way, by model."""
+        """Held requests by model, of the state that is still arriving."""
         self.drained: set[int] = set()
-        """Of the state under way, keys of replicas."""
+        """Keys of drained replicas, of the state that is still arriving."""
 
 
 class Peers:
@@ -105,27 +105,27 @@ class Peers:
         self.store = peer_store(settings.store, self.name, settings.lease_s)
         self._streams: StoredStreams | None = None
         self.scaling: SharedScaling | None = None
-        """None: the fleet has no scaler."""
+        """None if the fleet has no scaler."""
         self.is_up = False
-        """The store can be used."""
+        """Whether the store can be used."""
         self.num_errors = 0
-        """Times that the store was lost, or could not be reached."""
+        """How often the store was lost or unreachable."""
         self.num_sent = self.num_received = 0
-        """Messages."""
+        """Numbers of messages."""
         self._states: dict[str, _PeerState] = {}
         self._placed: list[Placed] = []
         self._quarantined: list[Quarantined] = []
         self._is_applying = False
         self._sequence = 0
         self._last: tuple[list[Piece], float] = ([], float("-inf"))
-        """The state that was published last, and when."""
+        """The last published state, and when it was published."""
         self._lost = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     # Set-up.
 
     def view(self, replica: LiveReplica) -> SharedReplica:
-        """A replica as policies see it."""
+        """A replica as policies see it, with the loads of all gateways."""
         return SharedReplica(replica, replica, self.loads.at(replica.id))
 
     def start(self) -> None:
@@ -152,11 +152,11 @@ class Peers:
         return KubernetesLease(f"headway-{pods.name}", pods.namespace, pods.context, self.name)
 
     def follow(self, replica: LiveReplica, _: object = None) -> None:
-        """Report the prompts that are placed at a replica."""
+        """Report prompts from now on when they are placed at a replica."""
         replica.on_placed = self._on_placed
 
     async def stop(self) -> None:
-        """Leave: the others need not wait for the lease's end."""
+        """Leave the group, so that the others need not wait for the lease to expire."""
         if self.scaling is not None:
             await self.scaling.leader.stop()
         for task in self._tasks:
@@ -186,7 +186,7 @@ class Peers:
             self._quarantined.append(Quarantined(digest.hex(), until_s - self._host.clock.now))
 
     def _state(self) -> list[Piece]:
-        """What the others are to know now. News is in it once."""
+        """The current state for the other gateways. News is included once."""
         host = self._host
         pieces: list[Piece] = [
             LoadAt(replica_key(replica.model, replica.url), load_of(replica))
@@ -302,7 +302,7 @@ class Peers:
     def _use_piece(
         self, piece: Piece, peer: str, state: _PeerState, replicas: Mapping[int, LiveReplica], now: float
     ) -> None:
-        """`replicas` are those of this gateway, by key."""
+        """Apply one piece. `replicas` are the replicas of this gateway by key."""
         if isinstance(piece, LoadAt):
             state.loads[piece.replica] = piece.load
         elif isinstance(piece, Placed):
@@ -329,7 +329,7 @@ class Peers:
                 service.sent.set_elsewhere(replica, others.prompt_tokens, others.prefill_tokens_left)
 
     async def _remove_silent(self) -> None:
-        """Forget gateways whose lease has lapsed, and with them what they had at the replicas."""
+        """Forget gateways whose lease has expired, and their loads at the replicas."""
         lease_s = self._settings.lease_s
         while True:
             await asyncio.sleep(lease_s / 8)
@@ -343,7 +343,7 @@ class Peers:
             self.loads.forget(name)
             if self.scaling is not None:
                 self.scaling.forget(name, self._by_key())
-            # What it has served stays known: it may only have been out of reach.
+            # The served tokens stay known, because the gateway may only have been unreachable.
             self._host.driver.control.on_views_refreshed(self._host.clock.now)
 
     # Reports.
@@ -371,7 +371,7 @@ class Peers:
     # Streams.
 
     async def restore(self, key: StreamKey | None) -> None:
-        """Have a stream at hand that another gateway was sending when it was killed."""
+        """Fetch a stream that another gateway was sending when it was killed."""
         if key is None or self._streams is None or not self.is_up:
             return
         with suppress(OSError):
@@ -379,5 +379,5 @@ class Peers:
 
 
 def _with_unique_id(placed: Placed, state: _PeerState) -> Placed:
-    """The same with an id that no request of this gateway or of another one has."""
+    """The same prompt with an id that no request of any gateway has."""
     return Placed(placed.replica, (state.run << 32) + placed.id, placed.prompt_tokens, placed.segments)

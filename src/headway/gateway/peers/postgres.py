@@ -1,4 +1,4 @@
-"""The store of peers in PostgreSQL. A gateway is connected while it has the lock of its name."""
+"""The store of peers in PostgreSQL. A gateway counts as connected while it holds the lock of its name."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PostgresPeerStore(PeerStore):
                 await listening.execute(f"SELECT pg_advisory_unlock({_TABLES_LOCK})")
             await listening.execute(f"SELECT pg_try_advisory_lock({_ALIVE}, {_lock_of(self._gateway)})")
             await listening.add_listener(CHANNEL, lambda *event: receive(event[-1]))
-            # What is written is of use for seconds only: nothing waits for the disk.
+            # The data is useful for seconds only, so no write waits for the disk.
             self._pool = await asyncpg.create_pool(
                 self._address, min_size=1, max_size=3, server_settings={"synchronous_commit": "off"}, **limits
             )
@@ -87,7 +87,7 @@ class PostgresPeerStore(PeerStore):
             await self._connected.execute(statement, *values)
 
     async def _value(self, query: str, *values: object) -> Any:
-        """The first column of the first row; None: there is no row."""
+        """The first column of the first row; None without a row."""
         with _os_errors():
             return await self._connected.fetchval(query, *values)
 

@@ -1,4 +1,4 @@
-"""What gateways of one fleet send each other for its scaling: demand, held requests, and which replicas are drained."""
+"""Messages between gateways for scaling: demand, held requests, and drained replicas."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from headway.gateway.scheduling.replica import LiveReplica
 _Cell = tuple[str, str, int]
 """Model, region, tier."""
 _Demand = tuple[int, int]
-"""Requests, and tokens of their prompts."""
+"""Numbers of requests and of prompt tokens."""
 _NONE: _Demand = (0, 0)
 
 
 class SharedScaling:
-    """One gateway's part in the scaling of a fleet that several gateways share.
+    """One gateway's part in the scaling of a shared fleet.
 
-    The scaler of each gateway is called with the demand at all of them; the leader's decisions are carried out.
+    Every gateway calls its scaler with the demand of all gateways; only the leader's decisions are carried out.
     """
 
     def __init__(self, scaling: LiveScaling, leader: Leader, settle_s: float) -> None:
-        """`settle_s`: a drained replica is kept for at least so long, until every gateway knows."""
+        """`settle_s`: minimum time for which a drained replica is kept, until every gateway knows of the drain."""
         assert scaling.control is not None
         self._scaling, self._control, self.leader = scaling, scaling.control, leader
         self._control.leads, self._control.settle_s = lambda: leader.leads, settle_s
         self._peer_demand: dict[_Cell, _Demand] = {}
-        """The part of the demand that others have reported."""
+        """The demand that the other gateways have reported."""
         self._reported: dict[_Cell, _Demand] = {}
-        """The demand of this gateway, as reported last."""
+        """This gateway's demand in its last report."""
         self._received: dict[tuple[str, _Cell], _Demand] = {}
-        """By gateway and cell, its demand as received last."""
+        """The last received demand by gateway and cell."""
         self._states: dict[str, tuple[Mapping[str, int], set[int]]] = {}
-        """By gateway, its held requests by model, and the keys of replicas that it drains."""
+        """By gateway: its held requests by model, and the keys of the replicas that it drains."""
 
     def pieces(self, replicas: list[LiveReplica]) -> list[Piece]:
-        """What is to be sent to the others now."""
+        """The pieces for the next message."""
         found: list[Piece] = []
         for cell, (num, tokens) in self._control.demand.items():
             others, before = self._peer_demand.get(cell, _NONE), self._reported.get(cell, _NONE)
@@ -52,7 +52,8 @@ class SharedScaling:
         return found
 
     def arrived(self, peer: str, report: Arrived) -> None:
-        """Add the growth of a sum; of one that was not received before, the growth since its last report."""
+        """Add the growth of a sum since the last message; for an unknown sum, its growth since the sender's last
+        report."""
         cell, now = (report.model, report.region, report.tier), (report.num, report.tokens)
         before = self._received.get((peer, cell), (report.num_before, report.tokens_before))
         self._received[peer, cell] = now
@@ -63,17 +64,17 @@ class SharedScaling:
     def update(
         self, peer: str, held: Mapping[str, int], drained: set[int], replicas: Mapping[int, LiveReplica]
     ) -> None:
-        """Another gateway has sent its whole state. `replicas` are those of this gateway, by key."""
+        """Take over the complete state of another gateway. `replicas` are the replicas of this gateway by key."""
         self._states[peer] = held, drained
         self._use(replicas)
 
     def forget(self, peer: str, replicas: Mapping[int, LiveReplica]) -> None:
-        """Drop what another gateway has reported, as it is gone."""
+        """Drop the reports of a gateway that has left."""
         if self._states.pop(peer, None) is not None:
             self._use(replicas)
 
     def forget_demand(self, peer: str) -> None:
-        """Another gateway starts anew, and counts from 0."""
+        """Reset the demand of a restarted gateway, whose sums begin at 0."""
         self._received = {key: demand for key, demand in self._received.items() if key[0] != peer}
 
     def _use(self, replicas: Mapping[int, LiveReplica]) -> None:

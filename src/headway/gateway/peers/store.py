@@ -1,4 +1,4 @@
-"""What gateways that share a fleet can ask their store: messages, copies of streams, and a lease for the leader."""
+"""The interface of the store that gateways of one fleet share: messages, copies of streams, and the leader's lease."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from headway.gateway.scheduling.stream_copy import KEEP_S
 
 OVER = -1
-"""The part of a stream that says that its gateway does not go on with it."""
+"""Number of the part that marks a stream which its gateway will not continue."""
 KEEP_PARTS_S = 2 * KEEP_S
-"""A stream is kept for so long after its last part."""
+"""How long a stream is kept after its last part."""
 StoredPart = tuple[int, str, bytes]
-"""Number, gateway, and what it has."""
+"""Number, gateway and content of a part."""
 
 
 class PeerStore(ABC):
-    """One gateway's connections. Every method but `close` raises an OSError if the store cannot be used."""
+    """One gateway's connections. Every method except `close` raises an OSError if the store cannot be used."""
 
     @abstractmethod
     async def connect(self, receive: Callable[[str], None], lost: Callable[[], None]) -> None:
-        """Have the others' messages given to `receive` from now on, and `lost` called when the connection breaks."""
+        """Pass the other gateways' messages to `receive` from now on. Call `lost` when the connection breaks."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -38,27 +38,27 @@ class PeerStore(ABC):
 
     @abstractmethod
     async def add_parts(self, parts: Sequence[tuple[bytes, int, bytes]]) -> None:
-        """Keep parts of streams: digest, number, and what they have."""
+        """Store parts of streams: digest, number, and content."""
 
     @abstractmethod
     async def remove_streams(self, digests: Sequence[bytes]) -> None:
-        """Remove streams, but for those that another gateway has taken over."""
+        """Remove streams, except those that another gateway has taken over."""
 
     @abstractmethod
     async def resume_streams(self, digests: Sequence[bytes]) -> None:
-        """Streams that were over here go on here."""
+        """Mark streams that were over at this gateway as continued here."""
 
     @abstractmethod
     async def take_stream(self, digest: bytes) -> None:
-        """Take over a stream of another gateway."""
+        """Take over another gateway's stream."""
 
     @abstractmethod
     async def parts(self, digest: bytes) -> list[StoredPart]:
-        """What is kept of a stream, in order."""
+        """The stored parts of a stream, in order."""
 
     @abstractmethod
     async def tidy(self) -> None:
-        """Remove streams that were kept for long enough, and make sure that the store takes what is written."""
+        """Remove expired streams, and verify that the store accepts writes."""
 
     @abstractmethod
     async def is_alive(self, gateway: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which store of peers an address names."""
+"""Chooses the store of peers for an address."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from headway.gateway.valkey_address import is_valkey
 
 
 def peer_store(address: str, gateway: str, timeout_s: float) -> PeerStore:
-    """`address`: that of a PostgreSQL, Valkey or Redis server. ModuleNotFoundError if its client is not installed."""
+    """The store of peers at the `address` of a PostgreSQL, Valkey or Redis server. ModuleNotFoundError if its client is
+    not installed."""
     if is_valkey(address):
         from headway.gateway.peers.valkey import ValkeyPeerStore
 

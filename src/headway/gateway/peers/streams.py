@@ -1,4 +1,4 @@
-"""Copies of streams in the store, from which another gateway continues a stream whose gateway is gone."""
+"""Copies of streams in the store. Another gateway uses them to continue a stream whose gateway is gone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _PART = msgpack.Decoder(StreamPart)
 _MOST_ROWS = 256
 """Parts that one statement writes."""
 _TRIES, _TRY_S = 20, 0.05
-"""How often, and at which intervals, the store is asked whether another gateway goes on with a stream."""
+"""How often, and at which intervals in seconds, the store is asked whether another gateway continues a stream."""
 
 
 class StoredStream:
-    """What of one stream is to be written. Satisfies `stream_copy.CopyListener`."""
+    """The unwritten parts of one stream. Implements `stream_copy.CopyListener`."""
 
     def __init__(self, streams: StoredStreams, digest: bytes, num_parts: int) -> None:
         self._streams, self._digest = streams, digest
@@ -30,11 +30,11 @@ class StoredStream:
         self._streams.changed[self._digest] = self
 
     def kept(self) -> None:
-        """The stream is over here: whichever gateway its client asks goes on."""
+        """The stream is over at this gateway. Any gateway that its client asks may continue it."""
         self._streams.over.add(self._digest)
 
     def resumed(self) -> None:
-        """The stream goes on here."""
+        """The stream continues at this gateway."""
         self._streams.over.discard(self._digest)
         self._streams.resumed.add(self._digest)
 
@@ -45,7 +45,7 @@ class StoredStream:
             self._streams.removed.add(self._digest)
 
     def take(self) -> tuple[bytes, int, bytes] | None:
-        """The row of what was added since the last call; None: the stream has become too long to be kept."""
+        """The row of the content added since the last call; None if the stream has become too long to store."""
         if not self._pending.is_usable:
             return None
         part = self._pending.take()
@@ -58,7 +58,7 @@ class StoredStream:
 
 
 class StoredStreams:
-    """The streams of one gateway that clients have named, as the store has them."""
+    """The named streams of one gateway, in the store."""
 
     def __init__(self, store: PeerStore, copies: StreamCopies) -> None:
         self._store, self._copies = store, copies
@@ -67,14 +67,14 @@ class StoredStreams:
         self.resumed: set[bytes] = set()
         self.removed: set[bytes] = set()
         self._restored: dict[bytes, int] = {}
-        """By stream that was read from the store and is about to begin, the number of its parts."""
+        """Part numbers of streams that were read from the store and are about to begin."""
         copies.listen = self._listen
 
     def _listen(self, digest: bytes) -> StoredStream:
         return StoredStream(self, digest, self._restored.pop(digest, 0))
 
     async def write(self) -> None:
-        """Write what has changed. What could not be written is lost: a retry then gets its answer anew."""
+        """Write the changes. Content that cannot be written is lost; a retry then gets its answer generated again."""
         changed, self.changed = self.changed, {}
         over, self.over = self.over, set()
         resumed, self.resumed = self.resumed - over, set()
@@ -89,7 +89,7 @@ class StoredStreams:
             await self._store.remove_streams(list(removed))
 
     async def restore(self, digest: bytes) -> None:
-        """Have a stream at hand that another gateway was sending, if that does not go on with it."""
+        """Fetch a stream of another gateway, unless that gateway continues it."""
         if self._copies.has(digest):
             return
         parts = await self._left_parts(digest)
@@ -98,16 +98,14 @@ class StoredStreams:
         try:
             found = [_PART.decode(body) for _, body in parts]
         except MsgspecError:
-            return  # another version of Headway has written it
+            return  # written by another version of Headway
         self._restored[digest] = len(parts)
         self._copies.adopt(digest, found)
         await self._store.take_stream(digest)
 
     async def _left_parts(self, digest: bytes) -> list[tuple[int, bytes]]:
-        """Numbers and bodies of a stream's parts; none if its gateway goes on with it.
-
-        A client that asks again is often faster than the news that its connection, or its gateway, is gone.
-        """
+        """Numbers and contents of a stream's parts; empty if its gateway continues the stream. A retrying client is
+        often faster than the news that its connection or its gateway is gone."""
         for _ in range(_TRIES):
             rows = await self._store.parts(digest)
             parts = [(number, body) for number, _, body in rows if number != OVER]

@@ -1,8 +1,5 @@
-"""The store of peers in Valkey or Redis.
-
-A gateway is connected while somebody listens to the channel of its name, which only that gateway does. Leases and
-streams end by the server's clock.
-"""
+"""The store of peers in Valkey or Redis. A gateway counts as connected while a client listens to the channel of its
+name, and only the gateway does. Leases and streams expire by the server's clock."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
 _RELEASE_LEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
-# A stream is a hash. A part's value is the gateway's name, a zero, and what the part has.
+# A stream is a hash. The value of a part is the gateway's name, a zero byte, and the content.
 _ADD_PARTS = """
 for i, stream in ipairs(KEYS) do
   redis.call('HSET', stream, ARGV[2 * i], ARGV[2 * i + 1])
@@ -37,7 +34,7 @@ for _, stream in ipairs(KEYS) do
   end
 end
 """
-"""Remove a gateway's parts of streams, or only those of one number."""
+"""Remove a gateway's parts of streams, or only the part with one number."""
 _TAKE = """
 redis.call('HDEL', KEYS[1], ARGV[2])
 local fields = redis.call('HGETALL', KEYS[1])
@@ -120,7 +117,7 @@ class ValkeyPeerStore(PeerStore):
         return sorted(found)
 
     async def tidy(self) -> None:
-        # A server that has become another one's copy still publishes, but takes no writes.
+        # A server that has become a replica of another one still publishes, but accepts no writes.
         await self._connected.run("SET", self._connected.key("written"), "1", "PX", round(1000 * _TRY_S))
 
     async def is_alive(self, gateway: str) -> bool:

@@ -1,1 +1,1 @@
-"""An endpoint picker for Envoy: the gateway's decisions, and Envoy's data plane."""
+"""An endpoint picker for Envoy: the gateway decides, Envoy forwards the traffic."""

@@ -1,4 +1,5 @@
-"""An engine's answer on its way through Envoy: metered as it passes, and accounted for at its end."""
+"""An engine's answer on its way through Envoy: its tokens are counted as it passes, and it is accounted for at its end.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +22,30 @@ from headway.gateway.upstream.errors import (
 log = logging.getLogger("headway.gateway")
 _EVENTS = "text/event-stream"
 _MAX_WHOLE_BYTES = 64 << 20
-"""Longer answers that are not streamed pass without being metered."""
+"""Longer answers that are not streamed pass without token counts."""
 _LOCAL_REPLIES = (b"upstream connect error", b"no healthy upstream", b"upstream request timeout")
-"""How Envoy's own answers begin where it could not reach an engine."""
+"""First words of Envoy's own answers when it could not reach an engine."""
 
 
 class Answer:
-    """The answer to one request, as Envoy reports it: its headers, its body in parts, and its end."""
+    """The answer to one request, in the parts that Envoy reports: headers, body parts and end."""
 
     def __init__(self, gateway: Gateway, request: ClientRequest, in_flight: InFlightRequest, hides_usage: bool) -> None:
-        """`hides_usage`: the picker has the engine report its count of tokens, for which the client has not asked."""
+        """`hides_usage`: the picker asked the engine for token counts that the client did not ask for."""
         self._gateway, self._request, self._in_flight = gateway, request, in_flight
         self._hides_usage = hides_usage
         self._meter = ResponseMeter(request, in_flight, gateway.driver)
         self._stream: EngineStream | None = None
         self._hider = UsageHider()
         self._whole: list[bytes] | None = []
-        """The body so far of an answer that is not streamed; None: it is too long, or encoded."""
+        """The body so far of an answer that is not streamed; None if it is too long or encoded."""
         self._num_bytes = 0
         self.status = 0
         self._has_failed = False
         self._is_json = True
 
     def begin(self, status: int, headers: dict[str, str]) -> None:
-        """The answer's headers have come."""
+        """Take the answer's headers."""
         self.status = status
         is_events = headers.get("content-type", _EVENTS).partition(";")[0].strip().lower() == _EVENTS
         if headers.get("content-encoding", "identity") != "identity":
@@ -63,7 +64,7 @@ class Answer:
         self._is_json = "json" in headers.get("content-type", "json").lower()
 
     def feed(self, data: bytes, is_last: bool) -> bytes:
-        """Meter a part of the body, and return what is to be passed on in its place."""
+        """Count the tokens of a body part, and return the bytes that are passed on in its place."""
         stream = self._stream
         if stream is not None:
             self._meter_stream(stream, data, is_last)
@@ -95,7 +96,7 @@ class Answer:
             self._gateway.driver.prefill_leg_done(self._in_flight)
 
     def _failed(self, error: EngineError) -> None:
-        """Report the replica's failure once. Nothing of what follows is metered."""
+        """Report the replica's failure once. Later parts are not counted."""
         replica = self._in_flight.replica
         if not self._has_failed and replica is not None:
             self._has_failed = True
@@ -105,10 +106,8 @@ class Answer:
                 self._gateway.health.failed(replica, error)
 
     def end(self) -> bytes:
-        """The answer is complete: take the request off its replica. Later calls do nothing.
-
-        Returns what is still to be passed on.
-        """
+        """End the answer: take the request off its replica. Later calls do nothing. Returns the bytes that are still to
+        be passed on."""
         self._release()
         return self._hider.rest()
 
@@ -137,7 +136,7 @@ class Answer:
             self._gateway.quarantine.answered(self._request.raw)
 
     def settle(self) -> None:
-        """Charge the request's caller, and learn from the engine's count of the prompt, once the request has ended."""
+        """Charge the caller, and learn from the engine's count of prompt tokens, once the request has ended."""
         live, request = self._in_flight.live, self._request
         num_chars = 0 if request.has_media else len(request.text)
         used_tokens = live.prompt_tokens + live.generated_tokens

@@ -21,7 +21,7 @@ class Bodies:
         self._settings = settings
         self._memory = BodyMemory()
         self._reader = ThreadPoolExecutor(max_workers=1)
-        """Reads long bodies, one at a time: each competes with the event loop for the interpreter."""
+        """Reads long bodies, one at a time, because each competes with the event loop for the interpreter."""
 
     def check_length(self, headers: Mapping[str, str]) -> None:
         """ApiError if a request declares a body that is too long."""
@@ -30,8 +30,8 @@ class Bodies:
             raise self._too_long()
 
     def take(self, num_bytes: int, num_more: int, owner: str) -> int:
-        """Count a part of a body of which there were so many bytes; the bytes that there are now. ApiError if these
-        are too many for one request, for all, or for the `owner`'s (see `BodyMemory`)."""
+        """Count a part of a body that had `num_bytes`, and return the new length. ApiError if the length exceeds the
+        limit of one request, of all requests, or of the `owner` (see `BodyMemory`)."""
         size = num_bytes + num_more
         if size > self._settings().max_body_bytes:
             raise self._too_long()
@@ -39,19 +39,19 @@ class Bodies:
         return size
 
     def free(self, num_bytes: int, owner: str) -> None:
-        """A body of this length is not held any more."""
+        """Release a body of this length."""
         self._memory.free(num_bytes, owner)
 
     @property
     def num_bytes(self) -> int:
-        """Of all bodies that are held."""
+        """Bytes of all held bodies."""
         return self._memory.num_bytes
 
     def _too_long(self) -> ApiError:
         return ApiError(413, f"the body is longer than {self._settings().max_body_bytes:,} bytes", "body_too_long")
 
     async def read(self, headers: Mapping[str, str], raw: bytes) -> ClientRequest:
-        """The request in a body. ApiError if it is invalid. A long or compressed one is read beside the event loop."""
+        """The request in a body. ApiError if it is invalid. A long or compressed body is read in a thread."""
         path = headers[":path"].partition("?")[0]
         encoding = headers.get("content-encoding", "identity").lower()
         if len(raw) <= LONG_BYTES and encoding == "identity":

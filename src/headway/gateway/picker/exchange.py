@@ -1,7 +1,7 @@
-"""One HTTP request between Envoy and the picker: what Envoy sends of it, message by message, and what it gets.
+"""One HTTP request between Envoy and the picker: Envoy's messages, and the picker's answers.
 
-Read from top to bottom: `run` takes the messages, `_pick` has control choose a replica for a request whose body is
-complete, `_take_answer` meters what the engine answers.
+Read from top to bottom: `run` takes the messages, `_pick` lets control choose a replica once the body is complete,
+`_take_answer` counts the tokens of the engine's answer.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from headway.gateway.upstream.hints import add_order
 
 log = logging.getLogger("headway.gateway")
 _NUM_FALLBACKS = 2
-"""Addresses after the first one, which Envoy tries in turn if its route retries."""
+"""Addresses after the first one. Envoy tries them in turn if its route retries."""
 _RETRY_S = 1.0
-"""Time that Envoy has to find by itself that an engine is gone, and to try another one."""
+"""Time in which Envoy should notice a dead engine and try another one."""
 _MAX_PARTS = 64
-"""More parts of a body are joined: short ones take several times their length."""
+"""A body in more parts is joined, because short parts take several times their length."""
 _KEY_HEADERS = ("authorization", "x-api-key")
 _PICKING_MODES = (pb.BUFFERED, pb.FULL_DUPLEX_STREAMED)
 
@@ -50,24 +50,24 @@ class Rpc(Protocol):
     """One call of `Process`: a stream of messages each way."""
 
     async def read(self) -> pb.ProcessingRequest | None:
-        """The next message; None: Envoy has ended the call."""
+        """The next message; None if Envoy has ended the call."""
 
     async def write(self, data: bytes) -> None: ...
 
 
 class PickedRequest(InFlightRequest):
-    """A request that Envoy sends to its engine."""
+    """A request whose engine is reached through Envoy."""
 
     def __init__(self, live: Live, request_id: str, is_streamed: bool, exchange: Exchange) -> None:
         super().__init__(live, request_id, is_streamed)
         self._exchange = exchange
 
     def abort(self, why: str) -> None:
-        """Have Envoy break the request off: its engine is given up, or it has taken too long."""
+        """Make Envoy abort the request: its engine is given up, or it has taken too long."""
         self._exchange.abort(why)
 
     def abort_prefill_leg(self, why: str) -> None:
-        """The sidecar of the replica that decodes sees to the one that prefills."""
+        """Do nothing: the sidecar of the decode replica handles the prefill replica."""
 
 
 def address(replica: EngineEndpoint) -> str:
@@ -81,7 +81,7 @@ def _netloc(url: str) -> str:
 
 
 def _is_settled(in_flight: PickedRequest, replica: object, answer: Answer) -> bool:
-    """Whether a request needs no abort any more: another engine than `replica` has it, or it has ended by itself."""
+    """Whether a request needs no abort: another engine than `replica` has it, or it has ended."""
     if in_flight.outcome is None:
         return in_flight.replica is not replica or answer.status > 0
     return in_flight.outcome is not Outcome.CANCELLED
@@ -100,9 +100,9 @@ class Exchange:
         self._num_bytes = 0
         self._is_compressed = False
         self._has_headers = self._is_whole = False
-        """What has come of the request."""
+        """Which parts of the request have come."""
         self._passes = False
-        """The request is sent on without a decision of control: it has no body, or is for no endpoint that is known."""
+        """Whether the request is sent on without a decision of control: it has no body, or its endpoint is unknown."""
         self._in_flight: PickedRequest | None = None
         self._answer: Answer | None = None
         self._request_id = ""
@@ -111,20 +111,20 @@ class Exchange:
         self._writing = asyncio.Lock()
         self._is_refused = False
         self._whole_by_s: float | None = None
-        """On the event loop's clock: when the request's headers and body are to be there; None: they are."""
+        """Deadline for the request's headers and body, on the event loop's clock; None once they are complete."""
 
     async def run(self) -> None:
-        """Take Envoy's messages until it ends the call, or is to answer by itself."""
+        """Handle Envoy's messages until Envoy ends the call or must answer with an error."""
         self._whole_by_s = asyncio.get_running_loop().time() + self._gateway.settings.body_timeout_s
         try:
             error = await self._take_all()
             if error is not None:
-                await self._refuse(error)  # here, as compiled code must not await in a handler
+                await self._refuse(error)  # here, because compiled code must not await in a handler
         finally:
             self._end()
 
     async def _take_all(self) -> ApiError | None:
-        """Take Envoy's messages. Returns the error that Envoy is to answer with."""
+        """Handle Envoy's messages. Returns the error that Envoy must answer with."""
         try:
             while not self._is_refused and (message := await self._read()) is not None:
                 await self._take(message)
@@ -155,17 +155,17 @@ class Exchange:
         await self._write_each(parts)
 
     async def _write_each(self, parts: Iterable[bytes]) -> None:
-        async with self._writing:  # an abort writes beside `run`
+        async with self._writing:  # an abort may write at the same time as `run`
             for data in parts:
                 await self._rpc.write(data)
 
     async def _refuse(self, error: ApiError) -> None:
-        """Have Envoy answer with an error."""
+        """Make Envoy answer with an error."""
         self._is_refused = True
         await self._write(messages.refusal(error, self._request_id))
 
     def abort(self, why: str) -> None:
-        """Have Envoy break the request off, with an error if its answer has not begun."""
+        """Make Envoy abort the request, with an error if its answer has not begun."""
         if self._aborting is None and not self._is_refused:
             self._aborting = asyncio.create_task(self._write_abort(why))
 
@@ -187,7 +187,7 @@ class Exchange:
         await self._refuse(error)
 
     def _end(self) -> None:
-        """Envoy has ended the call: the answer is complete, or the client, the engine or Envoy has broken it off."""
+        """Handle the end of the call: the answer is complete, or the client, the engine or Envoy has aborted it."""
         if self._reading is not None:
             self._reading.cancel()
         self._is_refused = True  # nothing can be sent any more
@@ -196,7 +196,7 @@ class Exchange:
         if self._caller is not None:
             self._bodies.free(self._num_bytes, self._caller.owner)
         in_flight, answer = self._in_flight, self._answer
-        self._in_flight = self._answer = None  # they name this exchange, and hold the body
+        self._in_flight = self._answer = None  # they refer to this exchange, and hold the body
         if in_flight is None:
             return
         if answer is not None and self._answer_mode == pb.NONE and answer.status:
@@ -273,10 +273,10 @@ class Exchange:
         if body.end_of_stream:
             await self._pick(is_last=True)
 
-    # Where the request goes.
+    # Routing.
 
     async def _pass_on(self, has_ended: bool) -> None:
-        """Send a request without a prompt, such as that for the list of models, to the least busy replica."""
+        """Send a request without a prompt, such as a list of models, to the least busy replica."""
         self._passes, self._whole_by_s = True, None
         health, allowed = self._gateway.health, self._allowed()
         up = [each for each in self._gateway.fleet.present() if health.is_up(each)]
@@ -287,14 +287,14 @@ class Exchange:
         await self._write(messages.sent_to(address(replica), *self._key_headers(replica)))
 
     def _allowed(self) -> frozenset[int] | None:
-        """The replicas of the subset that Envoy allows; None: all."""
+        """The replicas in the subset that Envoy allows; None if all are allowed."""
         subset = self._subset
         if subset is None:
             return None
         return frozenset(each.id for each in self._gateway.fleet.present() if address(each) in subset)
 
     async def _pick(self, is_last: bool) -> None:
-        """Have control choose a replica, and tell Envoy its address. `is_last`: the request ends with its body."""
+        """Let control choose a replica, and send Envoy its address. `is_last`: the request ends with its body."""
         self._is_whole, self._whole_by_s = True, None
         gateway, raw = self._gateway, b"".join(self._body)
         received_s, self._body = gateway.clock.now, []
@@ -321,7 +321,7 @@ class Exchange:
         await self._write_each(messages.picked(endpoints, headers, removed, body, body is not raw, is_duplex, is_last))
 
     def _apply_headers(self, request: ClientRequest) -> None:
-        """The model that the headers name, and the tier of their objective, none more urgent than the key allows."""
+        """Apply the model in the headers, and the tier of the objective in the headers, limited by the key."""
         if not self._is_compressed and (model := messages.header_of(self._headers, messages.MODEL_REWRITE)):
             request.model = checked_model(model)
         objective = self._gateway.settings.objectives.get(messages.header_of(self._headers, messages.OBJECTIVE))
@@ -329,7 +329,7 @@ class Exchange:
             request.tier = objective
         assert self._caller is not None
         request.tier = max(request.tier, self._caller.tier)
-        request.can_resume = False  # what Envoy has sent, no other replica continues
+        request.can_resume = False  # no other replica can continue a request that Envoy has sent
 
     async def _admit(self, request: ClientRequest, caller: Caller) -> PickedRequest:
         features, allowed = await self._gateway.admission.features(request), self._allowed()
@@ -343,7 +343,7 @@ class Exchange:
                 live.tenant = tenant
             self._in_flight = PickedRequest(live, self._request_id, request.stream, self)
             if self._answer_mode == pb.NONE:
-                self._in_flight.waits_for_client = True  # its tokens are not seen, so its silence says nothing
+                self._in_flight.waits_for_client = True  # its tokens are not seen, so silence is no sign of a failure
             return self._in_flight
 
         self._gateway.admission.admit(features, new_request, caller)
@@ -351,7 +351,7 @@ class Exchange:
         return self._in_flight
 
     async def _placed(self, in_flight: PickedRequest) -> LiveReplica:
-        """The replica that control chooses, at once or when there is room. ApiError if it refuses the request."""
+        """The replica that control chooses, at once or when one has room. ApiError if control rejects the request."""
         try:
             if in_flight.reservation is None and in_flight.outcome is None:
                 await self._wait_for_replica(in_flight)
@@ -362,7 +362,7 @@ class Exchange:
         return replica
 
     async def _wait_for_replica(self, in_flight: PickedRequest) -> None:
-        """Wait, but not longer than for the client."""
+        """Wait until a replica is chosen or the client leaves."""
         if self._request_mode != pb.FULL_DUPLEX_STREAMED:
             await self._write(messages.wait_longer(self._gateway.settings.timeout_s))
         self._reading = asyncio.ensure_future(self._rpc.read())
@@ -376,7 +376,7 @@ class Exchange:
             placing.cancel()
 
     def _error_of(self, in_flight: PickedRequest, outcome: Outcome) -> ApiError:
-        """The client's error for a request that control has ended before it was at a replica."""
+        """The client's error for a request that control ended before it reached a replica."""
         if outcome is Outcome.REJECTED:
             retry_after_s, live = in_flight.retry_after_s, in_flight.live
             is_up = self._gateway.driver.services[live.model].any_up
@@ -387,7 +387,7 @@ class Exchange:
         return ApiError(504, "the request took too long", "timeout")
 
     def _others(self, in_flight: PickedRequest, replica: LiveReplica) -> Sequence[LiveReplica]:
-        """Replicas that may serve the request if the chosen one cannot be reached, the least busy first."""
+        """Replicas that may serve the request if Envoy cannot reach the chosen one, the least busy first."""
         live = in_flight.live
         if in_flight.prefill_leg is not None:
             return ()
@@ -405,7 +405,8 @@ class Exchange:
     def _engine_body(
         self, request: ClientRequest, in_flight: PickedRequest, replica: LiveReplica, reports_usage: bool
     ) -> bytes:
-        """The request's body for this engine: its own name for the model, the tier, and a report of the tokens."""
+        """The request's body for this engine, with the engine's name of the model, the tier, and a request for token
+        counts."""
         body, live = dict(request.body), in_flight.live
         body["model"] = live.lora or replica.reported_model or request.model
         add_order(body, request, live, replica, self._gateway.plan.sends_priority, 0, self._gateway.clock.now)
@@ -414,7 +415,7 @@ class Exchange:
         return request.encoded(body)
 
     def _key_headers(self, replica: LiveReplica) -> tuple[list[tuple[str, str]], list[str]]:
-        """Headers to set and to remove, so that no engine sees a key of the picker's clients, and each gets its own."""
+        """Headers to set and to remove: no engine sees the key of a client, and each engine gets its own key."""
         removed = list(_KEY_HEADERS) if self._gateway.settings.needs_key or replica.api_key else []
         if not replica.api_key:
             return [], removed
@@ -438,7 +439,7 @@ class Exchange:
         await self._write(messages.response_headers(added))
 
     def _note_served(self, in_flight: PickedRequest, served: str | None) -> None:
-        """Count the request at the replica that Envoy has sent it to, if that is not the one that was chosen."""
+        """Move the request to the replica that Envoy sent it to, if Envoy did not use the chosen one."""
         if served is None or in_flight.replica is None or in_flight.outcome is not None:
             return
         if served == address(in_flight.replica):

@@ -1,4 +1,4 @@
-"""Messages between Envoy and the picker, read and written.
+"""Reads and writes the messages between Envoy and the picker.
 
 Sources: the endpoint picker protocol of the Kubernetes Gateway API Inference Extension (proposal 004, version 1.0.0),
 and Envoy's `envoy/service/ext_proc/v3/external_processor.proto`.
@@ -17,15 +17,15 @@ from headway.gateway.picker import ext_proc_pb2 as pb
 from headway.gateway.server.framing import MAX_HEAD_BYTES, MAX_HEADERS
 
 DESTINATION = "x-gateway-destination-endpoint"
-"""The header, and the key of the metadata, with the addresses that Envoy is to use, the first one first."""
+"""The header, and the metadata key, with the addresses for Envoy in order of preference."""
 SERVED = "x-gateway-destination-endpoint-served"
-"""The key of the metadata with the address that Envoy did use."""
+"""The metadata key with the address that Envoy used."""
 PREFILLER = "x-prefiller-host-port"
-"""llm-d's header with the address of the replica that prefills, for the sidecar of the one that decodes."""
+"""llm-d's header with the address of the prefill replica, for the sidecar of the decode replica."""
 OBJECTIVE = "x-llm-d-inference-objective", "x-gateway-inference-objective"
 FAIRNESS_ID = "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"
 MODEL_REWRITE = "x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"
-"""Names of headers of llm-d's router (`pkg/epp/metadata/consts.go`), the current one first, then its older alias."""
+"""Header names of llm-d's router (`pkg/epp/metadata/consts.go`), the current one first, then its older alias."""
 DROPPED_REASON = "x-llm-d-request-dropped-reason"
 _DROPPED_REASONS = {
     "shed": "rejected-saturated",
@@ -34,7 +34,7 @@ _DROPPED_REASONS = {
     "timeout": "rejected-ttl-expired",
     "shutting_down": "rejected-shutting-down",
 }
-"""By code of an error, llm-d's name of the reason; of others, the code itself is the name."""
+"""llm-d's names of the reasons by error code. Other codes are used as they are."""
 _NAMESPACE, _SUBSET_NAMESPACE = "envoy.lb", "envoy.lb.subset_hint"
 _SUBSET = "x-gateway-destination-endpoint-subset"
 _CHUNK_BYTES = 62_000
@@ -54,11 +54,12 @@ CONTINUE_RESPONSE_TRAILERS = _encoded(pb.ProcessingResponse(response_trailers=pb
 CONTINUE_RESPONSE_BODY = _encoded(pb.ProcessingResponse(response_body=pb.BodyResponse()))
 
 
-# What Envoy says.
+# Messages from Envoy.
 
 
 def request_headers_of(sent: pb.HeaderMap) -> dict[str, str]:
-    """A request's headers. ApiError if they are more than the gateway itself takes: few bytes are many objects."""
+    """A request's headers. ApiError if they exceed the gateway's own limits, because few bytes can make many objects.
+    """
     if len(sent.headers) > MAX_HEADERS or sent.ByteSize() > MAX_HEAD_BYTES:
         what = f"more than {MAX_HEADERS} headers, or {MAX_HEAD_BYTES:,} bytes of them"
         raise ApiError(431, what, "headers_too_long")
@@ -66,8 +67,8 @@ def request_headers_of(sent: pb.HeaderMap) -> dict[str, str]:
 
 
 def headers_of(sent: pb.HeaderMap) -> dict[str, str]:
-    """Headers by name, which Envoy writes in lower case. The first of several values counts, as nobody can have added
-    it on the way."""
+    """Headers by name; Envoy writes names in lower case. Of several values the first counts, because nobody can have
+    added it on the way."""
     headers: dict[str, str] = {}
     for each in sent.headers:
         headers.setdefault(each.key, each.raw_value.decode("latin-1") if each.raw_value else each.value)
@@ -75,7 +76,7 @@ def headers_of(sent: pb.HeaderMap) -> dict[str, str]:
 
 
 def _metadata(message: pb.ProcessingRequest, namespace: str, key: str) -> Any:
-    """A value of the filters' metadata, as in JSON; None: there is none."""
+    """A value of the filters' metadata, as in JSON; None if it is absent."""
     if not message.HasField("metadata_context") or namespace not in message.metadata_context.filter_metadata:
         return None
     fields = message.metadata_context.filter_metadata[namespace].fields
@@ -88,12 +89,12 @@ def _metadata(message: pb.ProcessingRequest, namespace: str, key: str) -> Any:
 
 
 def header_of(headers: Headers, names: Iterable[str]) -> str:
-    """The value of the first of these headers that a request has; empty: it has none."""
+    """The value of the first of these headers that a request has; empty if it has none."""
     return next((value for name in names if (value := headers.get(name, "").strip())), "")
 
 
 def decoded(data: bytes) -> pb.ProcessingRequest | None:
-    """A message of Envoy's; None if it is none."""
+    """A message from Envoy; None if the data cannot be decoded."""
     try:
         message: pb.ProcessingRequest = pb.ProcessingRequest.FromString(data)
     except DecodeError:
@@ -102,24 +103,24 @@ def decoded(data: bytes) -> pb.ProcessingRequest | None:
 
 
 def invalid_message(what: str) -> ApiError:
-    """The error of a call whose messages are not those of the protocol."""
+    """The error of a call with messages that break the protocol."""
     return ApiError(400, f"ext_proc: {what}", "invalid_ext_proc")
 
 
 def mode_name(mode: int) -> str:
-    """The name of a `BodySendMode`; of an unknown one, its number."""
+    """The name of a `BodySendMode`, or the number of an unknown mode."""
     names = {number: name for name, number in pb.BodySendMode.items()}
     return str(names.get(mode, mode))
 
 
 def status_of(headers: Headers) -> int:
-    """The status of an engine's answer; 0: it is none."""
+    """The status of an engine's answer; 0 if there is none."""
     text = headers.get(":status", "")
     return int(text) if len(text) == 3 and text.isascii() and text.isdecimal() else 0
 
 
 def subset_of(message: pb.ProcessingRequest) -> frozenset[str] | None:
-    """The addresses (`ip:port`) that the picker must choose from; None: any."""
+    """The addresses (`ip:port`) that the picker must choose from; None if any is allowed."""
     value = _metadata(message, _SUBSET_NAMESPACE, _SUBSET)
     if value is None:
         return None
@@ -128,12 +129,12 @@ def subset_of(message: pb.ProcessingRequest) -> frozenset[str] | None:
 
 
 def served_of(message: pb.ProcessingRequest) -> str | None:
-    """The address that Envoy has sent the request to; None: Envoy does not say."""
+    """The address to which Envoy sent the request; None if Envoy does not report it."""
     value = _metadata(message, _NAMESPACE, SERVED)
     return value if isinstance(value, str) and value else None
 
 
-# What the picker says.
+# Messages from the picker.
 
 
 def _mutation(headers: Iterable[tuple[str, str]], removed: Iterable[str] = ()) -> pb.HeaderMutation:
@@ -157,15 +158,15 @@ def picked(
     is_duplex: bool,
     is_last: bool = True,
 ) -> Iterator[bytes]:
-    """The answer to a request's headers and body: the request's address, by header and by metadata, and its changes.
+    """The answer to a request's headers and body: the request's address, in a header and in metadata, and its changes.
 
-    `is_duplex`: the answers are one for the headers and one for each chunk of the body, of which the last one ends the
-    request if it `is_last`. Else the one answer is to the whole body. Each is made when it is asked for, so that Envoy
-    has the address before the chunks are copied.
+    `is_duplex`: one answer for the headers, and one for each chunk of the body, of which the last ends the request if
+    `is_last`. Otherwise one answer for the whole body. The answers are made lazily, so that Envoy has the address
+    before the chunks are copied.
     """
     common = _destination(endpoints, tuple(headers), tuple(removed), is_duplex)
     if is_new_body:
-        # Encoded messages that follow each other are one message that has the fields of both.
+        # Concatenated encoded messages are one message with the fields of both.
         changed = pb.CommonResponse(header_mutation=_mutation((("content-length", str(len(body))),)))
         if is_duplex:
             common += _encoded(pb.ProcessingResponse(request_headers=pb.HeadersResponse(response=changed)))
@@ -181,7 +182,7 @@ def picked(
 def _destination(
     endpoints: str, headers: tuple[tuple[str, str], ...], removed: tuple[str, ...], is_duplex: bool
 ) -> bytes:
-    """The part of the answer to a request that is the same for all requests to these addresses."""
+    """The part of the answer that is equal for all requests to these addresses."""
     common = pb.CommonResponse(header_mutation=_mutation(((DESTINATION, endpoints), *headers), removed))
     response = pb.ProcessingResponse()
     response.dynamic_metadata.update({_NAMESPACE: {DESTINATION: endpoints}})
@@ -200,12 +201,12 @@ def _chunks(body: bytes, is_last: bool) -> Iterator[bytes]:
 
 
 def sent_to(endpoint: str, headers: Iterable[tuple[str, str]], removed: Iterable[str]) -> bytes:
-    """The answer to the headers of a request that goes to this address, whatever its body."""
+    """The answer to the headers of a request to this address, for any body."""
     return _destination(endpoint, tuple(headers), tuple(removed), True)
 
 
 def passed_on(body: bytes, is_last: bool, mode: int) -> Iterable[bytes]:
-    """The answers to a part of a request's body that is sent on as it is."""
+    """The answers to a part of a request's body that is sent on unchanged."""
     if mode == pb.FULL_DUPLEX_STREAMED:
         return _chunks(body, is_last)
     return [_encoded(pb.ProcessingResponse(request_body=pb.BodyResponse()))]
@@ -218,7 +219,7 @@ def response_headers(headers: Iterable[tuple[str, str]]) -> bytes:
 
 
 def streamed(body: bytes, is_last: bool) -> bytes:
-    """A part of a response's body on its way to the client, in the full-duplex mode."""
+    """A part of a response's body for the client, in full-duplex mode."""
     response = pb.ProcessingResponse()
     part = response.response_body.response.body_mutation.streamed_response
     part.body, part.end_of_stream = body, is_last
@@ -226,7 +227,7 @@ def streamed(body: bytes, is_last: bool) -> bytes:
 
 
 def replaced(body: bytes) -> bytes:
-    """The answer to a part of a response's body, with another in its place."""
+    """The answer to a part of a response's body, with its replacement."""
     response = pb.ProcessingResponse()
     mutation = response.response_body.response.body_mutation
     if body:
@@ -237,7 +238,7 @@ def replaced(body: bytes) -> bytes:
 
 
 def refusal(error: ApiError, request_id: str) -> bytes:
-    """The response that Envoy gives the client in place of an engine's."""
+    """The response that Envoy gives the client in place of an engine's response."""
     headers = [("content-type", "application/json")]
     if request_id:
         headers.append(("x-request-id", request_id))
@@ -258,7 +259,7 @@ def refusal(error: ApiError, request_id: str) -> bytes:
 
 
 def wait_longer(seconds: float) -> bytes:
-    """Has Envoy wait so long for the answer to its last message, if its configuration allows that."""
+    """Make Envoy wait this long for the answer to its last message, if its configuration allows it."""
     response = pb.ProcessingResponse()
     response.override_message_timeout.FromMilliseconds(max(round(seconds * 1000), 1))
     return _encoded(response)

@@ -25,12 +25,12 @@ log = logging.getLogger("headway.gateway")
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 _HEALTH_PERIOD_S = 0.25
 _MESSAGE_BYTES = 64 << 10
-"""Room in a message for what is not its body."""
+"""Bytes of a message besides its body."""
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class _Call:
-    """One call of `Process`. Satisfies `exchange.Rpc`."""
+    """One call of `Process`. Implements `exchange.Rpc`."""
 
     __slots__ = ("_context", "write")
 
@@ -68,13 +68,13 @@ class Picker:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._tls = tls
         self._has_started = False
-        """A replica has been up."""
+        """Whether a replica has been up."""
 
     async def _process(self, _: object, context: Any) -> None:
         await Exchange(self._gateway, self._bodies, _Call(context)).run()
 
     def listen(self, address: str) -> int:
-        """Listen at `host:port`; the port. HeadwayError if that is not possible."""
+        """Listen at `host:port`, and return the port. HeadwayError if the address cannot be used."""
         try:
             if self._tls is None:
                 return int(self._server.add_insecure_port(address))
@@ -84,7 +84,7 @@ class Picker:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Answer calls; at the end, those that have begun have `drain_s` left."""
+        """Answer calls. At the end, running calls have `drain_s` left."""
         await self._server.start()
         await self._report_health()
         watching = asyncio.create_task(self._watch_health())
@@ -96,7 +96,7 @@ class Picker:
             self._bodies.close()
 
     async def stop(self) -> None:
-        """Take no more calls, and let those that have begun end. Envoy connects to another picker meanwhile."""
+        """Accept no more calls, and let running calls end. Envoy meanwhile connects to another picker."""
         self._gateway.refuse_requests()
         await self._report_health()
         await self._server.stop(self._gateway.settings.drain_s)
@@ -107,8 +107,8 @@ class Picker:
             await self._report_health()
 
     async def _report_health(self) -> None:
-        """The picker is alive while it answers, ready while a replica is up, and processes from the first one on: what
-        comes while none is up is held."""
+        """Report the health: alive while the picker answers, ready while a replica is up, and processing once a first
+        replica was up. Requests that come while none is up are held."""
         gateway = self._gateway
         num_up = gateway.num_up
         self._has_started |= num_up > 0

@@ -1,4 +1,4 @@
-"""Takes the report of a stream's tokens out of it, byte for byte as it is else."""
+"""Removes the usage events from a stream and keeps all other bytes unchanged."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ from headway.gateway.errors import DECODE_ERRORS
 from headway.gateway.upstream import sse
 
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n|\r\n\n")
-"""Ends of events, however their lines end."""
+"""Ends of events, with any line ending."""
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _MAX_HELD_BYTES = 1 << 20
-"""Longer beginnings of events are passed on: they report no tokens."""
+"""A longer part of an event is passed on: it reports no usage."""
 
 
 class UsageHider:
-    """What of a stream of events is passed on: all of it but events that report tokens and nothing else.
-
-    The beginning of an event is held until its end shows what it is; `rest` has it where the stream ends within it.
-    """
+    """Filters a stream of events: all bytes pass, except events that report only token usage. The beginning of an event
+    is held until its end shows its kind. If the stream ends within an event, `rest` returns the held bytes."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What is to be passed on, now that `data` has come."""
+        """The bytes to pass on after `data`."""
         if not self._held and data.endswith(b"\n\n") and _NO_CHOICES.search(data) is None:
             return data
         data, start, kept = self._held + data, 0, []
@@ -43,7 +41,7 @@ class UsageHider:
         return b"".join(kept)
 
     def rest(self) -> bytes:
-        """What is held, as nothing follows."""
+        """The held bytes, once the stream has ended."""
         held, self._held = self._held, b""
         return held
 

@@ -1,4 +1,4 @@
-"""What a gateway shows of its autopilot, and how administrators reach it."""
+"""The autopilot's state as a gateway shows it, and the controls for administrators."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _Num = Annotated[int, Meta(ge=0)]
 
 
 class PastChange(Struct, forbid_unknown_fields=True):
-    """A change that was tried."""
+    """A change that the autopilot tried."""
 
     time_s: float
-    """Its end, in seconds since 1970."""
+    """End of the trial, in seconds since 1970."""
     change: str
     outcome: Literal["promoted", "rolled back"]
     reason: str
@@ -25,46 +25,46 @@ class PastChange(Struct, forbid_unknown_fields=True):
 
 
 class AutopilotState(Struct, forbid_unknown_fields=True):
-    """The stage of the present or last change, and what became of those before."""
+    """The stage of the current or last change, and the results of earlier changes."""
 
     stage: Literal["idle", "staged", "judged", "promoted", "rolled back"]
     stopped: bool
-    """By the kill switch: no change begins."""
+    """Whether the kill switch is on: no change begins."""
     change: str | None
-    """As `headway advise` names it; null: none was tried."""
+    """The change as `headway advise` names it; null if none was tried."""
     version: str | None
-    """The file with the change."""
+    """The file that contains the change."""
     share: float | None
-    """Of the time, and so of the traffic, that the change serves while it is staged."""
+    """Share of time, and so of traffic, that runs under the change while it is staged."""
     pairs: _Num
-    """Pairs of periods with and without the change."""
+    """Number of pairs of periods with and without the change."""
     gain: float | None
-    """SLO attainment with it less that without it, the mean over the pairs."""
+    """SLO attainment with the change minus attainment without it, mean over the pairs."""
     reason: str
-    """Of the verdict, or why nothing is tried."""
+    """Reason of the verdict, or why nothing is tried."""
     past: list[PastChange]
-    """The last ones, the newest first."""
+    """The last changes, newest first."""
     note: str = ""
     """Why nothing is tried now."""
     drift: list[str] = []
-    """Replicas that became slower or faster than their profile while the change was tried, and in which term. It counts
-    for both sides of each pair."""
+    """Replicas that became slower or faster than their profile during the trial, and the term that moved. The drift
+    affects both sides of each pair."""
 
 
 class AutopilotControls(Protocol):
-    """An autopilot as the gateway's endpoints see it."""
+    """The autopilot's controls, for the gateway's endpoints."""
 
     def state(self) -> AutopilotState: ...
     async def stop(self) -> None:
-        """Take back what is tried, and begin nothing until `resume`."""
+        """Take back the change on trial, and begin no other until `resume`."""
 
     async def resume(self) -> None: ...
     async def look_now(self) -> None:
-        """Look for a change soon, whatever the time of day."""
+        """Look for a change soon, at any time of day."""
 
 
 def metrics(autopilot: AutopilotControls) -> Iterator[Metric]:
-    """The metrics of the stage, of past changes and of the gain so far."""
+    """Metrics of the stage, of past changes and of the gain so far."""
     state = autopilot.state()
     stages: list[Sample] = [({"stage": stage}, float(stage == state.stage)) for stage in STAGES]
     yield "headway_autopilot_stage", stages

@@ -1,4 +1,4 @@
-"""The gateway's metrics by name: their kinds, labels and help texts. docs/gateway-metrics.md is made of them."""
+"""The gateway's metrics by name: kinds, labels and help texts. docs/gateway-metrics.md is generated from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EVENTS = ("pool", "model", "replica")
 
 
 class Definition(Struct, frozen=True):
-    """One metric. Names of counters end in `_total`."""
+    """One metric. Counter names end in `_total`."""
 
     kind: Kind
     labels: tuple[str, ...]
@@ -63,7 +63,7 @@ DEFINITIONS = {
     "headway_unread_total": _counter(
         "Events and answers of engines that were passed on without being read", "model", "what"
     ),
-    # Requests whose engines failed.
+    # Requests whose engine failed.
     "headway_retries_total": _counter(
         "Requests placed again before their first token, by the pool of the replica that failed", "model", "pool"
     ),
@@ -87,7 +87,7 @@ DEFINITIONS = {
         "pool",
         "model",
     ),
-    # Replicas and queues at this moment.
+    # Current replicas and queues.
     "headway_requests_in_flight": _gauge("Requests at a replica", *_REPLICA),
     "headway_replica_up": _gauge("Whether requests are sent to a replica", *_REPLICA),
     "headway_replica_ejected": _gauge("Whether a replica passes its health checks and gets no requests", *_REPLICA),
@@ -124,7 +124,7 @@ DEFINITIONS = {
     # The fleet file.
     "headway_reloads_total": _counter("Reloads of the fleet file", "outcome"),
     "headway_reload_failed": _gauge("Whether the fleet file could not be reloaded the last time"),
-    # A candidate that decides beside, without effect.
+    # A shadow candidate, whose decisions have no effect.
     "headway_shadow_decisions_total": _counter(
         "Decisions of the candidate of --shadow: agreed with the real ones, differed, or failed",
         "model",
@@ -197,11 +197,11 @@ DEFINITIONS = {
     "process_open_fds": _gauge("Its open file descriptors"),
     "process_max_fds": _gauge("The most that it may have"),
 }
-"""In the order of the documentation."""
+"""All metrics, in the order of the documentation."""
 EXEMPLARS = (
     "headway_time_to_first_token_seconds",
     "headway_time_per_output_token_seconds",
     "headway_request_duration_seconds",
     "headway_hold_seconds",
 )
-"""Histograms with exemplars, for scrapers that ask for OpenMetrics."""
+"""Histograms with exemplars, for scrapers that request OpenMetrics."""

@@ -1,13 +1,13 @@
-"""Predicted over observed latencies of each replica: whether its step-time model still holds, and which term does not.
+"""Predicted over observed latencies of each replica: whether its step-time model still holds, and which term is wrong.
 
-A request that ends is noted, no more. Every few seconds, the noted ones are compared with what the step-time model
-says of the load that they met: the requests that were decoding beside them, and the prompts that were computed
-meanwhile. The ratio of a replica is the median over its last requests, so that a few odd ones do not matter. Queueing
-for a seat is not predicted: a request that met as many others as the engine runs counts for its time between tokens
-only. Prompt tokens that an answer reports as cached are not computed; where answers report none, all count as new.
-Times at whose ends the gateway itself was late say nothing of the engine, and are left out.
+Ended requests are collected. Every few seconds their latencies are compared with the step-time model's prediction for
+their load: the requests that decoded at the same time, and the prompts computed meanwhile. A replica's ratio is the
+median over its last requests, so that outliers do not matter. Waiting for a batch slot is not predicted: a request that
+arrived at a full batch counts only for its time between tokens. Prompt tokens that an answer reports as cached cost no
+compute; where answers report none, all tokens count as new. Times that end while the gateway itself was late are left
+out.
 
-From the same times `perf.term_factors` finds how much longer decoding, prompts and the time outside the batch take.
+From the same times `perf.term_factors` estimates the factors of decoding, prompts and the time outside the batch.
 """
 
 from __future__ import annotations
@@ -36,62 +36,64 @@ log = logging.getLogger("headway.gateway")
 COMPARISON_PERIOD_S = 5.0
 """Time between two comparisons."""
 NUM_STAYS = 512
-"""Requests of a replica that are remembered as the load that others met."""
+"""Requests of a replica that are kept as the load of other requests."""
 NUM_COMPARED = 64
-"""Requests of a replica in each comparison, at most, and in its median."""
+"""Largest number of a replica's requests in each comparison and in its median."""
 NUM_TIMES = 160
-"""Times of a replica from which the factors of the terms are found."""
+"""Times of a replica from which the factors of the terms are estimated."""
 LEAST_COMPARED = 16
-"""A ratio of fewer requests is not reported."""
+"""A ratio over fewer requests is not reported."""
 TOLERATED = 1.1
-"""A larger factor between prediction and observation calls for a correction."""
+"""A larger factor between prediction and observation requires a correction."""
 TOLD: Mapping[Term, float] = {"decode": 1.05, "prefill": 1.05, "request": 1.3}
-"""A term is told from this factor on, if it is as many standard errors from 1 as `SURE`."""
+"""A term is reported from this factor on, if it also lies `SURE` standard errors from 1."""
 SURE = 3.0
 SETTLED = 0.6
-"""Share of the logarithm of `TOLD` below which a term that was told holds again."""
+"""A reported term counts as correct again below this share of the logarithm of `TOLD`."""
 ALIKE = 0.03
-"""Decoding and prompts that differ by less are told as one."""
+"""Decoding and prompt factors that differ by less are reported as one term."""
 STEP = 0.02
-"""The model is corrected anew if a factor has changed by more."""
+"""The model is corrected again if a factor has changed by more."""
 LATE = 0.05
-"""Times are left out whose ends the gateway may have seen late by more than this share of them."""
+"""Times are left out if the gateway may have been late by more than this share of them."""
 LEAST_TOKENS = 8
-"""Shorter answers do not show the time between tokens."""
+"""Shorter answers are not used for the time between tokens."""
 NAMES: Mapping[Term, str] = {"decode": "decode", "prefill": "prefill", "request": "time outside the engine's batch"}
 EVERY_ITERATION = "every iteration"
 
 
 class TermDrift(Struct, forbid_unknown_fields=True):
-    """A term of the step-time model that does not hold."""
+    """A wrong term of the step-time model."""
 
     term: str
-    """`decode`, `prefill`, `every iteration` where both are off alike, or `time outside the engine's batch`."""
+    """`decode`, `prefill`, `every iteration` if both are wrong by the same factor, or `time outside the engine's
+    batch`."""
     factor: float
     """Observed over predicted seconds. Above 1: slower than the profile."""
     error: float
-    """Standard error of its logarithm."""
+    """Standard error of the factor's logarithm."""
     since: float
-    """Unix time of the first request that shows it."""
+    """Unix time of the first request that shows the drift."""
     text: str
-    """As in "prefill 9% slower than the profile since 14:02"."""
+    """Text such as "prefill 9% slower than the profile since 14:02"."""
 
 
 class PredictionRatio(Struct, forbid_unknown_fields=True):
-    """Predicted over observed latencies of a replica's last requests, medians. Below 1: it is slower than predicted."""
+    """Predicted over observed latencies of a replica's last requests, as medians. Below 1: the replica is slower than
+    predicted."""
 
     ttft: float | None
-    """Time to first token; null: too few requests that did not wait for a seat."""
+    """Ratio of the time to first token; null if too few requests started without waiting for a batch slot."""
     itl: float | None
-    """Time between tokens; null: too few answers that were streamed."""
+    """Ratio of the time between tokens; null if too few answers were streamed."""
     correction: str | None
-    """How to correct the predictions; null: they hold."""
+    """How to correct the predictions; null if they hold."""
     drift: list[TermDrift] = []
-    """The terms that are off. Routers and planners in the gateway take them into account."""
+    """The wrong terms. Routers and planners in the gateway take them into account."""
 
 
 class _Replica:
-    """What is known of one replica's requests."""
+    """State of one replica's requests."""
 
     __slots__ = (
         "applied", "factors", "itl", "kinds", "observed_s", "parts", "pool", "reports_cached", "stays", "times_s",
@@ -102,22 +104,22 @@ class _Replica:
         self.pool = pool
         self.stays: deque[tuple[float, ...]] = deque(maxlen=NUM_STAYS)
         self.waiting: deque[tuple[float, ...]] = deque(maxlen=NUM_COMPARED)
-        """To be compared."""
+        """Requests that are not compared yet."""
         self.ttft: deque[float] = deque(maxlen=NUM_COMPARED)
         """Logarithms of predicted over observed."""
         self.itl: deque[float] = deque(maxlen=NUM_COMPARED)
         self.observed_s: deque[float] = deque(maxlen=NUM_TIMES)
         self.parts: deque[Seconds] = deque(maxlen=NUM_TIMES)
-        """Predicted, of the same times."""
+        """Predictions of the same times."""
         self.kinds: deque[int] = deque(maxlen=NUM_TIMES)
         self.times_s: deque[float] = deque(maxlen=NUM_TIMES)
-        """When they ended."""
+        """Ends of the times."""
         self.reports_cached = False
         self.factors: dict[Term, Factor] = {}
         self.told: dict[Term, float] = {}
-        """Terms that do not hold, and since when."""
+        """Wrong terms, and since when."""
         self.applied = (1.0, 1.0)
-        """Factors of prefill and decode with which its model is corrected."""
+        """Factors of prefill and decode with which the replica's model is corrected."""
 
     def observe(self, observed_s: float, parts: Seconds, kind: int, time_s: float) -> None:
         if observed_s > 0 and parts.total > 0:
@@ -128,8 +130,8 @@ class _Replica:
 
 
 DECODING, FIRST_TOKEN, FIRST_TOKEN_ALONE = range(3)
-"""Kinds of times, of which each has a spread of its own: a first token beside others that decode waits for a part of an
-iteration that is not known."""
+"""Kinds of times, each with its own spread. A first token beside decoding requests waits for an unknown part of an
+iteration."""
 
 
 class PredictionDrift:
@@ -141,15 +143,15 @@ class PredictionDrift:
         correct: Callable[[int, float, float], None] = lambda replica, prefill, decode: None,
         late_s: Callable[[float], float] = lambda time_s: 0.0,
     ) -> None:
-        """`served` finds a pool by its name, with its step times; None: nothing is known of its GPU, and its requests
-        are not compared. `correct` is called with a replica and the factors of its prompts and of its decoding.
-        `late_s` is by how much the gateway may have seen something late at a time."""
+        """`served` finds a pool by name, with its step times; None if its GPU is unknown, and its requests are then not
+        compared. `correct` is called with a replica and the factors of its prefill and decode. `late_s(time_s)` is the
+        largest delay of the gateway at that time."""
         self._served, self._correct, self._late_s = served, correct, late_s
         self._models: dict[str, tuple[Pool | None, AnyStepModel | None]] = {}
         self._replicas: dict[int, _Replica] = {}
 
     def add(self, replica: int, pool: str, live: Live, end_s: float) -> None:
-        """Note a request that this replica alone has answered in a stream."""
+        """Collect a request that this replica alone has answered in a stream."""
         if not live.enqueued_s < live.first_token_s < end_s:
             return
         known = self._known(replica, pool)
@@ -173,7 +175,7 @@ class PredictionDrift:
         return known
 
     def compare(self, in_flight: Mapping[int, Iterable[Live]], now: float) -> None:
-        """Compare the requests that were noted since the last call. `in_flight`: by replica, those that run."""
+        """Compare the requests collected since the last call. `in_flight`: the running requests by replica."""
         for id, known in self._replicas.items():
             if not known.waiting:
                 continue
@@ -199,7 +201,7 @@ class PredictionDrift:
             self._find_factors(id, known, now)
 
     def _find_factors(self, id: int, known: _Replica, now: float) -> None:
-        """Find the terms that are off, and correct the replica's model where they have changed."""
+        """Find the wrong terms, and correct the replica's model if they have changed."""
         if len(known.observed_s) < LEAST_COMPARED:
             return
         observed_s, parts = np.array(known.observed_s), np.array(known.parts)
@@ -219,7 +221,8 @@ class PredictionDrift:
 
     @staticmethod
     def _can_tell(known: _Replica, term: Term, factor: Factor) -> bool:
-        """Prompts that seem fast may have been in a prefix cache that no answer reports."""
+        """Whether a term's factor can be trusted. Prompts that seem fast may come from a prefix cache that no answer
+        reports."""
         return term != "prefill" or factor.value > 1 or known.reports_cached
 
     def _apply(self, id: int, known: _Replica) -> None:
@@ -229,7 +232,7 @@ class PredictionDrift:
             self._correct(id, prefill, decode)
 
     def _model(self, name: str) -> tuple[Pool | None, AnyStepModel | None]:
-        """A pool and its step-time model, made anew if the fleet's file has changed; None: there is none."""
+        """A pool and its step-time model, rebuilt if the fleet file has changed; None if there is no model."""
         pool, coefficients = self._served(name)
         known = self._models.get(name)
         if known is not None and known[0] is pool:
@@ -242,11 +245,11 @@ class PredictionDrift:
         return pool, model
 
     def forget(self, replica: int) -> None:
-        """Forget a replica that is removed, or whose engine was started again."""
+        """Forget a replica that was removed or whose engine restarted."""
         self._replicas.pop(replica, None)
 
     def corrections(self) -> dict[str, tuple[float, float]]:
-        """By pool whose model does not hold: the factors of its prompts and its decoding, medians over its replicas."""
+        """By pool with a wrong model: the factors of prefill and decode, as medians over its replicas."""
         pools: dict[str, list[tuple[float, float]]] = {}
         for known in self._replicas.values():
             if known.factors:
@@ -258,7 +261,8 @@ class PredictionDrift:
         return {pool: factors for pool, factors in found.items() if factors != (1.0, 1.0)}
 
     def ratio(self, replica: int, now: float = 0.0) -> PredictionRatio | None:
-        """None: its requests are not compared, or too few were. `now`: on the clock of the requests."""
+        """The replica's ratio; None if its requests are not compared, or too few were. `now` is on the clock of the
+        requests."""
         known = self._replicas.get(replica)
         if known is None:
             return None
@@ -270,7 +274,7 @@ class PredictionDrift:
         return PredictionRatio(ttft, itl, text, self._drifts(known, now))
 
     def _drifts(self, known: _Replica, now: float) -> list[TermDrift]:
-        """The terms that are off; decoding and prompts as one where they are off alike."""
+        """The wrong terms; decoding and prompts as one term if both are wrong by the same factor."""
         found = [self._drift_of(known, term, now) for term in TERMS if term in known.told]
         if {"decode", "prefill"} <= known.told.keys():
             decode, prefill = found[:2]
@@ -293,7 +297,7 @@ class PredictionDrift:
                 yield name, value
 
     def factor_gauges(self, replica: int) -> Iterator[tuple[str, float]]:
-        """Observed over predicted seconds by term, for the metrics page; none while too few requests were compared."""
+        """Observed over predicted seconds by term, for the metrics page; empty while too few requests were compared."""
         known = self._replicas.get(replica)
         for term, factor in known.factors.items() if known is not None else ():
             yield term, factor.value
@@ -307,7 +311,7 @@ def _told(name: str, factor: Factor, since: float) -> TermDrift:
 
 
 def correction(pool: str) -> str:
-    """What a user can do about predictions of a pool that do not hold."""
+    """What a user can do about wrong predictions of a pool."""
     return (
         f"headway calibrate RECORDS --fleet FLEET.yaml --pool {pool} --out {pool}.json --source live, with the folder"
         f" of headway serve --records; then `coefficients: {pool}.json` in the pool"

@@ -1,4 +1,4 @@
-"""The histogram of the gateway: counts by bin, for the Prometheus metrics and the rolling statistics alike."""
+"""The gateway's histogram: counts by bin, for the Prometheus metrics and the rolling statistics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Histogram:
         self.total = 0.0
 
     def cumulative(self) -> list[int]:
-        """For each bin, how many observations lie in this bin or in a lower one."""
+        """For each bin, the number of observations in this bin and all lower bins."""
         return list(accumulate(self.counts.get(index, 0) for index in range(len(self._bounds) + 1)))
 
     def quantile(self, share: float) -> float | None:

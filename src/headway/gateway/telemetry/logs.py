@@ -29,7 +29,7 @@ class LogOptions(Struct, frozen=True):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object a line; a traceback is a text in it."""
+    """Writes one JSON object per line; a traceback is a text in the object."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

@@ -1,8 +1,5 @@
-"""How late the gateway's event loops run what is due.
-
-A loop that is busy, or whose process waits for a CPU, reads tokens late. Their times are then the gateway's, and say
-nothing of the engine.
-"""
+"""Delays of the gateway's event loops. A loop that is busy, or whose process waits for a CPU, reads tokens late. The
+measured token times then describe the gateway, not the engine."""
 
 from __future__ import annotations
 
@@ -13,26 +10,26 @@ from collections.abc import Iterable
 from headway.gateway.clock import Clock
 
 PERIOD_S = 0.1
-"""Time between two samples of a loop, and the grid on which delays are kept."""
+"""Time between two samples of a loop, and the resolution of the stored delays."""
 KEPT_S = 900.0
-"""Delays are remembered for this time."""
+"""Time for which delays are kept."""
 RECENT_S = 60.0
-"""Time whose longest delay is shown."""
+"""Window of the longest delay that is shown."""
 LEAST_S = 0.002
-"""Shorter delays are a timer's usual ones."""
+"""Shorter delays are normal for a timer and are ignored."""
 
 Delay = tuple[float, float]
-"""When something was due, in seconds on the gateway's clock, and how much later it ran."""
+"""When a callback was due, in seconds on the gateway's clock, and how much later it ran."""
 
 
 class LoopDelay:
-    """The delays of one event loop, and those that the loops of workers report."""
+    """The delays of one event loop, and the delays that workers report of their loops."""
 
     def __init__(self, clock: Clock, num_taken: int = 0) -> None:
-        """`num_taken`: so many delays of this loop are kept for the next call of `take`."""
+        """`num_taken`: how many delays of this loop are kept for the next call of `take`."""
         self._clock = clock
         self._worst_s: dict[int, float] = {}
-        """By period of the grid: the longest delay that reached into it."""
+        """By sampling period: the longest delay that overlaps it."""
         self._untaken: deque[Delay] = deque(maxlen=num_taken)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -41,7 +38,7 @@ class LoopDelay:
         self._timer = self._clock.at(self._clock.now + PERIOD_S, self._sample, None)
 
     def stop(self) -> None:
-        """Cancel the next sample; those that were taken stay."""
+        """Cancel the next sample. Collected delays stay."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -59,7 +56,7 @@ class LoopDelay:
         return taken
 
     def add(self, delays: Iterable[Delay]) -> None:
-        """Add delays, of this loop or of another one on the same clock."""
+        """Add delays of this loop, or of another loop on the same clock."""
         worst_s = self._worst_s
         for due_s, late_s in delays:
             first = max(due_s - PERIOD_S, due_s + late_s - KEPT_S)
@@ -70,7 +67,7 @@ class LoopDelay:
             self._worst_s = {period: late_s for period, late_s in worst_s.items() if period >= oldest}
 
     def at(self, time_s: float) -> float:
-        """By how many seconds something may have been seen late at this time; 0: by none that counts."""
+        """The delay in seconds with which the gateway may have seen an event at this time; 0 if none counts."""
         return self._worst_s.get(int(time_s / PERIOD_S), 0.0)
 
     def recent_s(self) -> float:

@@ -16,7 +16,7 @@ from headway.gateway.telemetry.histogram import Histogram
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _LE = (*map(str, _BOUNDS_S), "+Inf")
 LAST_TIER = 99
-"""Tiers above it are counted as this one: clients choose tiers, and each takes memory."""
+"""Higher tiers are counted as this one: clients choose tiers, and each tier takes memory."""
 _E2E, _TTFT = ("headway_request_duration_seconds", ""), ("headway_time_to_first_token_seconds", "")
 _TPOT, _HOLD = ("headway_time_per_output_token_seconds", ""), ("headway_hold_seconds", "")
 _OUTCOMES = tuple(outcome.name.lower() for outcome in Outcome)
@@ -30,26 +30,26 @@ _BY_MODEL = {
         "tenant_requests_total", "tenant_tokens_total",
     )
 }  # fmt: skip
-"""Counters by model and by one more label."""
+"""Counters by model and one more label."""
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 MAX_TENANTS = 1000
-"""Tenants with a series of their own. Further ones are counted together, as `other`."""
+"""Tenants with their own series. Further tenants are counted together, as `other`."""
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
 Metric = tuple[str, list[Sample]]
-"""Name and values of this moment."""
+"""Name and current values of a metric."""
 Exemplar = tuple[str, float, float]
-"""A request's id, an observation of it, and the gateway's time of that."""
+"""A request's id, its observation, and the gateway's time of the observation."""
 ResponseCount = tuple[str, int, int]
-"""Path, HTTP status, and how many answers had it."""
+"""Path, HTTP status, and number of answers."""
 _MAX_EXEMPLAR_CHARS = 128 - len("request_id")
-"""OpenMetrics bounds an exemplar's labels."""
+"""OpenMetrics limits the length of an exemplar's labels."""
 HistogramCounts = tuple[str, str, int, str, dict[int, int], float]
 """Model, pool, tier, phase ("" for the gateway's overhead), counts by bin, and the sum of the observations."""
 
 
 def latencies_s(live: Live, now: float) -> tuple[float, float | None, float | None]:
-    """E2E, TTFT and TPOT of a request that finishes now; of an answer that came at once, only the first is known."""
+    """E2E, TTFT and TPOT of a request that finishes now. An answer that is not streamed has only an E2E."""
     arrival_s, first_s, tokens = live.arrival_s, live.first_token_s, live.generated_tokens
     if first_s != first_s:
         return now - arrival_s, None, None
@@ -58,13 +58,13 @@ def latencies_s(live: Live, now: float) -> tuple[float, float | None, float | No
 
 
 def has_slo(live: Live) -> bool:
-    """A request with a deadline has that alone: see `Control._add_slo`."""
+    """Whether a request has an SLO. A request with a deadline has no other SLO: see `Control._add_slo`."""
     return not (live.slo_ttft_s is live.slo_tpot_s is live.slo_e2e_s is live.deadline_s is None)
 
 
 def met_slos(live: Live, e2e_s: float, ttft_s: float | None, tpot_s: float | None) -> bool:
-    """Whether a request that finished met its SLOs. As in the metrics of runs, an answer that is not streamed counts
-    with its duration alone, and a single token has no TPOT to miss."""
+    """Whether a request that finished met its SLOs. As in the metrics of runs, an answer that is not streamed is judged
+    by its duration alone, and a single token has no TPOT."""
     end_s = live.slo_e2e_s
     if end_s is None and live.deadline_s is not None:
         end_s = live.deadline_s - live.arrival_s
@@ -76,7 +76,7 @@ def met_slos(live: Live, e2e_s: float, ttft_s: float | None, tpot_s: float | Non
 
 
 class _Answering(Protocol):
-    """What the metrics read of a replica."""
+    """The part of a replica that the metrics read."""
 
     @property
     def id(self) -> int: ...
@@ -87,7 +87,7 @@ class _Answering(Protocol):
 
 
 class MeasuredRequest(Protocol):
-    """What the metrics read of a request in flight."""
+    """The part of a request in flight that the metrics read."""
 
     @property
     def live(self) -> Live: ...
@@ -102,7 +102,7 @@ class MeasuredRequest(Protocol):
 
 
 class _Latency:
-    """A latency's histogram, and the last request in each of its bins."""
+    """The histogram of a latency, and the last request in each bin."""
 
     __slots__ = ("exemplars", "histogram")
 
@@ -136,13 +136,13 @@ class _Series:
         self.latencies = {_HOLD: self.hold, _E2E: self.e2e, _TTFT: self.ttft, _TPOT: self.tpot}
         self.overhead = Histogram(_BOUNDS_S)
         self.histograms: dict[tuple[str, str], Histogram] = defaultdict(partial(Histogram, _BOUNDS_S))
-        """By metric and phase; only times between tokens have a phase."""
+        """By metric and phase. Only times between tokens have a phase."""
         self.histograms |= {name: latency.histogram for name, latency in self.latencies.items()}
         self.histograms[_OVERHEAD] = self.overhead
 
 
 class _AllSeries(dict[tuple[str, str, int], _Series]):
-    """The series by model, pool and tier, created when they are first read."""
+    """The series by model, pool and tier, created on first access."""
 
     def __missing__(self, key: tuple[str, str, int]) -> _Series:
         series = self[key] = _Series(*key)
@@ -158,12 +158,11 @@ class PrometheusMetrics:
         self.num_responses: dict[tuple[str, int], int] = {}
         """Answers by path and HTTP status."""
         self.hosted_tokens: dict[int, list[int]] = {}
-        """By hosted replica: tokens that it has charged for, of prompts, of prompts in its prefix cache, and of
-        answers."""
+        """By hosted replica: the tokens that it has charged for: prompt, cached prompt and output tokens."""
         self.tenants = KnownNames(MAX_TENANTS)
 
     def _series_of(self, request: MeasuredRequest) -> _Series:
-        """The pool is empty for a request that was never placed."""
+        """The request's series. The pool is empty if the request was never placed."""
         live, replica = request.live, request.replica
         tier = live.tier
         return self._series[
@@ -197,7 +196,8 @@ class PrometheusMetrics:
             hosted[0] += live.prompt_tokens - cached
             hosted[1] += cached
             hosted[2] += live.generated_tokens
-        is_judged = not (live.slo_ttft_s is live.slo_tpot_s is live.slo_e2e_s is live.deadline_s is None)  # no call
+        # avoids a call
+        is_judged = not (live.slo_ttft_s is live.slo_tpot_s is live.slo_e2e_s is live.deadline_s is None)
         if outcome is not Outcome.FINISHED:
             if is_judged:
                 self._by_model["headway_slo_requests_total"][live.model, "missed"] += 1
@@ -217,17 +217,18 @@ class PrometheusMetrics:
             tpot.exemplars[tpot.histogram.observe(tpot_s)] = id, tpot_s, now
 
     def count_send(self, request: MeasuredRequest, read_s: float, now: float) -> None:
-        """Observe the gateway's overhead on a request's first send to a replica; its last byte came at `read_s`."""
+        """Observe the gateway's overhead at a request's first send to a replica. `read_s`: when the request's last byte
+        arrived."""
         live = request.live
         overhead_s = live.arrival_s - read_s + now - live.enqueued_s
         self._series_of(request).overhead.observe(overhead_s)
 
     def inter_token(self, request: MeasuredRequest) -> Histogram:
-        """The histogram of times between tokens, valid while the request keeps its replica and its phase."""
+        """The histogram of times between tokens, valid while the request keeps its replica and phase."""
         return self._series_of(request).histograms[_INTER_TOKEN, request.live.phase.name.lower()]
 
     def drain(self) -> list[HistogramCounts]:
-        """Counts of inter-token times and overheads since the last call; the caller owns them from now on."""
+        """Counts of inter-token times and overheads since the last call. The caller owns them."""
         drained: list[HistogramCounts] = []
         for (model, pool, tier), series in self._series.items():
             for (metric, phase), histogram in series.histograms.items():
@@ -237,7 +238,7 @@ class PrometheusMetrics:
         return drained
 
     def merge(self, drained: Iterable[HistogramCounts], responses: Iterable[ResponseCount] = ()) -> None:
-        """Add counts that another process has drained."""
+        """Add the drained counts of another process."""
         for path, status, num in responses:
             self.num_responses[path, status] = self.num_responses.get((path, status), 0) + num
         for model, pool, tier, phase, counts, total_s in drained:
@@ -245,13 +246,13 @@ class PrometheusMetrics:
             self._series[model, pool, tier].histograms[key].merge(counts, total_s)
 
     def drain_responses(self) -> list[ResponseCount]:
-        """Answers since the last call."""
+        """Answer counts since the last call."""
         drained = [(path, status, num) for (path, status), num in self.num_responses.items()]
         self.num_responses.clear()
         return drained
 
     def count_failure(self, live: Live, pool: str) -> None:
-        """Count a request whose replica, of this pool, has failed, and that is placed again."""
+        """Count a request whose replica failed and that is placed again."""
         name = "headway_failovers_total" if live.generated_tokens else "headway_retries_total"
         self._by_model[name][live.model, pool] += 1
 
@@ -259,28 +260,25 @@ class PrometheusMetrics:
         self._by_model["headway_judgements_total"][model, outcome] += 1
 
     def count_ejection(self, model: str, reason: str) -> None:
-        """Count a replica that is ejected, or that generates nothing."""
+        """Count a replica that is ejected, or that generates no tokens."""
         self._by_model["headway_ejections_total"][model, reason] += 1
 
     def count_fallback(self, model: str, reason: str) -> None:
-        """Count a request for a model that another one was to answer."""
+        """Count a request that is answered by a fallback model."""
         self._by_model["headway_fallbacks_total"][model, reason] += 1
 
     def count_prefill(self, model: str, outcome: str) -> None:
-        """Count a prompt that one replica computed, or failed to compute, for another."""
+        """Count a prompt that one replica computed, or failed to compute, for another replica."""
         self._by_model["headway_prefills_total"][model, outcome] += 1
 
     def page(self, metrics: Iterable[Metric] = (), wall_start_s: float | None = None) -> str:
-        """The whole page as one text; the arguments are those of `lines`."""
+        """The whole page as one text. The arguments are those of `lines`."""
         return "\n".join(self.lines(metrics, wall_start_s)) + "\n"
 
     def lines(self, metrics: Iterable[Metric] = (), wall_start_s: float | None = None) -> Iterator[str]:
-        """All metrics, with those of `metrics`, which are kept elsewhere: the lines of the page, the lines of one
-        histogram together. Metrics may change meanwhile.
-
-        In Prometheus' text format; with `wall_start_s`, the wall clock's time when the gateway's clock was 0, in
-        OpenMetrics, with exemplars.
-        """
+        """The lines of the page; the lines of one histogram come together. `metrics` are kept elsewhere and added; they
+        may change meanwhile. The format is Prometheus' text format. With `wall_start_s`, the wall clock's time when the
+        gateway's clock was 0, it is OpenMetrics with exemplars."""
         is_open = wall_start_s is not None
         for name, samples in (*self._counters(), *metrics):
             yield from _head(name, is_open)
@@ -298,7 +296,7 @@ class PrometheusMetrics:
             yield "# EOF"
 
     def _counters(self) -> Iterator[Metric]:
-        """What is kept here, but for histograms."""
+        """The counters that are kept here."""
         ended: list[Sample] = [
             ({**series.labels, "outcome": outcome}, float(num))
             for series in self._series.values()
@@ -330,7 +328,8 @@ def _head(name: str, is_open: bool) -> tuple[str, str]:
 
 
 def _exemplars(series: _Series, metric: tuple[str, str], wall_start_s: float) -> dict[int, str]:
-    """By bin, as in OpenMetrics; none for an id that is too long, as a part of one finds no request."""
+    """Exemplars by bin, in OpenMetrics' format. An id that is too long has none, because a truncated id finds no
+    request."""
     latency = series.latencies.get(metric)
     return {
         index: f" # {_labels({'request_id': id})} {value:.9g} {wall_start_s + time_s:.3f}"

@@ -1,4 +1,4 @@
-"""What the operating system says of this process, under the names of Prometheus' client libraries."""
+"""The operating system's figures of this process, under the metric names of Prometheus' client libraries."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headway.gateway.telemetry.metrics import Metric
 
 _PROC = Path("/proc")
 _START_TICKS, _VIRTUAL_BYTES, _RESIDENT_PAGES = 19, 20, 21
-"""Fields of /proc/PID/stat, counted from the one after the program's name (proc(5))."""
+"""Fields of /proc/PID/stat, counted from the field after the program's name (proc(5))."""
 
 
 def is_compiled() -> bool:
-    """Whether the loops of simulator and gateway are compiled (`setup.py`)."""
+    """Whether the loops of the simulator and gateway are compiled (`setup.py`)."""
     loop = find_spec("headway.sim.kernel")
     return loop is not None and str(loop.origin).endswith(tuple(EXTENSION_SUFFIXES))
 
@@ -29,7 +29,7 @@ def build_info() -> Metric:
 
 
 def process_metrics(folder: Path = _PROC) -> list[Metric]:
-    """CPU time, memory, start and descriptors. Without Linux's /proc: CPU time and the bound of descriptors."""
+    """CPU time, memory, start time and file descriptors. Without Linux's /proc: CPU time and the descriptor limit."""
     times, (most_fds, _) = os.times(), resource.getrlimit(resource.RLIMIT_NOFILE)
     found: list[tuple[str, float]] = [
         ("process_cpu_seconds_total", times.user + times.system),
@@ -45,6 +45,6 @@ def process_metrics(folder: Path = _PROC) -> list[Metric]:
             ("process_start_time_seconds", int(boot.split()[1]) + int(fields[_START_TICKS]) / ticks),
             ("process_open_fds", float(len(os.listdir(folder / "self/fd")))),
         ]
-    except (OSError, StopIteration, IndexError, ValueError):  # no Linux, or a hidden /proc
+    except (OSError, StopIteration, IndexError, ValueError):  # not Linux, or /proc is hidden
         pass
     return [(name, [({}, value)]) for name, value in found]

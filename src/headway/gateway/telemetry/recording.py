@@ -14,18 +14,19 @@ from headway.workload.readers.run_parts import Arrival, RunState
 
 _MAX_REGIONS = 1 << 15
 _MAX_TENANTS = (1 << 15) - 2
-"""Of the first tenants, which have codes of two bytes beside that of no tenant; others are recorded as `other`."""
+"""Tenants with a recorded name: their codes have two bytes. Later tenants are recorded as `other`."""
 
 
 class Recording:
-    """The requests of one run. If disabled, it keeps nothing, and memory does not grow."""
+    """The requests of one run. A disabled recording keeps nothing, so that memory does not grow."""
 
     def __init__(self, enabled: bool, write: Callable[[Rows], None] | None = None, has_fallbacks: bool = False) -> None:
-        """`write` takes the rows at each `flush`; without it, all are kept. `has_fallbacks`: they are recorded."""
+        """`write` takes the rows at each `flush`; without it, all rows are kept. `has_fallbacks`: whether fallbacks are
+        recorded."""
         self.enabled, self._write = enabled, write
         self.recorder = Recorder(has_fallbacks and enabled)
         self.num_requests = self.num_waiting = 0
-        """Requests recorded, and those of them that are not flushed."""
+        """Recorded requests, and how many of them are not flushed."""
         self._arrivals: list[Arrival] = []
         self._flushed: list[Rows] = []
         self._regions: set[str] = set()
@@ -43,8 +44,8 @@ class Recording:
         longest_gap_s: float = 0.0,
         resumed_s: float | None = None,
     ) -> None:
-        """Add a request that has ended. `cascade`: the cascade that it asked for, if it did not ask for a model. The
-        others are columns of `core.record`."""
+        """Add a request that has ended. `cascade`: the cascade that it asked for, instead of a model. The other
+        arguments are columns of `core.record`."""
         if not self.enabled:
             return
         nan, requested = float("nan"), live.model if live.fallback is None else live.fallback.model
@@ -62,14 +63,15 @@ class Recording:
         self.num_waiting += 1
 
     def _region(self, name: str) -> str:
-        """The region. Clients name regions, so those beyond the number's range are recorded without a name."""
+        """The recorded region name. Clients name regions, so regions beyond the largest code are recorded without a
+        name."""
         if len(self._regions) >= _MAX_REGIONS - 1 and name not in self._regions:
             return ""
         self._regions.add(name)
         return name
 
     def flush(self, replicas: Iterable[ReplicaRecord], now: float, judge_usd: float = 0.0) -> None:
-        """Give all rows since the last flush to `write`. `now`: on the clock of the requests' times."""
+        """Give all rows since the last flush to `write`. `now` is on the clock of the requests' times."""
         if self._started_s is None:
             self._started_s = time() - now
         state = RunState(self._started_s, now, judge_usd, tuple(replicas))
@@ -78,9 +80,7 @@ class Recording:
         (self._write or self._flushed.append)(rows)
 
     def records(self, replicas: Iterable[ReplicaRecord], end_s: float, judge_usd: float = 0.0) -> Records:
-        """All requests that have ended, numbered in order of arrival; time starts with the first of them.
-
-        For a recording without `write`.
-        """
+        """All requests that have ended, numbered in order of arrival; time starts with the first arrival. Only for a
+        recording without `write`."""
         self.flush(replicas, end_s, judge_usd)
         return assemble([(rows.tables(), rows.state) for rows in self._flushed])

@@ -1,4 +1,4 @@
-"""What became of the gateway's reloads of its fleet file."""
+"""Results of the gateway's reloads of its fleet file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Reload(Struct, frozen=True):
     """One reload of the fleet file."""
 
     time_s: float
-    """Seconds since 1970."""
+    """Time in seconds since 1970."""
     cause: str
-    """What asked for it: `signal`, `file` or `request`."""
+    """Cause of the reload: `signal`, `file` or `request`."""
     outcome: ReloadOutcome
-    """`failed`: the file is invalid, or changes what only a restart can, and nothing has changed."""
+    """`failed`: the file is invalid, or changes a setting that needs a restart; nothing has changed."""
     changes: tuple[str, ...] = ()
     error: str = ""
 

@@ -1,4 +1,5 @@
-"""The last minutes for the dashboard: rates and latencies by tier in slots of a few seconds, and decisions."""
+"""Statistics of the last minutes for the dashboard: rates and latencies by tier in slots of a few seconds, and
+decisions."""
 
 from __future__ import annotations
 
@@ -18,27 +19,27 @@ from headway.gateway.telemetry.metrics import LAST_TIER, has_slo, latencies_s, m
 
 SLOT_S = 5.0
 NUM_SLOTS = 60
-"""Five minutes."""
+"""Slots of five minutes."""
 _RATE_WINDOW_S = 30.0
 _NUM_DECISIONS = 12
 _MAX_TENANTS = 200
-"""Tenants that are counted by name; the others together."""
+"""Tenants counted by name; the others are counted together."""
 _COLLECT_S = 15.0
-"""Decisions are collected for so long after the last reader asked."""
+"""Decisions are collected for this time after the last read."""
 _BIN_WIDTH = math.log(1.04)
-"""Bins are 4% wide, so that latencies are right to 2%."""
+"""Bins are 4% wide, so that latencies are accurate to 2%."""
 _BOUNDS_S = tuple(math.exp((index + 0.5) * _BIN_WIDTH) for index in range(-352, 353))
-"""From a microsecond to eleven days."""
+"""Bin bounds from a microsecond to eleven days."""
 
 _LATENCIES = ("e2e_s", "ttft_s", "tpot_s")
-"""In the order of `latencies_s`."""
+"""Latencies in the order of `latencies_s`."""
 
 Num = Annotated[int, Meta(ge=0)]
 _Rate = Annotated[float, Meta(ge=0)]
 
 
 class LatencyQuantiles(Struct, forbid_unknown_fields=True):
-    """In seconds; null without observations."""
+    """Quantiles in seconds; null without observations."""
 
     p50: float | None
     p95: float | None
@@ -46,32 +47,32 @@ class LatencyQuantiles(Struct, forbid_unknown_fields=True):
 
 
 class SloCounts(Struct, forbid_unknown_fields=True):
-    """Requests with SLOs that have ended, and those of them that met all theirs."""
+    """Ended requests with SLOs, and how many of them met all their SLOs."""
 
     num: Num = 0
     met: Num = 0
 
 
 class TenantStats(Struct, forbid_unknown_fields=True):
-    """One tenant over the last minutes; "": requests without one."""
+    """One tenant over the last minutes; "" stands for requests without a tenant."""
 
     tenant: str
     num: Num
     failed: Num
     tokens: Num
-    """Of prompts and answers."""
+    """Prompt and output tokens."""
     slo: SloCounts
 
 
 class Cost(Struct, forbid_unknown_fields=True):
-    """What the fleet costs, by the prices of its pools."""
+    """The fleet's cost, by the prices of its pools."""
 
     usd_per_hour: float
-    """Of the replicas that are there, without what hosted ones charge for tokens."""
+    """Cost of the current replicas per hour, without the token charges of hosted replicas."""
     usd: float
-    """Since the gateway's start."""
+    """Cost since the gateway's start."""
     usd_per_million_output_tokens: float | None
-    """Over the last minutes; null without output."""
+    """Cost over the last minutes; null without output."""
 
 
 class TierStats(Struct, forbid_unknown_fields=True):
@@ -93,7 +94,7 @@ class RecentRates(Struct, forbid_unknown_fields=True):
     failed_per_s: _Rate
     tokens_per_s: _Rate
     decisions_per_s: dict[str, _Rate]
-    """By what was decided; while decisions are collected."""
+    """Decisions per second by kind, while decisions are collected."""
 
 
 class SlotSeries(Struct, forbid_unknown_fields=True):
@@ -118,24 +119,24 @@ class _TierSlot(Struct):
 
 
 class _Slot(Struct):
-    """All that ended in one slot."""
+    """All requests that ended in one slot."""
 
     start_usd: float
-    """What the fleet had cost when the first request of the slot ended."""
+    """The fleet's cost when the first request of the slot ended."""
     tiers: dict[int, _TierSlot] = field(default_factory=dict)
     tenants: dict[str, TenantStats] = field(default_factory=dict)
     decisions: Counter[str] = field(default_factory=Counter)
 
 
 _Slots = list[dict[int, _TierSlot]]
-"""Each slot's tiers; the last slot is the present one."""
+"""Each slot's tiers. The last slot is the current one."""
 
 
 class RollingStats:
     """Counts and latencies of requests that ended in the last minutes."""
 
     def __init__(self, decisions: DecisionObserver, usd: Callable[[], float]) -> None:
-        """`usd()`: what the fleet has cost so far."""
+        """`usd()`: the fleet's cost so far."""
         self._slots: deque[tuple[int, _Slot]] = deque(maxlen=NUM_SLOTS + 1)
         self._decisions: deque[Decision] = deque(maxlen=_NUM_DECISIONS)
         self._source, self._usd = decisions, usd
@@ -143,7 +144,7 @@ class RollingStats:
         self._collects, self._collects_from_s, self._collects_until_s = False, 0.0, 0.0
 
     def count_end(self, live: Live, outcome: Outcome, now: float) -> None:
-        """Count a request that has ended, in `LAST_TIER` at most."""
+        """Count a request that has ended. Tiers above `LAST_TIER` are counted as `LAST_TIER`."""
         if self._collects and now > self._collects_until_s:
             self._collects = False
             self._source.listeners.remove(self._note_decision)
@@ -182,7 +183,7 @@ class RollingStats:
         self._slot(decision.time_s - self._source.start_s).decisions[decision.what] += 1
 
     def collect_decisions(self, now: float) -> None:
-        """Collect decisions from now on; without a further call, for 15 seconds."""
+        """Collect decisions for the next 15 seconds."""
         if not self._collects:
             self._collects, self._collects_from_s = True, now
             self._source.listeners.append(self._note_decision)
@@ -193,7 +194,7 @@ class RollingStats:
         return list(reversed(self._decisions))
 
     def rates(self, now: float) -> RecentRates:
-        """Over the present slot and the whole ones before it."""
+        """Rates over the current slot and the complete slots before it."""
         num_recent = int(_RATE_WINDOW_S / SLOT_S)
         recent = self._window(now)[-num_recent:]
         length_s = min((num_recent - 1) * SLOT_S + now % SLOT_S, now) or SLOT_S
@@ -213,7 +214,7 @@ class RollingStats:
         )
 
     def tenants(self, now: float) -> list[TenantStats]:
-        """Over the whole window, those with most tokens first."""
+        """Tenants over the whole window, those with most tokens first."""
         found: dict[str, TenantStats] = {}
         for slot in self._recent(now):
             for tenant, part in slot.tenants.items():
@@ -227,19 +228,19 @@ class RollingStats:
         return sorted(found.values(), key=lambda each: -each.tokens)
 
     def cost(self, now: float, usd_per_hour: float) -> Cost:
-        """`usd_per_hour`: of the replicas that are there."""
+        """`usd_per_hour`: cost of the current replicas."""
         slots, usd = self._recent(now), self._usd()
         tokens = sum(tier.tokens for slot in slots for tier in slot.tiers.values())
         spent_usd = usd - slots[0].start_usd if slots else 0.0
         return Cost(usd_per_hour, usd, spent_usd / tokens * 1e6 if tokens else None)
 
     def _recent(self, now: float) -> list[_Slot]:
-        """The window's slots in which something ended."""
+        """The window's slots in which a request ended."""
         first = int(now // SLOT_S) - NUM_SLOTS
         return [slot for number, slot in self._slots if number > first]
 
     def tiers(self, now: float) -> Iterator[TierStats]:
-        """Each tier over the whole window. Requests may end meanwhile."""
+        """Each tier over the whole window. Requests may end during the iteration."""
         window = self._window(now)
         for tier in _tiers(window):
             slots = [slot[tier] for slot in window if tier in slot]
@@ -248,13 +249,14 @@ class RollingStats:
             yield TierStats(tier=tier, num=num, failed=failed, slo=_total(slot.slo for slot in slots), **latencies)
 
     def medians(self, now: float) -> Iterator[tuple[str, dict[str, list[float | None]]]]:
-        """Each tier, and its metrics' medians over the whole window, slot by slot. Requests may end meanwhile."""
+        """Each tier, with the medians of its metrics by slot over the whole window. Requests may end during the
+        iteration."""
         window = self._window(now)
         for tier in _tiers(window):
             yield str(tier), _medians(tier, window)
 
     def series(self, now: float, medians: dict[str, dict[str, list[float | None]]]) -> SlotSeries:
-        """The whole window, slot by slot, with the medians of `medians`."""
+        """The whole window by slot, with these medians."""
         window = self._window(now)
         return SlotSeries(
             slot_s=SLOT_S,

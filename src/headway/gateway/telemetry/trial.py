@@ -1,4 +1,4 @@
-"""The SLO attainment of the requests that arrived in a period, while a change is tried."""
+"""SLO attainment of the requests that arrived in a period, while a change is tried."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Period:
         self.num = self.num_met = 0
 
     def attainment(self, in_flight: Iterable[Live]) -> float | None:
-        """Share of the requests that met their SLOs; those in flight have missed them. None: there are none."""
+        """Share of the requests that met their SLOs; requests in flight count as misses. None without requests."""
         num = self.num + sum(self.from_s <= live.arrival_s < self.to_s and has_slo(live) for live in in_flight)
         return self.num_met / num if num else None
 
@@ -31,9 +31,9 @@ class Trial:
     def __init__(self) -> None:
         self.periods: list[Period] = []
         self._recent: deque[tuple[float, float]] = deque(maxlen=_NUM_RECENT)
-        """Ends of the last requests, and how long they took."""
+        """Ends and durations of the last requests."""
         self.num, self.num_met = 0, 0
-        """Requests with SLOs that have ended, and those that met them."""
+        """Ended requests with SLOs, and how many of them met the SLOs."""
 
     def ended(self, live: Live, outcome: Outcome, now: float) -> None:
         """Count a request that has ended."""
@@ -48,12 +48,12 @@ class Trial:
                 period.num, period.num_met = period.num + 1, period.num_met + is_met
 
     def requests_per_s(self, now: float) -> float:
-        """Of the last requests that ended."""
+        """Rate of the last ended requests."""
         if len(self._recent) < 2:
             return 0.0
         return len(self._recent) / max(now - self._recent[0][0], 1e-9)
 
     def longest_s(self) -> float:
-        """The time within which 99% of the last requests ended; 0: none has."""
+        """The time within which 99% of the last requests ended; 0 without requests."""
         taken_s = sorted(each for _, each in self._recent)
         return taken_s[int(0.99 * (len(taken_s) - 1))] if taken_s else 0.0
