@@ -61,7 +61,7 @@ class StoredAccount(Account):
 
 
 def utc_today() -> Today:
-    """The day in UTC. The local day can repeat, and the budget would count the same spending again."""
+    """The current day in UTC. A clock set back past midnight does not repeat a day, so no use is charged twice."""
     return Today(lambda: datetime.now(UTC).date())
 
 

@@ -1,1 +1,1 @@
-"""Replicas that start, serve, drain and stop."""
+"""Starts, drains and stops replicas."""

@@ -1,4 +1,5 @@
-"""Combo instances: the replicas of a combo that start and stop together. A pool's replica is an instance by itself."""
+"""Combo instances: replicas of a combo that start and stop together. A replica of a plain pool is an instance by
+itself."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ class ComboInstance:
         self.members: list[LiveReplica] = []
         self._num_wanted = served.unit
         self.is_announced = False
-        """Control knows the instance, as all of it was up."""
+        """Whether control knows the instance: all its replicas were up once."""
 
     def has_room_for(self, pool: str) -> bool:
-        """The instance has room for one more replica of this pool."""
+        """Whether the instance has room for one more replica of this pool."""
         return sum(member.pool == pool for member in self.members) < self._num_wanted.get(pool, 0)
 
     @property
     def is_complete(self) -> bool:
-        """All replicas of the instance exist, up or not."""
+        """Whether all replicas of the instance exist, up or not."""
         return not any(self.has_room_for(pool) for pool in self._num_wanted)
 
 
@@ -38,7 +39,7 @@ class ComboInstances:
         self._by_replica: dict[int, ComboInstance] = {}
 
     def join(self, replica: LiveReplica, served: ServedPool) -> None:
-        """Put a replica into the first instance that has room for it, else into a new one."""
+        """Put a replica into the first instance with room for it, or into a new instance."""
         name, pool = served.deployment.name, served.pool.name
         instance = next((each for each in self._instances if each.name == name and each.has_room_for(pool)), None)
         if instance is None:
@@ -52,7 +53,7 @@ class ComboInstances:
             replica.is_single_phase = replica.adapter.dual_dispatch and replica.role != "mixed"
 
     def of(self, replica: LiveReplica) -> ComboInstance:
-        """The instance that a replica is in, or was in."""
+        """The instance that contains or contained a replica."""
         return self._by_replica[replica.id]
 
     def named(self, name: str) -> list[ComboInstance]:
@@ -69,7 +70,7 @@ class ComboInstances:
 
 
 def in_order(pools: Sequence[ServedPool]) -> Iterator[tuple[ServedPool, str]]:
-    """All endpoints, as the simulator numbers replicas: pools first, then combos, instance by instance."""
+    """All endpoints in the simulator's numbering: pools first, then combos, instance by instance."""
     for served in pools:
         if served.combo is None:
             yield from ((served, url) for url in served.endpoints)

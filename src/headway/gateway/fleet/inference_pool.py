@@ -1,7 +1,7 @@
-"""Replicas as the pods of an InferencePool of the Kubernetes Gateway API Inference Extension.
+"""Replicas that are the pods of an InferencePool of the Kubernetes Gateway API Inference Extension.
 
-The pool's selector and ports say which endpoints there are. Pods are watched from their list on, so a change is seen at
-once; then the list is read again, as it is after `poll_s` without a change.
+The pool's selector and ports determine the endpoints. Pods are listed and then watched, so a change is seen at once;
+then, and after `poll_s` without a change, they are listed again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = logging.getLogger("headway.gateway")
 _GROUP, _VERSION, _PLURAL = "inference.networking.k8s.io", "v1", "inferencepools"
 _TIMEOUT_S = 10.0
 _GONE = 410
-"""The API server does not remember the pods as they were read: they are read again."""
+"""The API server no longer knows the version of the last list: list the pods again."""
 _PAUSE_S = 2.0
-"""After an error."""
+"""Pause after an error."""
 
 
 class Endpoint(Struct, frozen=True):
@@ -50,7 +50,7 @@ class PoolApi:
         api = client.ApiClient(configuration(spec.context))
         self._core, self._custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
         self._selector = self._version = ""
-        """Of the pods, as they were read last."""
+        """The selector and version of the last list of pods."""
         self._watch: Any = None
 
     def read(self) -> list[Endpoint]:
@@ -77,7 +77,7 @@ class PoolApi:
         return endpoints
 
     def wait_for_change(self) -> None:
-        """Return when a pod of the pool is not as it was read last, and after `poll_s` at the latest."""
+        """Return when a pod of the pool has changed since the last list, and after `poll_s` at the latest."""
         self._watch = watch.Watch()
         stream = self._watch.stream(
             self._core.list_namespaced_pod,
@@ -99,19 +99,19 @@ class PoolApi:
 
 
 class InferencePoolPods:
-    """Follows one pool's endpoints, whose number others set. Satisfies `Actuator`."""
+    """Follows one pool's endpoints, whose number others set. Implements `Actuator`."""
 
     def __init__(self, served: ServedPool, spec: InferencePool, host: ActuatorHost) -> None:
         self._name, self._spec, self._host = served.pool.name, spec, host
         self._api = PoolApi(spec)
         self._used: dict[tuple[str, str], LiveReplica] = {}
-        """By the pod's uid and the address."""
+        """Replicas by the pod's uid and the address."""
         self._retired: set[tuple[str, str]] = set()
         self._readiness, self._departures = Readiness(self._name, host), Departures(host)
         self._is_closed = threading.Event()
 
     def start_initial(self) -> None:
-        # A daemon, as a watch may be silent for long when the gateway ends.
+        # A daemon thread, because a watch may be silent for long when the gateway ends.
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._follow, args=(loop,), name=f"pods of {self._name}", daemon=True).start()
 
@@ -130,14 +130,14 @@ class InferencePoolPods:
                 self._is_closed.wait(_PAUSE_S)
             except RuntimeError:  # the event loop is closed
                 return
-            except Exception:  # a pool that is not as expected must not end the loop
+            except Exception:  # an unexpected pool must not end the loop
                 log.exception("%s: its InferencePool", self._name)
                 self._is_closed.wait(_PAUSE_S)
 
     def _use(self, endpoints: list[Endpoint]) -> None:
-        """Use new endpoints that are ready, and place nothing more at those that are not, or leave.
+        """Use new endpoints that are ready. Place no more requests at endpoints that are not ready or leave.
 
-        A pod that is not listed any more may be gone, or have another label now: its requests go on while it answers.
+        A pod that is no longer listed may be gone or may have another label. Its requests go on while it answers.
         """
         if self._is_closed.is_set():
             return
@@ -167,16 +167,16 @@ class InferencePoolPods:
         self._departures.close()
         self._api.stop()
 
-    # The number of pods is not Headway's to set.
+    # Headway does not set the number of pods.
 
     def add(self) -> None:
-        """Ignored: the pods are started by the cluster."""
+        """Ignored: the cluster starts the pods."""
 
     def cancel(self, num: int) -> None:
-        """Ignored: no start is under way."""
+        """Ignored: Headway starts no pods."""
 
     def replica_up(self, replica: LiveReplica) -> None:
-        """The pod was ready before."""
+        """Ignored: the pod was ready before."""
 
     def stop(self, replica: LiveReplica) -> None:
-        """The pod is not Headway's to stop."""
+        """Ignored: Headway does not stop these pods."""

@@ -1,8 +1,8 @@
 """Runs an engine for a gateway and ends it with the gateway: `python keeper.py STOP_S COMMAND...`.
 
-It needs the standard library only. The gateway holds the other end of its standard input. When that is closed, also
-because the gateway was killed, the engine's process group gets SIGTERM, and SIGKILL after STOP_S seconds. When the
-engine ends by itself, the processes that it leaves behind are killed.
+Uses the standard library only. The gateway holds the other end of the keeper's standard input. When that end is closed,
+also because the gateway was killed, the engine's process group gets SIGTERM, and SIGKILL after STOP_S seconds. When the
+engine ends by itself, its remaining processes are killed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Replicas as pods. A workload's scale subresource sets their number, and its selector identifies them.
+"""Replicas that are pods. A workload's scale subresource sets their number, and its selector identifies them.
 
-Changes that the cluster makes are followed: new pods are used once healthy, and pods that disappear are removed.
+The gateway follows the cluster's changes: it uses new pods once they are healthy, and removes replicas whose pods
+disappear.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ class Pod(Struct, frozen=True):
     uid: str
     name: str
     ip: str
-    """"": none yet."""
+    """IP address; empty if the pod has none yet."""
     is_running: bool = True
     num_restarts: int = 0
-    """Of its containers."""
+    """Restarts of the pod's containers."""
     why: str = ""
     """Why the pod, or one of its containers, does not run."""
     is_ready: bool = True
-    """By its readiness probes, or it has none."""
+    """Whether the readiness probes succeed. True for a pod without probes."""
     is_leaving: bool = False
     """The pod is being deleted."""
 
     @property
     def number(self) -> int:
-        """The number that a StatefulSet gives the pod; -1 for other pods."""
+        """The number of the pod in its StatefulSet; -1 for other pods."""
         tail = self.name.rpartition("-")[2]
         return int(tail) if tail.isdecimal() else -1
 
@@ -64,7 +65,7 @@ class WorkloadApi:
             self._read, self._patch = apps.read_namespaced_stateful_set_scale, apps.patch_namespaced_stateful_set_scale
 
     def read(self) -> tuple[int, list[Pod]]:
-        """The number of pods requested, and the pods that exist, sorted by number and name."""
+        """The number of requested pods, and the existing pods, sorted by number and name."""
         spec = self._spec
         scale = self._read(spec.name, spec.namespace, _request_timeout=_TIMEOUT_S)
         listed = self._core.list_namespaced_pod(
@@ -102,13 +103,14 @@ def _parse_pod(pod: Any) -> Pod:
 
 
 def readiness(pod: Any) -> bool | None:
-    """Whether the cluster says that a pod is ready; None: it says nothing of it."""
+    """Whether the cluster reports the pod as ready; None without a report."""
     conditions = [each.status for each in pod.status.conditions or () if each.type == "Ready"]
     return conditions[0] == "True" if conditions else None
 
 
 def configuration(context: str) -> client.Configuration:
-    """The cluster that this process runs in, else the kubeconfig's. HeadwayError if there is neither."""
+    """The configuration of the cluster that this process runs in, else of the kubeconfig. HeadwayError if there is
+    neither."""
     configuration = client.Configuration()
     try:
         if not context:
@@ -127,16 +129,16 @@ def check(context: str) -> None:
 
 
 class PodFailures:
-    """Which of a workload's pods count as failed."""
+    """Tracks which of a workload's pods count as failed."""
 
     def __init__(self, ready_s: float, tries: int) -> None:
         self._ready_s, self._tries = ready_s, tries
         self._since_s: dict[str, float] = {}
-        """When a pod was first seen, by uid; of missing pods, when they were first missed, by a running number."""
+        """When a pod was first seen, by uid. For missing pods: when each was first missing, by a running number."""
         self.starting: dict[str, Pod] = {}
-        """By uid, the pods that exist and are not up."""
+        """The existing pods that are not up, by uid."""
         self.reported: dict[str, str] = {}
-        """Reasons of the failures that the host knows, by uid or number."""
+        """Reasons of the failures that were reported to the host, by uid or number."""
 
     def find(self, starting: list[Pod], num_missing: int, now: float) -> dict[str, str]:
         self.starting = {pod.uid: pod for pod in starting}
@@ -146,7 +148,7 @@ class PodFailures:
         return {uid: reason for uid, reason in reasons.items() if reason}
 
     def _reason(self, pod: Pod | None, age_s: float) -> str:
-        """Why the pod has failed; "": it may still become healthy."""
+        """Why the pod has failed; empty if it may still become healthy."""
         if pod is not None and pod.num_restarts >= self._tries:
             return pod.why or "has ended"
         late = f"was not up after {self._ready_s:g} s" if age_s > self._ready_s else ""
@@ -154,34 +156,34 @@ class PodFailures:
 
 
 class Pods:
-    """Scales one pool's workload. Satisfies `Actuator`.
+    """Scales one pool's workload. Implements `Actuator`.
 
-    A Deployment deletes the pods that it is asked to delete first. A StatefulSet deletes its last pods only: so those
-    are emptied in place of others, and pods that were emptied for nothing are used again.
+    A Deployment first deletes the pods that are marked for deletion. A StatefulSet deletes only its last pods: these
+    are drained in place of other pods, and pods drained without need are used again.
     """
 
     def __init__(self, served: ServedPool, spec: Kubernetes, host: ActuatorHost) -> None:
         self._pool, self._spec, self._host = served.pool, spec, host
         self._api = WorkloadApi(spec)
         self._used: dict[str, tuple[Pod, LiveReplica]] = {}
-        """By uid, the pods that are replicas."""
+        """The pods that are replicas, by uid."""
         self._leaving: dict[str, Pod] = {}
-        """By uid, pods that are empty and no longer needed."""
+        """Empty pods that are no longer needed, by uid."""
         self._num_owed = 0
-        """Pods of a StatefulSet that are no longer needed and not subtracted from the request yet."""
+        """Unneeded pods of a StatefulSet that are not yet subtracted from the request."""
         self._given_up: set[str] = set()
-        """By uid, last pods of a StatefulSet that were subtracted from the request."""
+        """Last pods of a StatefulSet that were subtracted from the request, by uid."""
         self._num_requested = served.num_initial
-        """Pods requested, by the cluster's last answer."""
+        """Requested pods by the cluster's last answer."""
         self._num_more = 0
-        """Pods to request in addition; negative: fewer."""
+        """Change of the number of requested pods that is not sent yet."""
         self._failures = PodFailures(spec.ready_s, spec.tries)
         self._readiness, self._departures = Readiness(self._pool.name, host), Departures(host)
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start_initial(self) -> None:
-        """Find the pods that exist. Their number is the cluster's."""
+        """Find the existing pods. The cluster determines their number."""
         self._report_requested()
         self._task = asyncio.create_task(self._follow())
 
@@ -189,14 +191,14 @@ class Pods:
         self._request_more(1)
 
     def stop(self, replica: LiveReplica) -> None:
-        """Request one pod less: this one, if it is a Deployment's."""
+        """Request one pod less. A Deployment deletes this replica's pod."""
         pod = next((pod for pod, used in self._used.values() if used is replica), None)
         if pod is not None:
             del self._used[pod.uid]
             self._give_up(pod)
 
     def cancel(self, num: int) -> None:
-        """Request so many pods less, failed ones first, then those that are not used."""
+        """Request `num` pods less: failed ones first, then unused ones."""
         for uid in [*self._failures.reported][: max(num, 0)]:
             num -= 1
             self._recover(uid)
@@ -219,7 +221,7 @@ class Pods:
             self._request_more(-1)
 
     def _give_up_last(self) -> None:
-        """Give up a StatefulSet's last pods in place of those that are empty: at once if empty, else once drained."""
+        """Give up a StatefulSet's last pods in place of the empty pods: at once if empty, otherwise after a drain."""
         num_owed, self._num_owed = self._num_owed, 0
         used = {uid: pod for uid, (pod, _) in self._used.items()}
         pods = [pod for uid, pod in (used | self._leaving).items() if uid not in self._given_up]
@@ -236,7 +238,7 @@ class Pods:
             self._recover(pod.uid)
 
     def _up(self) -> set[str]:
-        """The uids of pods that are up, or were."""
+        """The uids of pods that are or were up."""
         return {uid for uid, (_, replica) in self._used.items() if not replica.is_starting}
 
     async def close(self) -> None:
@@ -253,7 +255,7 @@ class Pods:
         self._changed.set()
 
     def _report_requested(self) -> None:
-        """Report how many pods are requested, and how many of them are not up, failed ones included."""
+        """Report the number of requested pods, and how many of them are not up, including failed pods."""
         num = self._num_requested + self._num_more
         self._host.pods_requested(self._pool.name, num - self._num_owed, max(num - len(self._up()), 0))
 
@@ -272,7 +274,7 @@ class Pods:
                     await self._changed.wait()
 
     async def _synchronize(self) -> None:
-        """Send the request to the cluster, and take over the pods that exist."""
+        """Send the request to the cluster, and read the existing pods."""
         num_requested, listed = await asyncio.to_thread(self._api.read)
         pods = [pod for pod in listed if not pod.is_leaving]
         if num_more := self._num_more:
@@ -298,7 +300,8 @@ class Pods:
         self._report_requested()
 
     async def _lose(self, pod: Pod, replica: LiveReplica, is_listed: bool) -> None:
-        """A pod is being deleted, has lost its label, or has ended. Its requests end there if its engine answers."""
+        """A pod is being deleted, has lost its label, or has ended. Its requests finish there while its engine answers.
+        """
         lives = await answers(replica)
         if self._host.replica_lost(replica, at_once=not lives):
             what = "leaves" if is_listed or lives else "is gone"
@@ -308,7 +311,7 @@ class Pods:
         self._departures.watch(replica)
 
     def _use(self, pods: list[Pod], num_requested: int) -> None:
-        """Use new pods, and those that were emptied but stay, as others were deleted in their place."""
+        """Use new pods, and drained pods that stay because others were deleted in their place."""
         num_free = num_requested - len(self._used)
         unused = [pod for pod in pods if pod.uid not in self._used]
         unused.sort(key=lambda pod: (pod.uid in self._leaving, pod.uid in self._given_up))

@@ -1,4 +1,4 @@
-"""A Lease of the Kubernetes API, which one of several gateways holds: the one that scales."""
+"""A Lease of the Kubernetes API, held by the one gateway that scales."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _NOT_FOUND, _CONFLICT = 404, 409
 
 
 class KubernetesLease:
-    """The Lease `name`. Clocks of different machines are not compared: a holder has let it lapse if the Lease was seen
-    unchanged for its duration."""
+    """The Lease `name`. Clocks of different machines are not compared: a Lease has expired if it was seen unchanged for
+    its duration."""
 
     def __init__(self, name: str, namespace: str, context: str, holder: str) -> None:
         self._name, self._namespace, self._holder = name, namespace, holder
         self._api = client.CoordinationV1Api(client.ApiClient(configuration(context)))
         self._last_read: tuple[Any, ...] = ()
-        """Who holds it, and when it was renewed, as read last."""
+        """The holder and the renewal time at the last read."""
         self._unchanged_since_s = 0.0
-        """When this was read first."""
+        """When this state was first read."""
 
     async def acquire(self, lease_s: float) -> bool:
-        """Take or renew the Lease, unless another gateway has it. OSError if the cluster does not answer."""
+        """Take or renew the Lease, unless another gateway holds it. OSError if the cluster does not answer."""
         return await asyncio.to_thread(self._call, self._acquire, lease_s)
 
     async def release(self) -> None:
-        """Let others take it at once. OSError if the cluster does not answer."""
+        """Release the Lease, so that another gateway can take it at once. OSError if the cluster does not answer."""
         await asyncio.to_thread(self._call, self._release)
 
     @staticmethod
@@ -43,7 +43,7 @@ class KubernetesLease:
         try:
             return bool(operation(*args))
         except ApiException as error:
-            if error.status == _CONFLICT:  # another one was first
+            if error.status == _CONFLICT:  # another gateway was first
                 return False
             raise ConnectionError(f"the cluster answers {error.status}: {error.reason}") from None
         except HTTPError as error:
@@ -63,7 +63,8 @@ class KubernetesLease:
         if spec.holder_identity not in (None, "", self._holder) and not self._has_lapsed(spec):
             return False
         self._take(spec, lease_s)
-        # With the version that was read: of two gateways that take it at the same time, one gets a conflict.
+        # The request names the version that was read: of two gateways that take the Lease at the same time, one gets a
+        # conflict.
         self._api.replace_namespaced_lease(self._name, self._namespace, lease, _request_timeout=_TIMEOUT_S)
         return True
 
@@ -75,7 +76,7 @@ class KubernetesLease:
 
     def _take(self, spec: Any, lease_s: float) -> None:
         now = datetime.now(UTC)
-        now = now.replace(microsecond=max(now.microsecond, 1))  # the API wants a fraction
+        now = now.replace(microsecond=max(now.microsecond, 1))  # the API requires a fraction
         if spec.holder_identity != self._holder:
             spec.holder_identity, spec.acquire_time = self._holder, now
             spec.lease_transitions = 0 if spec.lease_transitions is None else spec.lease_transitions + 1

@@ -1,4 +1,4 @@
-"""Resources of this machine that replicas take while they run: GPUs and ports."""
+"""GPUs and ports of this machine that running replicas occupy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Gpus:
         self._freed = asyncio.Event()
 
     async def take(self, num: int) -> tuple[int, ...]:
-        """Wait for so many free GPUs, and take them: adjacent ones if possible, as those are linked best."""
+        """Wait for `num` free GPUs and take them. Adjacent GPUs are preferred, because they usually have the best
+        links."""
         while len(self._free) < num:
             self._freed.clear()
             await self._freed.wait()
@@ -66,7 +67,7 @@ def _is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port at which nothing listens now."""
+    """A port on which no program listens at the moment."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

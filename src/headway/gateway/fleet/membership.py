@@ -1,4 +1,4 @@
-"""The gateway's replicas: added, drained and removed while it runs."""
+"""Adds, drains and removes the gateway's replicas while it runs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from headway.limits.budgets import TokenPrices
 from headway.perf.engine_times import pool_times
 
 MAX_FAILED_STARTS = 16
-"""Failed starts whose numbers are not used again: attempts go on for ever, and the logs of the last ones are clear."""
+"""Failed starts whose ids are not reused yet: attempts never end, and the logs of the last ones stay unambiguous."""
 Status = Literal["up", "starting", "down", "ejected", "draining", "unready", "leaving"]
 
 
 class FleetHost(Protocol):
-    """The gateway, as far as the fleet uses it: the parts that are created after the first replicas."""
+    """The parts of the gateway that the fleet uses. They are created after the first replicas."""
 
     @property
     def driver(self) -> Driver: ...
@@ -39,7 +39,7 @@ class FleetHost(Protocol):
 
 
 class LiveFleet:
-    """All replicas that the gateway has or had. A replica's id is its index in `replicas`."""
+    """All current and past replicas of the gateway. A replica's id is its index in `replicas`."""
 
     def __init__(self, host: FleetHost, plan: ServingPlan, clock: Clock) -> None:
         self._host, self._plan, self._clock = host, plan, clock
@@ -47,32 +47,32 @@ class LiveFleet:
         self.pools = {served.pool.name: served for served in plan.pools}
         self.replicas: list[LiveReplica] = []
         self._served: list[ServedPool] = []
-        """By replica, its pool as it was when the replica was created."""
+        """Each replica's pool at the time when the replica was created."""
         self.times = {served.pool.name: pool_times(served.pool, served.coefficients) for served in plan.pools}
-        """By pool, the times that its replicas are expected to need."""
+        """Expected service times of replicas, by pool."""
         self.combos = ComboInstances()
         self.num_failed: Counter[str] = Counter()
-        """By pool, wanted replicas that fail to start."""
+        """Wanted replicas that fail to start, by pool."""
         self.last_failures: dict[str, str] = {}
-        """By pool, why the last start failed."""
+        """Why the last start failed, by pool."""
         self.on_added: list[Callable[[LiveReplica, ServedPool], None]] = []
-        """Called with each replica that is added to the first ones."""
+        """Called with each replica that is added after the start."""
         self.on_removed: list[Callable[[LiveReplica], None]] = []
         """Called with each replica that is removed."""
         self._unused_ids: deque[int] = deque()
-        """Of replicas that failed to start, the oldest first."""
+        """Ids of replicas that failed to start, oldest first."""
         self._leaving: set[int] = set()
-        """Replicas to be removed once they are empty."""
+        """Replicas that are removed once they are empty."""
         for served, url in in_order(plan.pools):
             self.create(served, url)
 
     def step_times(self, pool: str) -> tuple[Pool | None, Coefficients | None]:
-        """A pool with its step times; None: it is no more, or nothing is known of its GPU."""
+        """A pool with its step times; None if the pool is gone or its GPU is unknown."""
         served = self.pools.get(pool)
         return (None, None) if served is None else (served.pool, served.coefficients)
 
     def correct(self, id: int, prefill: float, decode: float) -> None:
-        """Expect a replica's engine to take so many times as long for prompts and for decoding as its pool's model."""
+        """Multiply a replica's expected times of prefill and decode by these factors of its pool's model."""
         replica, served = self.replicas[id], self._served[id]
         if served.coefficients is None or replica.times is None:
             return
@@ -109,29 +109,29 @@ class LiveFleet:
         return replica
 
     def connect(self, replica: LiveReplica) -> None:
-        """Make a new replica known to the driver and to the health monitor."""
+        """Register a new replica with the driver and the health monitor."""
         self._host.driver.roster.add(replica)
         self._host.health.add(replica)
         for callback in self.on_added:
             callback(replica, self._served[replica.id])
 
     def served(self, replica: LiveReplica) -> ServedPool:
-        """The replica's pool, as it was when the replica was created."""
+        """The replica's pool at the time when the replica was created."""
         return self._served[replica.id]
 
     def present(self) -> list[LiveReplica]:
         return [replica for replica in self.replicas if not replica.is_removed]
 
     def records(self) -> list[ReplicaRecord]:
-        """All replicas' rows, but those of failed starts. They are charged throughout: the gateway does not know what
-        an engine costs while it is down."""
+        """All replicas' rows, without failed starts. Replicas are charged throughout, because the gateway does not know
+        the cost of an engine that is down."""
         now = self._clock.now
         kept = [replica for replica in self.replicas if not self._has_failed_to_start(replica)]
         return [replica.record(self._served[replica.id].pool, now) for replica in kept]
 
     def usd(self, hosted_tokens: Mapping[int, Sequence[int]]) -> dict[tuple[str, str], float]:
-        """Dollars so far by pool and model, which only grow. A replica that the gateway started counts, from its begin,
-        once it has served. `hosted_tokens`: see `PrometheusMetrics`."""
+        """Dollars so far by pool and model; the sums only grow. A replica that the gateway started is charged from its
+        start, once it has served. `hosted_tokens`: see `PrometheusMetrics`."""
         usd: dict[tuple[str, str], float] = defaultdict(float)
         now = self._clock.now
         for replica in self.replicas:
@@ -152,11 +152,11 @@ class LiveFleet:
         return usd
 
     def usd_per_hour(self) -> float:
-        """Of the replicas that are there, by their prices an hour."""
+        """Cost per hour of the current replicas."""
         return sum(self._served[replica.id].pool.usd_per_hour for replica in self.present())
 
     def _has_failed_to_start(self, replica: LiveReplica) -> bool:
-        """The gateway had started the replica, which has ended before it was up."""
+        """Whether the gateway started the replica and it ended before it was up."""
         return replica.is_removed and not replica.has_served and self._served[replica.id].start is not None
 
     def status(self, replica: LiveReplica) -> Status:
@@ -173,7 +173,8 @@ class LiveFleet:
         return "starting" if replica.is_starting else "down"
 
     def failed(self) -> list[tuple[str, int, str]]:
-        """Pools with wanted replicas that fail to start: the pool, how many replicas, and why the last start failed."""
+        """Pools with wanted replicas that fail to start: the pool, the number of replicas, and why the last start
+        failed."""
         return [(pool, num, self.last_failures[pool]) for pool, num in self.num_failed.items() if num]
 
     def find(self, id: int) -> LiveReplica:
@@ -193,10 +194,10 @@ class LiveFleet:
         return replica
 
     def reconfigure(self, plan: ServingPlan, ordering: Ordering) -> list[str]:
-        """Serve the pools of another plan, of which only those with endpoints differ. Returns the changes.
+        """Apply another plan, in which only pools with endpoints may differ. Returns the changes.
 
-        Replicas that are new are probed, and get requests when they are up. Those of endpoints that are gone, and all
-        of a pool that has other properties now, get no new requests and are removed when they are empty.
+        New replicas are probed, and get requests once they are up. Replicas of removed endpoints, and all replicas of a
+        pool whose properties changed, get no new requests and are removed once empty.
         """
         before, self._plan, self._ordering = self.pools.copy(), plan, ordering
         for replica in self.replicas:
@@ -221,7 +222,7 @@ class LiveFleet:
         return [*changes, *self._use_goodputs(before, wanted)]
 
     def _use_goodputs(self, before: Mapping[str, ServedPool], wanted: Mapping[str, ServedPool]) -> list[str]:
-        """Give replicas of combos that were profiled anew their goodput."""
+        """Update the goodput of replicas whose combos were profiled again."""
         was = {each.combo.name: each.combo.goodput_rps for each in before.values() if each.combo is not None}
         now = {each.combo.name: each.combo.goodput_rps for each in wanted.values() if each.combo is not None}
         changed = {name: goodput_rps for name, goodput_rps in now.items() if was.get(name, goodput_rps) != goodput_rps}
@@ -231,7 +232,7 @@ class LiveFleet:
         return [f"combos: {name}: goodput_rps is {_rate(was[name])} -> {_rate(rps)}" for name, rps in changed.items()]
 
     def _add_endpoints(self, served: ServedPool) -> list[str]:
-        """Create the replicas of a pool's endpoints that have none."""
+        """Create replicas for a pool's endpoints that have none."""
         present = {replica.url for replica in self.present() if replica.id not in self._leaving}
         added = [url for url in served.endpoints if url not in present]
         for url in added:
@@ -239,7 +240,7 @@ class LiveFleet:
         return [f"fleet: {served.pool.name}: {url} is added" for url in added]
 
     def _retire(self, pool: str, urls: set[str] | None) -> list[str]:
-        """Drain and remove a pool's replicas at these addresses; None for all."""
+        """Drain and remove a pool's replicas at these addresses; None means all."""
         staying = [replica for replica in self.present() if replica.pool == pool and replica.id not in self._leaving]
         gone = [replica for replica in staying if urls is None or replica.url in urls]
         for replica in gone:
@@ -247,18 +248,19 @@ class LiveFleet:
         return [f"fleet: {pool}: {replica.url} is drained and removed" for replica in gone]
 
     def drain(self, replica: LiveReplica, on: bool) -> None:
-        """Place no requests at a replica while there are others, and move out those that can move; or undo it."""
+        """Drain a replica, or end the drain. A draining replica gets no new requests while others can take them, and
+        movable requests move out."""
         if replica.id in self._leaving:
             raise ApiError(409, f"{replica.name} is being removed", "conflict")
         self._host.driver.drain(replica, on)
 
     def set_unready(self, replica: LiveReplica, on: bool) -> None:
-        """Place no requests at a replica that is not ready while there are others; or undo it."""
+        """Mark a replica as not ready, or as ready again. It gets no requests while others are ready."""
         if not replica.is_removed:
             self._host.driver.roster.set_unready(replica, on)
 
     def switch(self, replica: LiveReplica, role: Role) -> None:
-        """Change a replica's role for requests to come. ApiError if its engine cannot serve the role."""
+        """Change a replica's role for new requests. ApiError if its engine cannot serve the role."""
         if replica.is_single_phase:
             raise ApiError(409, f"{replica.name} was started for {replica.role}, and cannot do the other", "conflict")
         if not replica.is_of_combo or not replica.adapter.transfers_kv:
@@ -280,7 +282,7 @@ class LiveFleet:
         control.change_role(change.replica, change.role, clock.now, is_ready=not change.switch_s)
 
     def remove(self, replica: LiveReplica, at_once: bool) -> None:
-        """Remove a replica once it is empty. `at_once`: abort its requests, so that they continue elsewhere."""
+        """Remove a replica once it is empty. `at_once`: abort its requests, which continue elsewhere."""
         driver = self._host.driver
         if replica.id not in self._leaving:
             self._leaving.add(replica.id)
@@ -291,12 +293,12 @@ class LiveFleet:
         self.remove_empty()
 
     def remove_empty(self) -> None:
-        """Complete the removal of replicas that have become empty."""
+        """Remove the leaving replicas that have become empty."""
         if not self._leaving:
             return
         for id in [id for id in self._leaving if not self.replicas[id].num_in_flight]:
             if id not in self._leaving:
-                continue  # removed meanwhile, as a consequence of another one's removal
+                continue  # removed meanwhile, together with another replica
             replica = self.replicas[id]
             self._leaving.discard(id)
             replica.is_removed = True

@@ -1,7 +1,7 @@
-"""What a cluster says of its pods, and what becomes of the requests at them.
+"""Changes of pods in a cluster, and their effect on requests.
 
-A pod that is not ready, that is being deleted, or that the cluster no longer lists as one of the pool's gets no new
-requests. Its streams go on as long as its engine answers: their connections are sound.
+A pod gets no new requests if it is not ready, is being deleted, or is no longer listed in the pool. Its streams go on
+while its engine answers, because their connections still work.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from headway.gateway.upstream.errors import EngineError, ExhaustedError, Refused
 log = logging.getLogger("headway.gateway")
 _PERIOD_S, _TIMEOUT_S = 1.0, 2.0
 _MOST_FAILURES = 3
-"""Health checks in a row without an answer after which the engine of a pod that has left counts as gone."""
+"""The engine of a pod that has left counts as gone after this many failed health checks in a row."""
 LEAST_READY = 0.5
-"""Of the pods that have been ready, the least part that must be: else readiness says more about the load, or about the
-probe, than about the pods, and leaving them to the others would be the end of these, too."""
+"""Least share of the once ready pods that must be ready. Below it, readiness reflects the load or the probe rather than
+the pods, and moving all load to the remaining pods would overload them."""
 
 
 class Readiness:
-    """Which of a pool's replicas are unready, by the probes of their pods."""
+    """The replicas of a pool that are not ready, by the probes of their pods."""
 
     def __init__(self, pool: str, host: ActuatorHost) -> None:
         self._pool, self._host = pool, host
         self._were_ready: set[int] = set()
-        """Ids of replicas whose pods have been ready."""
+        """Ids of replicas whose pods have ever been ready."""
         self._is_ignored = False
 
     def follow(self, ready: Collection[LiveReplica], others: Iterable[LiveReplica]) -> None:
-        """Place nothing at the replicas of pods that are not ready.
+        """Place no requests at replicas whose pods are not ready.
 
-        Where fewer than half of the pods that were ready are, all of these are used.
+        If fewer than half of the once ready pods are ready, all of them are used.
         """
         others = list(others)
         self._were_ready = {each.id for each in ready} | (self._were_ready & {each.id for each in others})
@@ -62,14 +62,14 @@ class Readiness:
 
 
 class Departures:
-    """Replicas whose pods are no longer the pool's, until their requests have ended or their engines have."""
+    """Replicas whose pods have left the pool, until their requests or their engines end."""
 
     def __init__(self, host: ActuatorHost) -> None:
         self._host = host
         self._watching: set[asyncio.Task[None]] = set()
 
     def watch(self, replica: LiveReplica) -> None:
-        """Break the requests at a replica off, so that they continue elsewhere, once its engine does not answer."""
+        """Abort the replica's requests, so that they continue elsewhere, once its engine does not answer."""
         task = asyncio.get_running_loop().create_task(self._watch(replica))
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
@@ -93,7 +93,7 @@ class Departures:
 
 
 async def answers(replica: LiveReplica) -> bool:
-    """Whether a replica's engine answers its health check, whatever that says, or cannot be asked from here."""
+    """Whether a replica's engine answers its health check with any status, or cannot be checked from here."""
     try:
         await replica.check_health(_TIMEOUT_S)
     except (RefusedError, ExhaustedError):

@@ -1,6 +1,6 @@
-"""Replicas as processes on this machine. Each has a keeper, which ends it even if the gateway is killed.
+"""Replicas that are processes on this machine. Each has a keeper, which ends it even if the gateway is killed.
 
-A process that ends by itself is restarted: at once if it had been up, else after pauses that double.
+A process that ends by itself is restarted: at once if it had been up, otherwise after pauses that double.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 _KEEPER = Path(__file__).with_name("keeper.py")
 _GRACE_S = 5.0
-"""Time for the keeper to end, besides the engine's own time to stop."""
+"""Time for the keeper to end, in addition to the engine's time to stop."""
 _MAX_LOG_LINE_BYTES = 4096
 
 
@@ -43,16 +43,16 @@ class _ReplicaSlot:
         self.why = ""
         """Why the last start failed."""
         self.has_failed = False
-        """The failure was reported to the host."""
+        """Whether the failure was reported to the host."""
 
 
 class LocalProcesses:
-    """Starts and stops one pool's processes. Satisfies `Actuator`."""
+    """Starts and stops one pool's processes. Implements `Actuator`."""
 
     def __init__(
         self, served: ServedPool, spec: Processes, host: ActuatorHost, ports: Ports, gpus: Gpus | None
     ) -> None:
-        """`gpus` are shared with other pools; None: a port's position in its range determines its GPUs."""
+        """`gpus` are shared with other pools. If None, a port's position in its range determines its GPUs."""
         self._pool, self._num_initial, self._spec, self._host = served.pool, served.num_initial, spec, host
         self._ports, self._gpus = ports, gpus
         self._tasks: dict[_ReplicaSlot, asyncio.Task[None]] = {}
@@ -67,7 +67,7 @@ class LocalProcesses:
         self._tasks[slot] = asyncio.create_task(self._keep(slot))
 
     def cancel(self, num: int) -> None:
-        """Give up so many replicas that have no process at present, failed ones first."""
+        """Give up `num` replicas that have no process at present, failed ones first."""
         idle = [slot for slot in self._tasks if slot not in self._by_replica.values() and not slot.stops.is_set()]
         for slot in sorted(idle, key=lambda slot: not slot.has_failed)[: max(num, 0)]:
             self._stop(slot)
@@ -149,7 +149,7 @@ class LocalProcesses:
                 self._gpus.release(gpus)
 
     async def _take_gpus(self, slot: _ReplicaSlot, gpus: Gpus) -> tuple[int, ...] | None:
-        """Wait for GPUs. None if the replica is to stop before."""
+        """Wait for GPUs. None if the replica must stop before it gets them."""
         taking = asyncio.create_task(gpus.take(self._pool.parallel.num_gpus))
         stops = asyncio.create_task(slot.stops.wait())
         await asyncio.wait({taking, stops}, return_when=asyncio.FIRST_COMPLETED)
@@ -179,7 +179,7 @@ class LocalProcesses:
             self._ports.release(port)
 
     async def _wait(self, slot: _ReplicaSlot, keeper: Process, replica: LiveReplica) -> None:
-        """Wait until the replica is to stop, has ended, or was not up in time."""
+        """Wait until the replica must stop, has ended, or was not up in time."""
         ended = asyncio.create_task(keeper.wait())
         stops, up = asyncio.create_task(slot.stops.wait()), asyncio.create_task(slot.is_up.wait())
         first = asyncio.FIRST_COMPLETED
@@ -223,7 +223,7 @@ class LocalProcesses:
             )
 
     async def _end(self, keeper: Process) -> None:
-        """Have the keeper end the engine and itself. If the keeper was killed, kill its process group."""
+        """Let the keeper end the engine and itself. If the keeper was killed, kill its process group."""
         assert keeper.stdin is not None
         keeper.stdin.close()
         with suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""Carries out control's scaling: replicas are started, count once they are up, are drained, and stopped."""
+"""Carries out control's scaling decisions: starts replicas, counts them once they are up, drains and stops them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from headway.gateway.scheduling.replica import LiveReplica
 
 log = logging.getLogger("headway.gateway")
 MAX_DEMAND_CELLS = 10_000
-"""Combinations of model, region and tier by which demand is counted; clients choose regions and tiers freely."""
+"""Largest number of (model, region, tier) combinations by which demand is counted. Clients choose regions and tiers
+freely."""
 GpuLimits = Sequence[tuple[str, str, int]]
 
 
 class ScalingWithFailures(Scaling):
-    """Control's scaling where starts may fail. `give_up` is called to stop the attempts to start a failed unit."""
+    """Control's scaling, with starts that may fail. `give_up` is called to end the attempts to start a failed unit."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class ScalingWithFailures(Scaling):
         wall_clock: Callable[[], float] = time,
     ) -> None:
         """`holding_gpus` are the pools and combos whose failed units keep their GPUs until they are given up.
-        `planner_messages` are all that the planner has returned so far, for the log. `wall_clock`: seconds since the
+        `planner_messages` returns all messages of the planner so far, for the log. `wall_clock`: seconds since the
         epoch, for `least`."""
         super().__init__(scaler, view, pools, effects, gpu_limits, least)
         self._wall_clock = wall_clock
@@ -55,12 +56,12 @@ class ScalingWithFailures(Scaling):
         self._num_logged = 0
         self._last_error = ""
         self.leads: Callable[[], bool] = lambda: True
-        """Whether this gateway scales, of those that share the fleet. The scalers of all are called, and so know the
-        past when they lead."""
+        """Whether this gateway scales, among those that share the fleet. Every gateway calls its scaler, so that a new
+        leader's scaler knows the past."""
         self.settle_s = 0.0
-        """Time from the decision to drain until every gateway that shares the fleet knows."""
+        """Time from a decision to drain until every gateway that shares the fleet knows of it."""
         self._drained_s: dict[int, float] = {}
-        """By replica that was drained here, since when."""
+        """Start time of the drain, by replica drained here."""
         self._drained_by_peers: set[int] = set()
 
     def _changes(self) -> list[tuple[PoolState, int]]:
@@ -68,7 +69,7 @@ class ScalingWithFailures(Scaling):
         return changes if self.leads() else []
 
     def _start_units(self, pool: PoolState, num: int, now: float) -> None:
-        """Start units, but none in place of failed ones, whose attempts go on."""
+        """Start units, but no replacement for failed units, whose attempts go on."""
         num_draining = sum(unit[0].is_draining for unit in pool.units())
         num = min(num, max(num - pool.num_failed, num_draining))
         if num > num_draining:
@@ -76,7 +77,7 @@ class ScalingWithFailures(Scaling):
         super()._start_units(pool, num, now)
 
     def _make_room(self, pool: PoolState) -> None:
-        """Give up failed units of other pools until there are GPUs for one more unit of this one."""
+        """Give up failed units of other pools until the GPUs suffice for one more unit of this pool."""
         for other in self._in_region(pool.region):
             for _ in range(self._num_holding(other) if other.gpus.keys() & pool.gpus.keys() else 0):
                 if self.has_room(pool):
@@ -94,7 +95,7 @@ class ScalingWithFailures(Scaling):
         return [pool for pool in self._pools.values() if pool.region == region]
 
     def stop_empty(self, now: float) -> None:
-        """Stop drained units, but keep a model's last one while another, for which there is room, starts, and those to
+        """Stop drained units, except: a model's last unit while another, for which there is room, starts; and units to
         which another gateway may still send requests."""
         if not self.leads():
             return
@@ -121,11 +122,11 @@ class ScalingWithFailures(Scaling):
 
     @property
     def drained(self) -> set[int]:
-        """Replicas that are drained by decision of this gateway."""
+        """Replicas that this gateway decided to drain."""
         return {member.view.id for _, unit in self._draining for member in unit}
 
     def drain_as_peers(self, replicas: set[int]) -> None:
-        """Place no requests at the replicas that other gateways drain, and none but these."""
+        """Drain exactly the replicas that other gateways drain."""
         changed, own = replicas ^ self._drained_by_peers, self.drained
         self._drained_by_peers = replicas
         for pool in self._pools.values():
@@ -135,13 +136,13 @@ class ScalingWithFailures(Scaling):
                     self._effects.drain(member.view.id, on)
 
     def _undo_drains(self) -> None:
-        """Another gateway scales now, and decides anew."""
+        """End the drains, because another gateway scales now and decides again."""
         for _, unit in self._draining[:]:
             self._drain(self._pools[unit[0].deployment], unit, False)
 
     def tick(self, now: float) -> None:
         """Scale, give up failed units beyond what is wanted, and log the planner's messages. Errors are logged once."""
-        self._began_s = self._wall_clock() - now  # the machine may have slept, or its clock been set
+        self._began_s = self._wall_clock() - now  # the machine may have slept, or its clock may have been set
         try:
             super().tick(now)
             self._last_error = ""
@@ -177,7 +178,7 @@ class ScalingWithFailures(Scaling):
 
 
 class LiveScaling:
-    """All pools whose replicas the gateway starts. Satisfies `control.effects.ScalingEffects` and `ActuatorHost`.
+    """All pools whose replicas the gateway starts. Implements `control.effects.ScalingEffects` and `ActuatorHost`.
 
     Control learns of a unit (a pool's replica, or one instance of a combo) when all of it is up, as in a simulation.
     """
@@ -195,13 +196,13 @@ class LiveScaling:
         self._states: dict[str, PoolState] = {}
         """The scaler's counts by deployment; empty without a scaler."""
         self._num_initial_left = {name: served.num_initial for name, served in self._pools.items()}
-        """By pool, how many of the next replicas belong to the initial fleet."""
+        """How many of the next replicas belong to the initial fleet, by pool."""
         self._waiting: set[int] = set()
-        """Replicas that are up, and whose instances are not."""
+        """Replicas that are up while their instances are not."""
         self._num_pods: dict[str, int] = {}
-        """By pool, how many pods were requested of a cluster; pools that are processes are not in it."""
+        """Pods requested from a cluster, by pool. Pools of processes are left out."""
         self._start_took_s: dict[str, float] = {}
-        """By model, the time that the last replica took to start."""
+        """Start-up time of the last started replica, by model."""
         fleet.on_removed.append(self._replica_removed)
 
     def _actuator(self, served: ServedPool) -> Actuator:
@@ -220,7 +221,7 @@ class LiveScaling:
         return Pods(served, served.start, self)
 
     def configure(self, services: dict[str, Service]) -> Scaling | None:
-        """Create control's scaling over these services. None if the fleet file has no scaler."""
+        """Create control's scaling with these services. None if the fleet file has no scaler."""
         for served in self._pools.values():
             pool = served.pool
             cached_tokens = served.kv_blocks * pool.engine.block_size_tokens + 1
@@ -251,8 +252,7 @@ class LiveScaling:
         return self.control
 
     def reconfigure(self, plan: ServingPlan) -> list[str]:
-        """Count on the goodputs of another plan, scale by the settings of its scaler, and return what changed of
-        these."""
+        """Apply another plan's goodputs and scaler settings, and return the changed settings."""
         for served in plan.pools:
             state = self._states.get(served.deployment.name)
             if served.combo is not None and state is not None:
@@ -265,7 +265,7 @@ class LiveScaling:
         return [f"policies: scaling is {before} -> {make}"]
 
     def _use_scaler(self, made: Scaler, control: Scaling) -> None:
-        """Scale by a scaler of the same class with other settings, which goes on where the present one is."""
+        """Replace the scaler by one of the same class with other settings, which takes over the state."""
         before: object = control.scaler
         if isinstance(made, ChangesSettings):
             made.go_on(before)
@@ -298,7 +298,7 @@ class LiveScaling:
                 self._actuators[pool].add()
 
     def _give_up(self, state: PoolState) -> None:
-        """Give up a failed unit, the newest one that control does not know, and remove what exists of it."""
+        """Give up a failed unit: the newest one that control does not know. Remove its existing parts."""
         members: list[LiveReplica] = []
         if isinstance(self._deployments[state.name], Combo):
             instances = [each for each in self._fleet.combos.named(state.name) if not each.is_announced]
@@ -316,15 +316,15 @@ class LiveScaling:
             self._host.driver.drain(drained, on)
 
     def stop_replica(self, replica: int, now: float) -> None:
-        """Remove a replica that is empty. One that ended while it drained is removed already."""
+        """Remove an empty replica. A replica that ended during its drain is removed already."""
         stopped = self._fleet.replicas[replica]
         self._remove(stopped, at_once=False)
         if not any(member.is_up for member in self._host.driver.services[stopped.model].members):
             log.warning("%s: its last replica stops before another one is up: requests wait", stopped.model)
 
     def retry_after_s(self, live: Live) -> int:
-        """The wait that the client of a rejected request is advised: until it would be served in time, or another
-        replica is up; else as long as the request has waited in vain."""
+        """The wait advised to the client of a rejected request: until it would be served in time, or another replica is
+        up. Otherwise the time that the request has waited."""
         driver = self._host.driver
         if live.shed_s:
             return ceil(live.shed_s)
@@ -334,23 +334,23 @@ class LiveScaling:
 
     @property
     def react_s(self) -> float:
-        """Time from a change of the load until a replica that it asks for is up, by the longest of the last starts."""
+        """Time from a change of the load until a replica started for it is up, by the longest of the last starts."""
         interval_s = 0.0 if self.control is None else self.control.interval_s
         return interval_s + max(self._start_took_s.values(), default=0.0)
 
     def expected_s(self, model: str) -> int:
-        """Estimate when another replica of a model is up, by the last start; 1 if none is known."""
+        """Estimated time until another replica of a model is up, by the last start; 1 if no start is known."""
         if model not in self._start_took_s:
             return 1
         now, replicas = self._host.driver.now, self._fleet.present()
         starts_s = [each.lifetime.start_s for each in replicas if each.is_starting and each.model == model]
         return max(ceil(self._start_took_s[model] - (now - min(starts_s, default=now))), 1)
 
-    # Beside other gateways.
+    # Several gateways.
 
     @property
     def demand(self) -> dict[tuple[str, str, int], tuple[int, int]]:
-        """Requests and prompt tokens so far, by model, region and tier, of all gateways."""
+        """Requests and prompt tokens so far of all gateways, by model, region and tier."""
         return {} if self.control is None else self.control.demand
 
     def num_held(self) -> dict[str, int]:
@@ -358,7 +358,7 @@ class LiveScaling:
         return {state.model: state.num_queued - state.num_queued_at_peers for state in self._states.values()}
 
     def use_peers(self, num_held: Mapping[str, int], drained: set[int]) -> None:
-        """Use what other gateways have reported: their held requests by model, and the replicas that they drain."""
+        """Take over the reports of other gateways: their held requests by model, and the replicas that they drain."""
         for state in self._states.values():
             state.num_queued_at_peers = num_held.get(state.model, 0)
         if self.control is not None:
@@ -410,13 +410,13 @@ class LiveScaling:
         return member
 
     def _leave(self, replica: LiveReplica) -> None:
-        """Free the place of a replica that another one replaces, or that was given up."""
+        """Free the place of a replica that was replaced or given up."""
         self._fleet.combos.leave(replica)
         self._waiting.discard(replica.id)
         replica.is_starting = False
 
     def _replica_removed(self, replica: LiveReplica) -> None:
-        """A replica was removed. The rest of an instance that was starting is used as it is."""
+        """A replica was removed. The other parts of a starting instance are used as they are."""
         state, instance = self._states.get(replica.deployment), self._fleet.combos.of(replica)
         was_starting = replica.is_starting or replica.id in self._waiting
         self._leave(replica)
@@ -445,7 +445,8 @@ class LiveScaling:
         return replica
 
     def replica_lost(self, replica: LiveReplica, at_once: bool = True) -> bool:
-        """Its requests continue elsewhere if they can, `at_once` or while it ends. It is replaced unless it drained."""
+        """Continue the replica's requests elsewhere if possible, `at_once` or while it ends. Replace the replica unless
+        it drained."""
         state, is_replaced = self._states.get(replica.deployment), not replica.is_draining
         instance = self._fleet.combos.of(replica)
         if is_replaced:
@@ -453,13 +454,13 @@ class LiveScaling:
         if state is not None:
             _remove_member(state, replica)
             if is_replaced and instance.is_announced and not instance.members:
-                state.num_starting += 1  # the whole instance has ended, and starts anew
+                state.num_starting += 1  # the whole instance has ended, and starts again
         self._remove(replica, at_once)
         self._recount(replica.deployment)
         return is_replaced
 
     def set_unready(self, replica: LiveReplica, on: bool) -> None:
-        """A replica is not ready, or is again."""
+        """A replica is not ready, or is ready again."""
         self._fleet.set_unready(replica, on)
 
     def start_failed(self, pool: str, why: str) -> None:
@@ -494,20 +495,20 @@ class LiveScaling:
         self._recount(name)
 
     def retire(self, replica: LiveReplica) -> None:
-        """Drain a replica, then have it stopped."""
+        """Drain a replica, then stop it."""
         if (state := self._states.get(replica.deployment)) is not None and not replica.is_of_combo:
             _remove_member(state, replica)
         elif replica.is_of_combo:
-            self._fleet.combos.leave(replica)  # its place is free for another one while its requests end
+            self._fleet.combos.leave(replica)  # another replica may take its place while its requests end
         self._remove(replica, at_once=False)
 
     def _recount(self, name: str, num_given_up: int = 0) -> None:
-        """Recount unannounced units: one with a part that failed counts as failed, the rest as starting."""
+        """Recount the unannounced units. A unit with a failed part counts as failed, the others as starting."""
         state, unit = self._states.get(name), self._units[name]
         if state is None:
             return
         if self._num_pods.keys() >= unit.keys():
-            num_given_up = 0  # the requested pods have been reduced already
+            num_given_up = 0  # the number of requested pods is reduced already
         num_unannounced = state.num_starting + state.num_failed - num_given_up
         announced = [instance for instance in self._fleet.combos.named(name) if instance.is_announced]
         num_failed = max(-(-self._num_failed(pool, num, announced) // num) for pool, num in unit.items())
@@ -515,7 +516,7 @@ class LiveScaling:
         state.num_starting = num_unannounced - state.num_failed
 
     def _num_failed(self, pool: str, num: int, announced: Sequence[ComboInstance]) -> int:
-        """Failed replicas of a pool with `num` replicas per unit, without those that announced instances lack."""
+        """Failed replicas of a pool with `num` replicas per unit, except those missing from announced instances."""
         members = [member for instance in announced for member in instance.members]
         num_present = sum(member.pool == pool and not member.is_starting for member in members)
         return max(self._fleet.num_failed[pool] - (len(announced) * num - num_present), 0)

@@ -1,4 +1,4 @@
-"""What a gateway serves, as a fleet file gives it: pools, how their replicas are started, policies and settings."""
+"""The parts of a fleet file for the gateway: pools, how replicas start, policies and settings."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Processes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     keep_env: tuple[str, ...] = ()
     """Variables of the gateway's own environment that replicas see, too, besides PATH, HOME and the like."""
     ready_s: _Seconds = 600.0
-    """A replica that is not healthy by then is stopped and restarted."""
+    """A replica that is not healthy after this time is stopped and restarted."""
     tries: Annotated[int, Meta(ge=1)] = 3
-    """After so many failed starts in a row, a replica counts as failed: it is restarted at growing intervals, up to a
+    """After this many failed starts in a row, a replica counts as failed: it is restarted at growing intervals, up to a
     minute, but scaling does not wait for it."""
     stop_s: _Seconds = 30.0
     """Time from SIGTERM to SIGKILL."""
@@ -61,10 +61,10 @@ class Kubernetes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     poll_s: _Seconds = 2.0
     """Time between two reads of the pods."""
     ready_s: _Seconds = 600.0
-    """A pod that is not healthy by then, or does not exist, counts as failed: its workload goes on trying, but scaling
-    does not wait for it."""
+    """A pod that is not healthy or does not exist after this time counts as failed: its workload goes on trying, but
+    scaling does not wait for it."""
     tries: Annotated[int, Meta(ge=1)] = 3
-    """A pod also counts as failed once its containers were restarted so many times before it was healthy."""
+    """A pod also counts as failed after this many restarts of its containers before it was healthy."""
 
 
 class InferencePool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -80,7 +80,7 @@ class InferencePool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class ServedPool(Struct, frozen=True):
-    """One pool, or one part of a combo, as a gateway serves it."""
+    """One pool, or one part of a combo, with what the gateway needs to serve it."""
 
     pool: Pool
     endpoints: tuple[str, ...]
@@ -88,19 +88,19 @@ class ServedPool(Struct, frozen=True):
     kv_blocks: int
     """KV blocks of one replica."""
     start: Processes | Kubernetes | InferencePool | None = None
-    """None: the replicas are at `endpoints`."""
+    """How replicas are started. None: the replicas are at `endpoints`."""
     slots: Path | None = None
     """Folder through which llama.cpp servers hand over KV caches."""
     combo: Combo | None = None
     api_key: str = ""
-    """The key that the engines ask for; empty: that of each client."""
+    """The key that the engines require. Empty: each client's own key is sent."""
     prices: TokenPrices = TokenPrices()
     coefficients: Coefficients | None = None
-    """Step times of the fleet file, else of the catalog; None: the file names no GPU."""
+    """Step times of the fleet file, else of the catalog; None if the file names no GPU."""
     engine_model: str = ""
-    """What the engines call the model; empty: what they list."""
+    """The engines' name of the model. Empty: the name that they list."""
     kv_events: KvEvents | None = None
-    """Where the engines publish what their prefix caches hold."""
+    """Where the engines publish the contents of their prefix caches."""
 
     @property
     def deployment(self) -> Pool | Combo:
@@ -109,12 +109,12 @@ class ServedPool(Struct, frozen=True):
 
     @property
     def unit(self) -> dict[str, int]:
-        """The replicas of one unit by pool: of one instance of the combo, else one replica."""
+        """Replicas by pool in one unit: an instance of the combo, or one replica."""
         return {self.pool.name: 1} if self.combo is None else {part.name: part.replicas for part in self.combo.parts}
 
     @property
     def num_initial(self) -> int:
-        """Replicas at the start, over all instances of a combo."""
+        """Replicas at the start, in all instances of a combo."""
         return self.pool.replicas * (1 if self.combo is None else self.combo.replicas)
 
 
@@ -132,30 +132,31 @@ class ServingPlan(Struct, frozen=True):
     seed: int
     settings: Settings
     sends_priority: bool
-    """Requests to engines carry their tier as `priority`."""
+    """Whether requests to engines carry their tier as `priority`."""
     engine_ordering: str = ""
-    """The ordering that engines must report, with its arguments; empty: fcfs or priority, which they all have."""
+    """The ordering that engines must report, with its arguments. Empty: fcfs or priority, which every engine has."""
     has_window: bool = False
-    """The file sets the policies' `window`. Otherwise a llama.cpp server gets as many requests as it has slots."""
+    """Whether the file sets the policies' `window`. Otherwise a llama.cpp server gets as many requests as it has slots.
+    """
     fallbacks: Fallbacks = Fallbacks()
-    """Which models may answer in place of which."""
+    """Which models may answer in place of others."""
     judge: Judge | None = None
     """Scores the cascade's answers; None without a cascade."""
     gpu_limits: tuple[tuple[str, str, int], ...] = ()
-    """(region, GPU, number of GPUs) where scaling is limited."""
+    """Limits (region, GPU, number of GPUs) of scaling."""
     network: Network = Network()
     """Latencies between regions."""
     roles: tuple[RoleChange, ...] = ()
     """Scheduled changes of replicas' roles, in seconds from the start."""
     planned_gpus: int | None = None
-    """GPUs of this machine that the cascade's replicas share, if a planner chooses the replicas."""
+    """GPUs of this machine shared by the cascade's replicas, if a planner chooses the replicas."""
     planner_messages: Callable[[], Sequence[str]] = tuple
     """Returns all messages of the planner so far, for the log."""
     use_corrections: Callable[[Corrections], None] = lambda corrections: None
-    """Tells the planner where it finds, by pool, how many times as long as expected prompts and decoding take."""
+    """Gives the planner, by pool, the factors by which prefill and decode are slower than expected."""
     past_demand: PastDemand | None = None
-    """Demand from before the start, for a scaler that remembers it."""
+    """Demand from before the start, for a scaler with memory."""
     shadow: ShadowPlan | None = None
-    """A candidate that decides beside the policies, without effect."""
+    """A shadow candidate, whose decisions have no effect."""
     stop_planners: Callable[[], None] = lambda: None
     """Ends the processes that compute plans."""

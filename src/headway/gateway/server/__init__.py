@@ -1,1 +1,1 @@
-"""The HTTP API towards clients."""
+"""The gateway's HTTP API."""

@@ -1,4 +1,5 @@
-"""Accepts clients' connections while descriptors are left for engines; further ones wait in the system's queue."""
+"""Accepts clients' connections while descriptors are left for engines. Further connections wait in the system's queue.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from headway.gateway import descriptors
 
 log = logging.getLogger("headway.gateway")
 _MAX_PER_TURN = 64
-"""Connections that are accepted before others get a turn."""
+"""Connections accepted before other work gets a turn."""
 _PAUSE_S = 0.02
-"""Time between two looks for room."""
+"""Time between two checks for room."""
 _NOTE_PERIOD_S = 60.0
 
 
 class Acceptor:
-    """Accepts the connections of one socket. Satisfies what uvicorn's server expects of asyncio's."""
+    """Accepts the connections of one socket. Implements the part of asyncio's server that uvicorn uses."""
 
     def __init__(
         self,
@@ -32,11 +33,11 @@ class Acceptor:
         tls: ssl.SSLContext | None,
         max_clients: int,
     ) -> None:
-        """`connections`: the open ones, each an `HttpProtocol`. To be made in the event loop."""
+        """`connections`: the open connections, each an `HttpProtocol`. Create the acceptor in the event loop."""
         self._listener, self._make, self._tls, self._max_clients = listener, make, tls, max_clients
         self._connections = connections
         self._opening: set[asyncio.Task[None]] = set()
-        """Of connections that are no protocol's yet."""
+        """Tasks of connections that have no protocol yet."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._noted_s = float("-inf")
@@ -65,20 +66,20 @@ class Acceptor:
     async def _open(self, accepted: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._make, accepted, ssl=self._tls)
-        except (OSError, ConnectionError) as error:  # the client is gone, or speaks no TLS
+        except (OSError, ConnectionError) as error:  # the client is gone, or does not speak TLS
             log.debug("a connection could not be opened: %s", error)
             accepted.close()
 
     @property
     def is_opening(self) -> bool:
-        """Accepted connections are not yet open, as in a TLS handshake."""
+        """Whether accepted connections are still opening, as during a TLS handshake."""
         return bool(self._opening)
 
     def _has_room(self) -> bool:
         return len(self._connections) + len(self._opening) < self._max_clients
 
     def _pause(self, why: str) -> None:
-        """Let further connections wait for the end of others."""
+        """Accept no connections until others end."""
         now = monotonic()
         if now - self._noted_s >= _NOTE_PERIOD_S:
             self._noted_s = now
@@ -97,7 +98,7 @@ class Acceptor:
         self._timer = self._loop.call_later(_PAUSE_S, self._resume)
 
     def _is_waited_for(self) -> bool:
-        """A client waits to be accepted."""
+        """Whether a client waits to be accepted."""
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         return bool(poll.poll(0))
@@ -107,11 +108,11 @@ class Acceptor:
             connection.make_room()
 
     def close(self) -> None:
-        """Accept no more connections; those that are open stay."""
+        """Accept no more connections. Open connections stay."""
         if self._timer is not None:
             self._timer.cancel()
         else:
             self._loop.remove_reader(self._listener.fileno())
 
     async def wait_closed(self) -> None:
-        """Return at once, which is what uvicorn awaits of its servers: connections are not this object's."""
+        """Return at once; uvicorn awaits it. Connections do not belong to this object."""

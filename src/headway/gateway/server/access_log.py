@@ -1,4 +1,4 @@
-"""The access log: one line of JSON for each request, without its text."""
+"""The access log: one line of JSON for each request, without the request's text."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ ENTRY = "headway.access"
 """The key of a request's entry in its ASGI scope."""
 _MAX_PATH_CHARS = 1000
 CLIENT_LEFT = 499
-"""Status of a request whose client left before the response began."""
+"""Status of a request whose client left before its response began."""
 
 
 class AccessLine(Struct, frozen=True, gc=False):
-    """One line. Null: unknown, or none."""
+    """One line of the log. Null means unknown or none."""
 
     time: str
-    """The arrival, by ISO 8601 in UTC."""
+    """Time of arrival in ISO 8601, in UTC."""
     request_id: str | None
     method: str
     path: str
-    """Without its query; of a long one, its beginning."""
+    """Path without its query; a long path is truncated."""
     status: int
     key: str | None
-    """The key's id: the first digits of its SHA-256 sum. Also of keys that are not accepted."""
+    """The key's id: the first digits of its SHA-256 hash. Rejected keys are logged, too."""
     model: str | None
     replica: str | None
-    """The replica that answered last."""
+    """The replica that answered the last attempt."""
     prompt_tokens: int | None
     output_tokens: int | None
     ttft_s: float | None
-    """From the arrival to the first token."""
+    """Time from arrival to the first token."""
     duration_s: float
-    """From the request's first byte to the end of the response."""
+    """Time from the request's first byte to the end of the response."""
     answered_by: str | None = None
-    """The model of a fallback that answered in place of `model`."""
+    """The fallback model that answered in place of `model`."""
     fallback: str | None = None
-    """Why it did: `down`, `rejects` or `slow`."""
+    """Reason of the fallback: `down`, `rejects` or `slow`."""
 
 
 class AccessEntry:
-    """What is known of one request so far."""
+    """The facts collected so far for one request's line."""
 
     __slots__ = ("began", "key", "model", "relay", "request_id", "start_s", "status")
 
@@ -67,7 +67,7 @@ class AccessEntry:
         self.relay: Relay | None = None
 
     def started(self, status: int, headers: Headers) -> Headers:
-        """Note a response that starts."""
+        """Record the start of a response."""
         self.status = status
         if self.request_id is None:
             self.request_id = next(
@@ -100,7 +100,7 @@ class AccessEntry:
 
 
 class AccessLog:
-    """An ASGI application that logs the requests of another one. Closed at the end of the lifespan."""
+    """An ASGI application that wraps another one and logs its requests. Closed at the end of the lifespan."""
 
     takes_writer = True
 
@@ -133,5 +133,5 @@ class AccessLog:
             raise
         finally:
             if entry.status is None and writer is not None:
-                entry.status = writer.status  # of the connection, which has refused the body
+                entry.status = writer.status  # status of the connection, which has refused the body
             self._lines.write(entry.line(scope["method"], scope["path"]))

@@ -1,4 +1,4 @@
-"""Endpoints for administrators: replicas, as they come and go."""
+"""Administrators' endpoints, which list and change replicas."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def _add(request: Request, gateway: Gateway) -> ReplicaState:
 
 
 def is_address(url: str) -> bool:
-    """Whether an engine can be reached at this URL."""
+    """Whether this URL can be an engine's address."""
     try:
         parts = urlsplit(url)
         is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.username
@@ -104,7 +104,7 @@ async def _remove(request: Request, gateway: Gateway) -> ReplicaState:
 
 
 async def _drain(request: Request, gateway: Gateway) -> ReplicaState:
-    """Drain a replica, or end that by a path of /undrain."""
+    """Drain a replica; on a path of /undrain, end the drain."""
     replica = _replica(request, gateway)
     gateway.fleet.drain(replica, request.url.path.endswith("/drain"))
     return replica_state(gateway, replica)
@@ -143,7 +143,7 @@ async def _look_now(request: Request, gateway: Gateway) -> AutopilotState:
 
 
 async def _reload(request: Request, gateway: Gateway) -> Reload:
-    """Read the fleet file again. ApiError if it cannot be served."""
+    """Read the fleet file again. ApiError if it cannot be applied."""
     if gateway.request_reload is None:
         raise ApiError(409, "this gateway has no fleet file to reload", "conflict")
     reload = await gateway.request_reload("request")

@@ -1,4 +1,4 @@
-"""The HTTP API as a Starlette application. Requests for engines bypass Starlette, as streams are plain ASGI."""
+"""The HTTP API as a Starlette application. Requests for engines bypass Starlette, because plain ASGI streams faster."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from headway.gateway.server.routes import (
 
 
 class Application(Starlette):
-    """The gateway's ASGI application: its endpoints, and how they drain."""
+    """The gateway's ASGI application: its endpoints and their drain."""
 
     takes_writer = True
     """`__call__` takes a `ClientWriter` as a fourth argument."""
@@ -65,12 +65,12 @@ class Application(Starlette):
     gateway: Callable[[], Gateway]
     """The gateway, once the application has started."""
     relays = True
-    """The application has the engines' endpoints."""
+    """Whether the application has the engines' endpoints."""
     description: bytes | None = None
-    """The description of the API, once it was asked for."""
+    """The OpenAPI description, once it was requested."""
 
     async def drain(self) -> None:
-        """Refuse new requests, and wait for the present ones to end or to be cut off."""
+        """Refuse new requests, and wait until the running ones end or are cut off."""
         self.gateway().refuse_requests()
         await self.completions.drain()
 
@@ -86,10 +86,10 @@ def application(
     stopped: Callable[[Gateway], None],
     beside: Callable[[Gateway], AbstractAsyncContextManager[object]] | None = None,
 ) -> Application:
-    """The application. `make` is called in its event loop at the start, and `stopped` at the end.
+    """Create the application. `make` is called in its event loop at the start, and `stopped` at the end.
 
-    `beside` serves the engines' endpoints in its own way, from the gateway's start to its end; then the application has
-    none of them.
+    `beside` serves the engines' endpoints in its own way from the gateway's start to its end. The application then has
+    none of these endpoints.
     """
     gateway: Gateway | None = None
 
@@ -125,12 +125,12 @@ def application(
         Exception: _internal_error,
     }
     app = Application(routes=routes, lifespan=lifespan, exception_handlers=handlers)
-    app.router.redirect_slashes = False  # a redirect would name the host that the client sent
+    app.router.redirect_slashes = False  # a redirect would contain the host name that the client sent
     app.completions, app.gateway, app.relays = completions, running, beside is None
     return app
 
 
-# Endpoints for anybody.
+# Public endpoints.
 
 
 async def _models(request: Request, gateway: Gateway) -> schema.ModelList:
@@ -187,7 +187,7 @@ async def _docs(request: Request, gateway: Gateway) -> Response:
 
 
 async def _description(app: Application, gateway: Gateway) -> bytes:
-    if app.description is None:  # made in a thread, as the first time takes a third of a second
+    if app.description is None:  # made in a thread, because the first time takes a third of a second
         made = await asyncio.to_thread(document, endpoints(), gateway.settings)
         app.description = msgspec.json.encode(made)
     return app.description
@@ -249,7 +249,7 @@ _ENDPOINTS = [
 
 
 def endpoints() -> list[Endpoint]:
-    """All endpoints. Those for batches are missing if their libraries are not installed."""
+    """All endpoints. The batch endpoints are missing if their libraries are not installed."""
     try:
         from headway.gateway.server import batches
     except ModuleNotFoundError:
@@ -257,10 +257,10 @@ def endpoints() -> list[Endpoint]:
     return [*_ENDPOINTS, *responses.ENDPOINTS, *batches.ENDPOINTS, *admin.ENDPOINTS, *dashboard.ENDPOINTS]
 
 
-# Errors outside handlers.
+# Errors outside of handlers.
 
 _MAX_HINTED_PATH = 100
-"""Characters of a path for which the nearest one is looked for."""
+"""Longest path for which the nearest known path is looked up."""
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -273,14 +273,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
     }
     body = ApiError(error.status_code, message.get(error.status_code, error.detail), "not_found").body()
     headers = dict(error.headers or {})
-    if error.status_code == 405:  # Starlette lists the methods of one of the path's routes only
+    if error.status_code == 405:  # Starlette lists the methods of only one of the path's routes
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
         headers["Allow"] = ", ".join(sorted({method for route in routes for method in route.methods or ()}))
     return JSONResponse(body, error.status_code, headers=headers)
 
 
 def _nearest(path: str, routes: Sequence[Route]) -> str:
-    """Clients leave out `/v1`, or have it twice."""
+    """The nearest known path, because clients omit `/v1` or repeat it."""
     if len(path) > _MAX_HINTED_PATH:
         return ""
     near = get_close_matches(path, [route.path for route in routes], n=1, cutoff=0.8)
@@ -288,7 +288,7 @@ def _nearest(path: str, routes: Sequence[Route]) -> str:
 
 
 async def _disconnected(request: Request, error: Exception) -> Response:
-    """The client left before its request was complete, and reads no response."""
+    """No response: the client left before its request was complete."""
     return Response(status_code=499)
 
 

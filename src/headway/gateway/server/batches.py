@@ -43,7 +43,7 @@ _Handler = Callable[[Request, BatchService, str], Awaitable[Any]]
 _ID, _WINDOW = re.compile(ID_PATTERN), re.compile(WINDOW_PATTERN)
 _UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
 _FORM_BYTES = 1 << 16
-"""Most bytes of a form besides its file."""
+"""Most bytes of a form, without its file."""
 _ACCESS = Access(
     key=lambda settings: "client",
     exists=lambda settings: settings.batches is not None,
@@ -53,7 +53,7 @@ _ACCESS = Access(
 
 
 def _with_service(handler: _Handler) -> Any:
-    """A handler that gets the batch service and the key's owner, to whom only the owner's own objects exist."""
+    """A handler that gets the batch service and the key's owner. Only the owner's own objects are visible to it."""
 
     async def handle(request: Request, gateway: Gateway) -> Any:
         assert gateway.batches is not None
@@ -73,7 +73,7 @@ async def _find(
     kind: str,
     param: str = "id",
 ) -> T:
-    """The owner's file or batch of this id. ApiError (404) if there is none."""
+    """The owner's file or batch with this id. ApiError (404) if there is none."""
     value = await find(service.store, owner, id) if _ID.fullmatch(id) else None
     if value is None:
         raise _missing(kind, id, param)
@@ -146,7 +146,7 @@ async def _get_content(request: Request, service: BatchService, owner: str) -> R
 
 
 class _CopyResponse(StreamingResponse):
-    """Streams a copy of a file, so that a deletion meanwhile does not truncate the response."""
+    """Streams a copy of a file, so that a deletion does not truncate the response."""
 
     def __init__(self, copy: IO[bytes], headers: dict[str, str]) -> None:
         super().__init__(self._parts(), headers=headers, media_type="application/jsonl")

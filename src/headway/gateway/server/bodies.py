@@ -1,4 +1,4 @@
-"""Reads request bodies within limits of length and time."""
+"""Reads request bodies with limits on length and time."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _ANY_ZLIB = zlib.MAX_WBITS | 32
 
 
 class BodyMemory:
-    """The bytes of the bodies that one process holds: of requests that it reads, and of those that it serves.
+    """The bytes of request bodies in one process, from reading to the end of the request.
 
-    Bodies of at most `LONG_BYTES` are counted apart: a client that sends long ones slowly keeps no short ones out. One
-    key gets at most half of the room for either, so that it keeps no other one out.
+    Bodies of at most `LONG_BYTES` are counted apart, so that a client that sends long bodies slowly does not block
+    short ones. One key gets at most half of the room for either size, so that it does not block other keys.
     """
 
     def __init__(self) -> None:
         self._num_bytes = [0, 0]
-        """Of the short ones, and of the long ones."""
+        """Bytes of short and of long bodies."""
         self._num_owned: dict[tuple[str, bool], int] = {}
-        """The same by key, where there are keys."""
+        """Bytes by key and size class, if there are keys."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all bodies that requests hold at present."""
+        """Bytes of all bodies that requests currently hold."""
         return sum(self._num_bytes)
 
     def resize(self, before: int, after: int, max_bytes: int, owner: str = "") -> None:
-        """A body that had so many bytes has so many now; 0 where it is not held. ApiError (503) if there are others,
-        and no room beside them. `owner`: the key of its client; empty without one."""
+        """Change a held body from `before` to `after` bytes; 0 means not held. ApiError (503) if other bodies leave no
+        room. `owner`: the client's key; empty without one."""
         was_long, is_long = before > LONG_BYTES, after > LONG_BYTES
         others = self._num_bytes[is_long] - (before if was_long == is_long else 0)
         owned = self._num_owned.get((owner, is_long), 0) - (before if was_long == is_long else 0) if owner else 0
@@ -64,7 +64,7 @@ class BodyMemory:
             self._num_owned[owner, is_long] = num
 
     def free(self, num_bytes: int, owner: str = "") -> None:
-        """A body of this length is not held any more."""
+        """Release a body of this length."""
         is_long = num_bytes > LONG_BYTES
         self._num_bytes[is_long] -= num_bytes
         if owner:
@@ -83,7 +83,7 @@ async def read_body(
     memory: BodyMemory,
     owner: str = "",
 ) -> bytes | None:
-    """The body of a request for an engine; None if the client has left. ApiError if it is too long, or late.
+    """The body of a request for an engine; None if the client has left. ApiError if it is too long or too late.
 
     The caller frees its memory.
     """
@@ -102,9 +102,9 @@ async def read_body(
 async def _read_slowly(
     receive: Receive, length: int, settings: Settings, memory: BodyMemory, owner: str
 ) -> bytes | None:
-    """A body that is still to come, of the declared length; 0 if none was declared."""
+    """A body that is still arriving, of the declared length; 0 if no length was declared."""
     size, max_bytes = 0, settings.max_body_bytes
-    memory.resize(0, length, settings.max_bodies_bytes, owner)  # refuses it before it comes
+    memory.resize(0, length, settings.max_bodies_bytes, owner)  # refuses the body before it comes
     memory.free(length, owner)
 
     async def receive_counted() -> Message:
@@ -133,7 +133,7 @@ async def _read_slowly(
 
 
 async def _whole(receive: Receive) -> bytes:
-    """A body in one piece, however short its parts are. ClientDisconnect if the client leaves before its end."""
+    """A body in one piece, even if it comes in short parts. ClientDisconnect if the client leaves before its end."""
     body = bytearray()
     while await _add_part(body, receive):
         pass
@@ -141,7 +141,7 @@ async def _whole(receive: Receive) -> bytes:
 
 
 async def _add_part(body: bytearray, receive: Receive) -> bool:
-    """Add what comes next, and keep nothing else of it; whether more will come."""
+    """Add the next part; whether more parts follow. No other memory is kept."""
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
@@ -150,7 +150,8 @@ async def _add_part(body: bytearray, receive: Receive) -> bool:
 
 
 def decompressed(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """A body without its content encoding. ApiError if it is unknown or damaged, or the content is too long."""
+    """A body without its content encoding. ApiError if the encoding is unknown, the data is damaged, or the content is
+    too long."""
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise ApiError(415, f"content-encoding {encoding[:32]!r}: expected gzip or deflate", "unsupported_encoding")
     decoder = zlib.decompressobj(_ANY_ZLIB)
@@ -166,7 +167,8 @@ def decompressed(body: bytes, encoding: str, max_bytes: int) -> bytes:
 
 
 async def read_json(request: Request, timeout_s: float, type: Any, expected: str) -> Any:
-    """A body of at most 64 KiB as a value of this type. ApiError, which begins with `expected`, for other bodies."""
+    """A body of at most 64 KiB as a value of this type. For other bodies, an ApiError whose message begins with
+    `expected`."""
     receive = limited(request.receive, _SHORT_BYTES, timeout_s, partial(_too_long, _SHORT_BYTES))
     try:
         return msgspec.json.decode(await _whole(receive), type=type)
@@ -175,7 +177,8 @@ async def read_json(request: Request, timeout_s: float, type: Any, expected: str
 
 
 def limited(receive: Receive, max_bytes: int, pause_s: float, too_long: Callable[[], ApiError]) -> Receive:
-    """`receive`, with the error of `too_long` for a longer body, and ApiError if nothing comes for `pause_s`."""
+    """`receive` with limits: raises the error from `too_long` for a longer body, and ApiError if no data comes for
+    `pause_s`."""
     receive = _size_limited(receive, max_bytes, too_long)
 
     async def receive_in_time() -> Message:

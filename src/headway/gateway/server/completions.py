@@ -1,4 +1,4 @@
-"""The endpoints that engines answer, as an ASGI application: read a request, and relay it."""
+"""The engines' endpoints as an ASGI application: reads a request and relays it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ log = logging.getLogger("headway.gateway")
 _ID_BYTES, _IDS_PER_CALL = 16, 256
 _DRAIN_POLL_S = 0.05
 _CUT_OFF_S = 0.5
-"""Time for the last events of streams that are cut off."""
+"""Time to send the last events of streams that are cut off."""
 
 
 class RequestGateway(Protocol):
-    """Accepts clients' requests for engines: the gateway itself, or one of its workers."""
+    """Accepts clients' requests for engines. The gateway and its workers implement it."""
 
     @property
     def settings(self) -> Settings: ...
@@ -46,7 +46,7 @@ class RequestGateway(Protocol):
     def clock(self) -> Clock: ...
 
     async def begin(self, request: ClientRequest, caller: Caller, writer: ResponseWriter, request_id: str, /) -> Relay:
-        """Accept a request. ApiError if the request is not accepted."""
+        """Accept a request. ApiError if it is not accepted."""
 
     def end(self, request: ClientRequest, relay: Relay, /) -> None:
         """Account for a request whose relay has returned."""
@@ -58,15 +58,15 @@ class CompletionsApp:
     def __init__(self, gateway: Callable[[], RequestGateway]) -> None:
         self._gateway = gateway
         self._reader = ThreadPoolExecutor(max_workers=1)
-        """Reads long bodies, one at a time: each competes with the event loop for the interpreter."""
+        """Reads long bodies, one at a time, because each competes with the event loop for the interpreter."""
         self._relays: set[Relay] = set()
         self._request_ids = _random_ids()
         self._memory = BodyMemory()
         self.num_responses: dict[tuple[str, int], int] = {}
-        """Answers by path and HTTP status; the path is empty where no application has seen the request."""
+        """Answers by path and HTTP status. The path is empty if no application has seen the request."""
 
     async def drain(self) -> None:
-        """Wait for the present requests to end, but cut them off after `drain_s`. Others are not stopped here."""
+        """Wait for the current requests to end, and cut them off after `drain_s`. New requests are not stopped here."""
         self.cut_off_later()
         clock, drain_s = self._gateway().clock, self._gateway().settings.drain_s
         end_s = clock.now + drain_s + _CUT_OFF_S
@@ -82,7 +82,7 @@ class CompletionsApp:
             relay.cut_off()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None) -> None:
-        """ASGI, with one more argument for a server that can write to the connection directly."""
+        """ASGI with one more argument, for a server that can write to the connection directly."""
         writer = writer or AsgiWriter(receive, send)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         request_id = headers.get("x-request-id", "")
@@ -90,7 +90,7 @@ class CompletionsApp:
             request_id = next(self._request_ids)
         try:
             error, writer = await self._respond(scope, headers, request_id, receive, writer)
-            if isinstance(error, ApiError):  # written here, as compiled code must not await in a handler
+            if isinstance(error, ApiError):  # written here, because compiled code must not await in a handler
                 await write_error(writer, error, request_id.encode())
             elif error is not None:
                 if not writer.has_begun:
@@ -100,7 +100,7 @@ class CompletionsApp:
             self._count(scope["path"], writer.status or CLIENT_LEFT)
 
     def count_refused(self, status: int) -> None:
-        """Count the answer to a request that the connection has refused."""
+        """Count the answer to a request that the connection refused."""
         self._count("", status)
 
     def _count(self, path: str, status: int) -> None:
@@ -109,7 +109,7 @@ class CompletionsApp:
     async def _respond(
         self, scope: Scope, headers: dict[str, str], request_id: str, receive: Receive, writer: ClientWriter
     ) -> tuple[Exception | None, ClientWriter]:
-        """Write the response. Returns the error that is to be written in its place, and the writer for it."""
+        """Write the response. Returns an error to write in its place, and the writer for it."""
         try:
             gateway = self._gateway()
             caller = gateway.keys.authenticate(headers)
@@ -144,7 +144,7 @@ class CompletionsApp:
             else:
                 request = await self._read_beside(path, body, headers, gateway.settings)
                 self._memory.resize(num_bytes, len(request.raw), gateway.settings.max_bodies_bytes, caller.owner)
-                num_bytes = len(request.raw)  # of what was compressed
+                num_bytes = len(request.raw)  # length after decompression
             request.received_s = received_s
             if request.stream and request.can_resume:
                 request.stream_key = stream_key(caller.owner, headers, path, body)
@@ -168,14 +168,14 @@ class CompletionsApp:
             self._memory.free(num_bytes, caller.owner)
 
     async def _read_beside(self, path: str, body: bytes, headers: dict[str, str], settings: Settings) -> ClientRequest:
-        """Read a request beside the event loop, as its body is long or compressed. ApiError if it is invalid."""
+        """Read a request in a thread, because its body is long or compressed. ApiError if it is invalid."""
         encoding = headers.get("content-encoding", "identity").lower()
         read = partial(_read_encoded, path, body, headers, encoding, settings.max_body_bytes)
         return await asyncio.get_running_loop().run_in_executor(self._reader, read)
 
 
 def _random_ids() -> Iterator[str]:
-    """Random ids of 128 bits, for many of which the system is asked at once."""
+    """Random ids of 128 bits. Random bytes for many ids are fetched from the system at once."""
     while True:
         digits = os.urandom(_ID_BYTES * _IDS_PER_CALL).hex()
         for start in range(0, len(digits), 2 * _ID_BYTES):

@@ -1,4 +1,4 @@
-"""What one connection of a client holds, and when it stops reading and its answers stop being written."""
+"""The memory of one client's connection: when it stops reading, and when writers must wait."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import asyncio
 from typing import Any
 
 MAX_HELD_BYTES = 1 << 16
-"""Of what the client has sent; then reading pauses."""
+"""Received bytes that may be held. Beyond them, reading pauses."""
 MAX_UNREAD_BYTES = 1 << 16
-"""Of answers that the client has not read; then writers wait, and the next request does."""
+"""Bytes of answers that the client has not read. Beyond them, writers and the next request wait."""
 READ_BYTES = 1 << 18
-"""Most that the event loop reads at a time."""
+"""Most bytes that the event loop reads at a time."""
 
 
 class ConnectionMemory:
-    """The bytes that one connection holds: requests that were sent ahead, the present one's body until the application
-    takes it, and answers that the client has not read.
+    """The bytes held by one connection: requests sent ahead, the current request's body until the application takes it,
+    and answers that the client has not read.
 
-    The first two are at most `MAX_HELD_BYTES` and one read, the last `MAX_UNREAD_BYTES` and one write. Nothing else
-    pauses or resumes reading.
+    Requests and body take at most `MAX_HELD_BYTES` and one read, answers at most `MAX_UNREAD_BYTES` and one write. No
+    other code pauses or resumes reading.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -26,11 +26,11 @@ class ConnectionMemory:
         self.num_ahead = 0
         """Bytes of the next requests."""
         self.num_body = 0
-        """Bytes of the present request's body."""
+        """Bytes of the current request's body."""
         self.read_paused = self.write_paused = False
         self._writable = asyncio.Event()
         self._writable.set()
-        if transport.get_extra_info("ssl_object") is not None:  # such transports have larger limits of their own
+        if transport.get_extra_info("ssl_object") is not None:  # such transports have larger limits by default
             transport.set_write_buffer_limits(high=MAX_UNREAD_BYTES)
             limit_reads: Any = getattr(transport, "set_read_buffer_limits", None)
             if limit_reads is not None:
@@ -47,19 +47,19 @@ class ConnectionMemory:
         return self.num_ahead + self.num_body + self.num_unread
 
     def keep_ahead(self, num_bytes: int) -> None:
-        """So many bytes of the next requests are kept now."""
+        """Set the number of bytes of the next requests."""
         self.num_ahead = num_bytes
         if (num_bytes + self.num_body > MAX_HELD_BYTES) != self.read_paused:
             self._switch()
 
     def add_body(self, num_bytes: int) -> None:
-        """More of the present request's body is kept; a negative number: less."""
+        """Add held bytes of the current request's body; negative to release them."""
         self.num_body += num_bytes
         if (self.num_ahead + self.num_body > MAX_HELD_BYTES) != self.read_paused:
             self._switch()
 
     def _switch(self) -> None:
-        """Pause reading, or go on."""
+        """Pause or resume reading."""
         self.read_paused = not self.read_paused
         if self.read_paused:
             self._transport.pause_reading()
@@ -72,10 +72,10 @@ class ConnectionMemory:
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """The client has read most of its answers, or is gone."""
+        """The client has read most of its answers, or has left."""
         self.write_paused = False
         self._writable.set()
 
     async def drain(self) -> None:
-        """Wait until writing goes on."""
+        """Wait until writing may go on."""
         await self._writable.wait()

@@ -1,4 +1,4 @@
-"""The dashboard: one self-contained page, and the JSON that it shows."""
+"""The dashboard: one self-contained page, and its JSON data."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ async def _page(request: Request, gateway: Gateway) -> Response:
 
 @cache
 def _page_and_policy() -> tuple[str, str]:
-    """The page with its chart library, and a content security policy that allows these two scripts and requests to this
-    gateway only."""
+    """The page with its chart library, and a content security policy that allows only these two scripts and requests to
+    this gateway."""
     folder = files("headway.gateway.server")
     text = folder.joinpath("dashboard.html").read_text(encoding="utf-8")
     uplot = {each.name: each.read_text(encoding="utf-8") for each in folder.joinpath("uplot").iterdir()}
     license = f"/*! uPlot\n{uplot['LICENSE']}\n*/"
-    code = uplot["uPlot.iife.min.js"].partition("*/")[2]  # without its banner, which names a page elsewhere
+    code = uplot["uPlot.iife.min.js"].partition("*/")[2]  # without its banner, which names another site
     text = text.replace(_LIBRARY, f"<script>{license}{code}</script>").replace(
         "/* uPlot.css */", uplot["uPlot.min.css"]
     )

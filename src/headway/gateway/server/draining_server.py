@@ -1,4 +1,4 @@
-"""uvicorn's server with Headway's own connections, which ends without breaking off what is open."""
+"""uvicorn's server with Headway's own connections. It ends without aborting open requests."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from headway.gateway.server.acceptor import Acceptor
 
 _FORCE_POLL_S = 0.1
 _OPENING_S = 2.0
-"""A server that ends waits so long for TLS handshakes of connections that it has accepted."""
+"""How long an ending server waits for TLS handshakes of accepted connections."""
 
 
 class DrainingServer(uvicorn.Server):
-    """At its end it awaits `drain`, during which connections are accepted, then open requests; at most `shutdown_s`.
+    """At its end, the server awaits `drain` while it still accepts connections, then waits for open requests, in all at
+    most `shutdown_s`.
 
     `relays`: each client may need a connection to an engine.
     """
@@ -34,7 +35,7 @@ class DrainingServer(uvicorn.Server):
         self._shutdown_s, self._drain, self._relays = shutdown_s, drain, relays
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End at a signal. uvicorn would raise SIGTERM again, and the process would be killed by it."""
+        """Handle a signal by ending. uvicorn would raise SIGTERM again, which would kill the process."""
         if sig == signal.SIGTERM:
             self.should_exit = True
         else:
@@ -49,7 +50,7 @@ class DrainingServer(uvicorn.Server):
         self.servers = cast(Any, [Acceptor(each, make, state.connections, tls, most) for each in sockets or ()])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain, and close what is left."""
+        """Drain, and close the remaining connections."""
         start_s = time.monotonic()
         draining = asyncio.ensure_future(self._drain()) if self._drain is not None else None
         while draining is not None and not draining.done() and not self.force_exit:
@@ -62,7 +63,7 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _accept_no_more(self, end_s: float) -> None:
-        """Connections that were accepted are opened, until this time at most."""
+        """Stop accepting. Connections that were already accepted may still open until `end_s`."""
         accepting = cast(list[Acceptor], self.servers)
         for each in accepting:
             each.close()

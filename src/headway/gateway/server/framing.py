@@ -1,27 +1,27 @@
-"""Where the parts of requests end in a connection's bytes, and how many of the bytes are outside bodies."""
+"""Finds the ends of the parts of requests in a connection's bytes, and counts the bytes outside of bodies."""
 
 from __future__ import annotations
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request's first line and headers."""
+"""Limit of a request's first line and headers."""
 MAX_HEADERS = 256
 MAX_FRAMING_BYTES = 64 << 10
-"""Of a body's chunk headers and trailers, besides one byte for each 8 bytes of the body."""
+"""Limit of a body's chunk headers and trailers, in addition to one byte for each 8 bytes of the body."""
 _BODY_BYTES_PER_FRAMING_BYTE = 8
 _MAX_SIZE_DIGITS = 16
 _DIGITS = b"0123456789abcdefABCDEF"
 _BLANK_LINE = b"\r\n\r\n"
 HEAD, BODY, CHUNK_HEADER, CHUNK, TRAILERS, END = range(6)
-"""The parts of a request, by what comes next on a connection; END: the request is complete. They are plain numbers, as
-looking up an enum's members takes a tenth of a request's time here."""
+"""The part of a request that comes next on a connection. END: the request is complete. Plain numbers, because looking
+up an enum's members takes a tenth of a request's time here."""
 
 
 class RequestFraming:
-    """Divides a connection's bytes where heads, chunk headers, chunks, trailers and bodies end.
+    """Divides a connection's bytes at the ends of heads, chunk headers, chunks, trailers and bodies.
 
-    The parser gets each part by itself. So the same bytes are the same requests, and meet the same limits, however the
-    network divides them into segments. The parser decides what is valid. A request that the two divide differently is
-    refused.
+    The parser gets each part by itself. The same bytes are therefore the same requests with the same limits, however
+    the network divides them into segments. The parser decides what is valid. A request that the parser and this class
+    divide differently is refused.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class RequestFraming:
     def begin_head(self) -> None:
         self.part = HEAD
         self.num_outside = 0
-        """Bytes outside the body, of the head first, then of the chunks' headers and the trailers."""
+        """Bytes outside the body: of the head first, then of the chunk headers and the trailers."""
         self._last = b""
         """The end of the lines so far, which may be the first half of a blank line."""
 
@@ -45,12 +45,12 @@ class RequestFraming:
         self._size_line = b""
 
     def end_of_part(self, data: bytes, start: int) -> int:
-        """The end of what the parser gets next of `data[start:]`, and then `agrees`."""
+        """The end of the part of `data[start:]` that the parser gets next. After the parser, call `agrees`."""
         part = self.part
         if part in (BODY, CHUNK):
             end, size = start + self._num_left, len(data)
             return end if end < size else size
-        if part == HEAD and not self.num_outside:  # most heads come at once
+        if part == HEAD and not self.num_outside:  # most heads come in one piece
             end = data.find(_BLANK_LINE, start) + 4
             if 4 <= end <= start + MAX_HEAD_BYTES:
                 return end
@@ -58,7 +58,7 @@ class RequestFraming:
         return min(end or len(data), start + self._max_outside - self.num_outside)
 
     def _blank_line_end(self, data: bytes, start: int) -> int:
-        """The end of the next blank line in `data`, which may have begun before it; 0 without one."""
+        """The end of the next blank line in `data`; the line may have begun before `data`. 0 without one."""
         if self._last:
             at = (self._last + data[start : start + 3]).find(_BLANK_LINE)
             if at >= 0:
@@ -73,9 +73,9 @@ class RequestFraming:
         return MAX_FRAMING_BYTES + self._num_inside // _BODY_BYTES_PER_FRAMING_BYTE
 
     def agrees(self, part: int, data: bytes, start: int, end: int, is_complete: bool, num_body: int) -> bool:
-        """The parser has accepted `data[start:end]` of `part`: whether it has found there what this class expects.
+        """Whether the parser, which accepted `data[start:end]` of `part`, found the same end as this class.
 
-        `is_complete`: it has found the end of the request; `num_body`: the bytes of the body that it has found so far.
+        `is_complete`: the parser found the end of the request; `num_body`: the bytes of the body that it found so far.
         """
         if part == BODY:
             self._num_left -= end - start
@@ -83,7 +83,7 @@ class RequestFraming:
             if not self._num_left:
                 self.part = END
         elif part == HEAD:
-            is_end = end - start >= 4 and data[end - 4 : end] == _BLANK_LINE  # most heads come at once
+            is_end = end - start >= 4 and data[end - 4 : end] == _BLANK_LINE  # most heads come in one piece
             is_end = is_end or self._ends_in_blank_line(data, start, end)
             if self.part == HEAD:  # the parser has begun no body
                 self.num_outside += end - start
@@ -112,7 +112,7 @@ class RequestFraming:
         return last == _BLANK_LINE
 
     def _begins_chunk(self) -> bool:
-        """Whether the line is a chunk's size that can be read."""
+        """Whether the line is a valid chunk size."""
         digits = self._size_line.partition(b";")[0].rstrip(b"\r\n")
         if not 0 < len(digits) <= _MAX_SIZE_DIGITS or digits.strip(_DIGITS):
             return False
@@ -127,5 +127,5 @@ class RequestFraming:
 
     @property
     def is_too_long(self) -> bool:
-        """Whether the head, or all of a body's framing, is as long as it may be, and has no end yet."""
+        """Whether an unfinished head, or the framing of a body, has reached its limit."""
         return self.num_outside >= self._max_outside

@@ -1,4 +1,5 @@
-"""What answers here: `GET /`, and `GET /docs`, the API as a page without scripts or files from elsewhere."""
+"""The welcome at `GET /`, and the API's description as a page at `GET /docs`, without scripts or files of other sites.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ def _operation(method: str, path: str, operation: Schema, document: Schema) -> s
 
 
 def _fields(schema: Schema, document: Schema) -> str:
-    """The fields of an object, or what else a body is."""
+    """The fields of an object, or a description of another kind of body."""
     name = schema.get("$ref", "").rpartition("/")[2]
     found = document["components"]["schemas"].get(name, schema)
     fields = found.get("properties")

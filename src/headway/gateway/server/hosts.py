@@ -1,7 +1,7 @@
-"""The hosts by which clients may reach a gateway without keys.
+"""The host names under which clients may reach a gateway without keys.
 
-A page of any origin can send requests to a gateway on its visitor's machine, and can read the answers if its own name
-resolves to that machine (DNS rebinding). Such requests carry the page's host.
+A web page of any origin can send requests to a gateway on its visitor's machine, and can read the answers if its own
+host name resolves to that machine (DNS rebinding). Such requests carry the page's host.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from functools import lru_cache
 from ipaddress import ip_address
 
 ANY = "*"
-"""As a host in the settings: accept every host."""
+"""In the settings' hosts: accept every host."""
 
 
 class ExpectedHosts:
     """Loopback names, the listening address, and further names."""
 
     def __init__(self, listening: str, names: Sequence[str], origins: Sequence[str] = ()) -> None:
-        """`listening`: the address of the listening socket. An address other than a loopback one accepts all
-        addresses as hosts, since no name that resolves to another address is among them. `origins`: pages of other
-        hosts that may send requests."""
+        """`listening`: the address of the listening socket. If it is not a loopback address, all IP addresses are
+        accepted as hosts, because DNS rebinding needs a name. `origins`: pages of other hosts that may send requests.
+        """
         self._origins = {origin.lower().encode() for origin in origins}
         self._has_any_origin = ANY.encode() in self._origins
         self._names = {_name(name.encode()) for name in names}
@@ -28,7 +28,7 @@ class ExpectedHosts:
         self.accepts = lru_cache(maxsize=256)(self._accepts)
 
     def _accepts(self, host: bytes) -> bool:
-        """Whether a request with this `Host` is served."""
+        """Whether a request with this `Host` header is served."""
         name = _name(host)
         if name == "localhost" or name.endswith(".localhost") or name in self._names or ANY in self._names:
             return True

@@ -1,4 +1,4 @@
-"""One request of a connection and its response: as ASGI's `receive` and `send`, or written directly."""
+"""One request of a connection and its response, through ASGI's `receive` and `send` or written directly."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headway.gateway.server.connection_memory import ConnectionMemory
 log = logging.getLogger("headway.gateway")
 _NOT_IN_HEADERS = bytes((*range(9), 11, 12, *range(14, 32), 127))
 _header_lines: Final[dict[tuple[bytes, bytes], bytes]] = {}
-"""Lines by name and value: most responses have the same ones, but for the request's id."""
+"""Encoded header lines by name and value. Most responses have the same lines, except the request's id."""
 _MAX_LINES, _MAX_LINE_BYTES = 256, 56
 _LAST_STATUSES = frozenset((408, 413))
-"""Of answers after which more of a refused body may come: the connection is closed."""
+"""After an answer with these statuses, more of a refused body may come, so the connection is closed."""
 _WITHOUT_BODY = frozenset((204, 304))
 _MAX_PARTS = 64
-"""More parts of a body are joined: short ones take several times their length."""
+"""A body in more parts is joined, because short parts take several times their length."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FAILED = b"Internal Server Error"
 _FAILED_HEADERS = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(_FAILED))]
@@ -31,18 +31,18 @@ class ServedConnection(Protocol):
     """The connection of a request, as its cycle uses it."""
 
     def close_after_response(self) -> None:
-        """Close, once the rest of the request has come."""
+        """Close the connection once the rest of the request has come."""
 
     def end_response(self, cycle: HttpCycle, /) -> None:
-        """The response is complete: the next request may begin."""
+        """The response is complete, so the next request may begin."""
 
     def end_task(self, task: asyncio.Task[None], /) -> None:
         """The application of a request has returned, and its task ends."""
 
 
 class HttpCycle:
-    """One request and its response. Satisfies `ClientWriter`: one write to the connection for each part of the body,
-    and no task that waits for the client to disconnect. Whatever takes no writer is served by ASGI's messages."""
+    """One request and its response. Implements `ClientWriter`: each part of the body is one write to the connection,
+    and no task waits for the client to disconnect. Applications that take no writer use ASGI's messages."""
 
     def __init__(
         self,
@@ -63,27 +63,27 @@ class HttpCycle:
         self._parts: list[bytes] = []
         self._num_held = 0
         self._is_whole = self._is_passed = False
-        """All of it has come; `receive` has returned its end."""
+        """Whether the whole body has come; whether `receive` has returned its end."""
         self._news: asyncio.Event | None = None
-        """Something has happened that `receive` waits for; None: nothing has waited so far."""
+        """Set when an event happens that `receive` waits for; None before the first wait."""
         # The response.
         self.has_begun = False
-        """Whether `start` was called: the status cannot change any more."""
+        """Whether `start` was called. The status can then no longer change."""
         self.status = 0
         self.is_complete = False
         self.num_written = 0
-        """Parts of it that were written."""
+        """Parts of the response that were written."""
         self._is_gone = False
-        """The client has closed the connection, or its request is refused."""
+        """Whether the client has closed the connection, or its request is refused."""
         self._head = b""
         self._is_chunked = False
         self._has_body = True
         self._num_left = 0
-        """Bytes of the body that are still to be written, if its length was announced."""
+        """Bytes of the body that are not written yet, if its length was announced."""
         self._on_disconnect: Callable[[], None] | None = None
 
     async def run(self, app: Callable[..., Any], takes_writer: bool) -> None:
-        """Have the application answer. Its errors are logged, and answered with a 500."""
+        """Run the application. Its errors are logged, and answered with status 500."""
         try:
             if takes_writer:
                 await app(self._scope, self.receive, self.send, self)
@@ -143,7 +143,7 @@ class HttpCycle:
             on_disconnect()
 
     def refuse(self, status: int) -> None:
-        """The connection answers the rest of the request with `status`, unless the response has begun."""
+        """Answer the rest of the request with `status`, unless the response has begun."""
         if not self.has_begun:
             self.status = status
         self.disconnect()
@@ -153,7 +153,8 @@ class HttpCycle:
         self._keeps_alive = False
 
     def send_interim(self) -> bool:
-        """Send an interim response, before any other, which clients of HTTP/1.1 ignore. False: this client may not."""
+        """Send an interim response before the real one; clients of HTTP/1.1 ignore it. False if this client must not
+        get one."""
         if self._scope.get("http_version") != "1.1":
             return False
         self._transport.write(_CONTINUE)
@@ -163,7 +164,7 @@ class HttpCycle:
     # The request's body.
 
     def take_body(self) -> bytes | None:
-        """The request's body, if all of it has come; otherwise None, and ASGI's `receive` returns it."""
+        """The request's body if all of it has come; otherwise None, and the body comes through `receive`."""
         if not self._is_whole or self._expects_100_continue:
             return None
         return self._take_parts()
@@ -174,14 +175,15 @@ class HttpCycle:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def drop_body(self) -> None:
-        """Keep nothing of what has come of the body."""
+        """Drop the received part of the body."""
         if self._num_held:
             self._parts = []
             self._memory.add_body(-self._num_held)
             self._num_held = 0
 
     async def receive(self) -> Message:
-        """ASGI's: the next part of the body, or that the client has left, or has its response."""
+        """ASGI's `receive`: the next part of the body, or the disconnect of a client that has left or has its response.
+        """
         if self._expects_100_continue and not self._is_gone:
             self._transport.write(_CONTINUE)
             self._expects_100_continue = False
@@ -197,7 +199,7 @@ class HttpCycle:
     # The response.
 
     async def send(self, message: Message) -> None:
-        """ASGI's: the head, or a part of the body. RuntimeError for a message out of turn."""
+        """ASGI's `send`: the head, or a part of the body. RuntimeError for a message out of order."""
         await self.drain()
         if self._is_gone:
             return
@@ -217,7 +219,7 @@ class HttpCycle:
 
     @property
     def is_full(self) -> bool:
-        """Whether the client reads too slowly; `drain` waits for it."""
+        """Whether the client reads too slowly. If so, await `drain`."""
         return self._memory.write_paused and not self._is_gone
 
     async def drain(self) -> None:
@@ -226,7 +228,8 @@ class HttpCycle:
             await self._memory.drain()
 
     def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Set status and headers, which go out with the first part of the body; chunked without a content-length."""
+        """Set status and headers, which are sent with the first part of the body. Without a content-length the body is
+        chunked."""
         lines, named = [*self._default_headers, *headers], dict(headers)
         length = named.get(b"content-length")
         has_body = self._scope["method"] != "HEAD" and status not in _WITHOUT_BODY
@@ -246,8 +249,8 @@ class HttpCycle:
         self._head = STATUS_LINE[status] + head + b"\r\n"
 
     def write(self, body: bytes, more: bool = False) -> None:
-        """Write a part of the body; without `more`, it is the last part. RuntimeError for another length than was
-        announced."""
+        """Write a part of the body; the last part if not `more`. RuntimeError if the length differs from the announced
+        one."""
         if self._is_gone:
             return
         if self._is_chunked:
@@ -279,12 +282,12 @@ class HttpCycle:
             on_disconnect()
 
     def close(self) -> None:
-        """Do not watch for a disconnect any more."""
+        """Stop watching for a disconnect."""
         self._on_disconnect = None
 
 
 def _header_line(header: tuple[bytes, bytes]) -> bytes:
-    """A header's line. ValueError if it is not one line of text."""
+    """The line of a header. ValueError if it is not one line of text."""
     name, value = header
     line = b"%b: %b\r\n" % (name, value)
     is_text = len(line.translate(None, _NOT_IN_HEADERS)) == len(line)

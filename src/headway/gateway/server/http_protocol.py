@@ -1,9 +1,9 @@
-"""HTTP/1.1 towards clients, with limits on all that is outside bodies.
+"""HTTP/1.1 for clients, with limits on everything outside of bodies.
 
 An application with `takes_writer` is called with the request's cycle as a fourth argument, to which it writes directly.
 
-Requests of one connection are parsed one at a time: what follows a request waits until the client has read its answer,
-and reading pauses. So the memory of a connection is bounded, whatever its client sends and does not read
+Requests of one connection are parsed one at a time: the next request waits until the client has read the last answer,
+and reading pauses. The memory of a connection is therefore bounded, whatever its client sends and does not read
 (`ConnectionMemory`).
 """
 
@@ -32,31 +32,31 @@ from headway.gateway.server.http_cycle import HttpCycle
 _ASGI: Any = {"version": "3.0", "spec_version": "2.3"}
 _HEAD_TIMEOUT_S = 30.0
 _IDLE_S = 1.0
-"""A connection on which nothing has come for so long is closed for others that wait."""
+"""A connection that has been idle for this time is closed if others wait."""
 _LAST_REQUEST_S = 2.0
-"""A server that ends waits so long for a request that is on its way to it."""
+"""How long an ending server waits for a request that is on its way."""
 _SINGLE_HEADERS = frozenset((b"host", b"authorization", b"x-api-key", b"content-type", b"origin", b"transfer-encoding"))
-"""Two of them are refused: a proxy in front may have read the other one."""
+"""A request that repeats one of these headers is refused, because a proxy in front may have read the other value."""
 _LINGER_S = 5.0
 _LINGER_BYTES = 64 << 20
-"""After the last answer on a connection, so much of the request's rest is read and dropped. A connection that is closed
-with unread bytes is reset, and its client may lose the answer."""
+"""Bytes of a request's rest that are read and dropped after the last answer on a connection. Closing a connection with
+unread bytes resets it, and the client may lose the answer."""
 _COPIED_BYTES = 1 << 14
-"""Shorter segments are divided by copies, which take less time than views."""
+"""Shorter segments are divided by copying, which is faster than views."""
 _UNREAD_TIMEOUT_S = 60.0
 _LEAST_READ_BYTES = 1 << 14
-"""A client that has not read all of its answers reads so many bytes of them in `_UNREAD_TIMEOUT_S`."""
+"""A client with unread answers must read this many bytes of them within `_UNREAD_TIMEOUT_S`."""
 _FIRST_PROBE_S, _PROBE_PERIOD_S = 0.05, 2.0
-"""Of clients that have closed the connection, or their side of it."""
+"""Times of the probes of clients that have closed the connection or their side of it."""
 _MAX_KEPT_TARGET = 256
-"""Bytes of a request's target that its connection keeps for the next one."""
+"""Longest target of a request that its connection keeps for the next request."""
 _LINE_ENDS = re.compile(rb"[\r\n]*")
 
 
 class HttpProtocol(asyncio.Protocol):
-    """One connection of a client. Satisfies `ServedConnection`, and what uvicorn's server expects of a protocol."""
+    """One connection of a client. Implements `ServedConnection`, and the protocol interface of uvicorn's server."""
 
-    # Set once there is a connection.
+    # Set once the connection is open.
     _transport: asyncio.Transport
     _memory: ConnectionMemory
 
@@ -64,38 +64,38 @@ class HttpProtocol(asyncio.Protocol):
     _client: Any = None
     _scheme = "http"
 
-    # The present request.
+    # The current request.
     _url = b""
     _is_in_head = False
-    """A part of a head has come."""
+    """Whether a part of a head has come."""
     _refusal: ApiError | None = None
-    """Why the request whose headers were parsed last is not served."""
+    """Why the last request with parsed headers is refused."""
     _cycle: HttpCycle | None = None
     _is_new = False
-    """The cycle's application is to be started."""
+    """Whether the cycle's application must still be started."""
     _is_whole = False
-    """The parser has found the request's end, and `_num_body` bytes of its body."""
+    """Whether the parser has found the request's end. `_num_body` is the number of body bytes it found."""
     _num_body = 0
 
-    # The target of the last request, which the next one mostly has, too.
+    # The target of the last request; the next request mostly has the same one.
     _last_target = b""
     _last_url: Any = None
 
     # The next requests.
     _waiting = b""
-    """They are from `_waiting_start` on in these bytes."""
+    """Bytes that contain the next requests, from `_waiting_start` on."""
     _waiting_start = 0
     _is_next_due = False
-    """The answer is complete, and the client has not read enough of it for the next request to begin."""
+    """Whether the next request waits only for the client to read enough of a complete answer."""
     _has_ended = False
-    """The client sends nothing more."""
+    """Whether the client will send nothing more."""
     _is_ending = False
-    """The server ends: the next request is the last one."""
+    """Whether the server ends, so that the next request is the last one."""
 
     # Times.
     _timer: asyncio.TimerHandle | None = None
     _deadline_s: float | None = None
-    """On the event loop's clock: for the next head, or for its rest. None during a request."""
+    """Deadline for the next head or its rest, on the event loop's clock. None during a request."""
     _linger_timer: asyncio.TimerHandle | None = None
     _num_lingered = 0
     _unread_timer: asyncio.TimerHandle | None = None
@@ -113,7 +113,7 @@ class HttpProtocol(asyncio.Protocol):
         count_refused: Callable[[int], None] | None = None,
     ) -> None:
         """`hosts`: the hosts that are served; None for all. `count_refused(status)` is called for each answer to a
-        request that the application does not see. The rest is uvicorn's."""
+        request that the application does not see. The other arguments are uvicorn's."""
         self._app: Any = config.loaded_app
         self._takes_writer = bool(getattr(self._app, "takes_writer", False))
         self._loop = _loop or asyncio.get_running_loop()
@@ -122,11 +122,11 @@ class HttpProtocol(asyncio.Protocol):
         self._count_refused = count_refused
         self._framing = RequestFraming()
         self._parser: Any = httptools.HttpRequestParser(self)
-        # What follows a request that closes the connection is dropped.
+        # Data after a request that closes the connection is dropped.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._headers: list[tuple[bytes, bytes]] = []
         self._accepted: tuple[bytes | None, ...] = ()
-        """Host and media type of a request that was served before."""
+        """Host and media type of an earlier request that was served."""
 
     # Called by the event loop, and by uvicorn's server.
 
@@ -151,15 +151,15 @@ class HttpProtocol(asyncio.Protocol):
         self._memory.resume_writing()
         if exc is None:
             self._transport.close()
-        self._parser = None  # ends the reference cycle between the two
+        self._parser = None  # ends the reference cycle between parser and connection
 
     def eof_received(self) -> bool:
-        """The client sends nothing more. Requests that have come are answered, unless the client is gone."""
+        """The client will send nothing more. Received requests are answered, unless the client is gone."""
         if self._has_ended:
             return True
         self._has_ended, cycle = True, self._cycle
         is_whole = self._framing.part == END and cycle is not None and self._linger_timer is None
-        if not is_whole or cycle is None or self._scheme == "https":  # TLS connections are closed by the event loop
+        if not is_whole or cycle is None or self._scheme == "https":  # the event loop closes TLS connections
             self._close()
             return False
         if not cycle.is_complete:
@@ -169,9 +169,9 @@ class HttpProtocol(asyncio.Protocol):
         return True
 
     def _probe(self, cycle: HttpCycle, wait_s: float, num_written: int) -> None:
-        """Find out whether the client has closed the connection, or its side of it only: if anything is sent to it, its
-        system reports the former. Before the response, an interim one is sent. A response of which nothing was sent
-        for a while, as `num_written` parts had been before, ends here."""
+        """Find out whether the client has closed the whole connection or only its side. On a closed connection, the
+        client's system reports the closing when data is sent. An interim response is sent before the response begins. A
+        response that has sent nothing since `num_written` parts were written ends here."""
         self._probe_timer = None
         if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._transport.abort()
@@ -196,7 +196,7 @@ class HttpProtocol(asyncio.Protocol):
             self._await_next()
 
     def _expect_reads(self) -> None:
-        """Abort the connection unless the client goes on to read what is written to it."""
+        """Abort the connection unless the client goes on reading its answers."""
         if self._unread_timer is None:
             self._num_unread = self._memory.num_unread
             self._unread_timer = self._loop.call_later(_UNREAD_TIMEOUT_S, self._check_reads)
@@ -210,7 +210,7 @@ class HttpProtocol(asyncio.Protocol):
             self._expect_reads()
 
     def shutdown(self) -> None:
-        """Close the connection, after the response to the present request, or to one that is on its way."""
+        """Close the connection after the response to the current request or to one on its way."""
         self._is_ending = True
         if self._cycle is not None and not self._cycle.is_complete:
             self._cycle.shut_down()
@@ -220,7 +220,7 @@ class HttpProtocol(asyncio.Protocol):
             self._close()
 
     def _expects_request(self) -> bool:
-        """A client connects to send a request. After the first one, whether a part of the next has come."""
+        """Whether a request is expected: on a new connection always, later once a part of the next request has come."""
         if self._cycle is None or self._framing.num_outside:
             return True
         poll = select.poll()
@@ -228,7 +228,8 @@ class HttpProtocol(asyncio.Protocol):
         return bool(poll.poll(0))
 
     def make_room(self) -> None:
-        """Others wait for connections: close this one after the present answer, or now if it has been idle a while."""
+        """Make room for waiting connections: close this one after the current answer, or now if it has been idle for a
+        while."""
         cycle, framing = self._cycle, self._framing
         if cycle is not None and not cycle.is_complete:
             cycle.shut_down()
@@ -238,7 +239,7 @@ class HttpProtocol(asyncio.Protocol):
                 self._close()
 
     def _close(self) -> None:
-        """Close the connection when the client has read its answers, or reads no more of them."""
+        """Close the connection when the client has read its answers or stops reading them."""
         self._transport.close()
         if self._unread_timer is None and self._memory.num_unread:
             self._expect_reads()
@@ -257,17 +258,17 @@ class HttpProtocol(asyncio.Protocol):
             self._start_new()
 
     def _keep_waiting(self, data: bytes, start: int) -> None:
-        """Keep the next requests, which are from `start` on in `data`."""
+        """Keep the bytes of the next requests: `data[start:]`."""
         if len(data) - start <= MAX_HELD_BYTES < len(data):
-            data, start = data[start:], 0  # what was before them is kept no longer
+            data, start = data[start:], 0  # earlier bytes are no longer needed
         self._waiting, self._waiting_start = data, start
         self._memory.keep_ahead(len(data))
 
     def _parse(self, data: bytes, start: int) -> None:
-        """Parse one request of `data[start:]`, part by part; what follows it is parsed after its answer."""
+        """Parse one request of `data[start:]`, part by part. Later data is parsed after its answer."""
         framing, size = self._framing, len(data)
         if framing.part == HEAD and not framing.num_outside and start < size and data[start] in b"\r\n":
-            found = _LINE_ENDS.match(data, start)  # allowed before a request
+            found = _LINE_ENDS.match(data, start)  # blank lines are allowed before a request
             start = size if found is None else found.end()
         parts = data if size < _COPIED_BYTES else memoryview(data)
         while start < size:
@@ -305,7 +306,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._framing.part != HEAD:
-            self._refusal = _invalid()  # it has found the end of a request where there is none
+            self._refusal = _invalid()  # the parser found the end of a request where there is none
         self._url, self._headers = b"", []
         self._is_whole, self._num_body = False, 0
 
@@ -313,16 +314,16 @@ class HttpProtocol(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._framing.part == HEAD:  # else it is a trailer: whoever checked the headers has not seen it
+        if self._framing.part == HEAD:  # otherwise it is a trailer, which the check of the headers has not seen
             if value[-1:] in b" \t":
-                value = value.rstrip(b" \t")  # which the parser leaves, and is no part of the value
+                value = value.rstrip(b" \t")  # the parser leaves this white space, which is not part of the value
             self._headers.append((name.lower(), value))
             if len(self._headers) > MAX_HEADERS:
                 self._refusal = _too_many_headers()
                 self._headers.pop()
 
     def on_headers_complete(self) -> None:
-        """Check the request; if it is served, its application starts once these bytes are parsed."""
+        """Check the request. If it is served, its application starts once these bytes are parsed."""
         self._is_in_head = False
         self._deadline_s = None
         version = self._parser.get_http_version()
@@ -363,14 +364,14 @@ class HttpProtocol(asyncio.Protocol):
         self._is_new = True
 
     def _parse_url(self) -> Any:
-        """The request's target by its parts, of which the host may be None. It is kept if it is short."""
+        """The parts of the request's target; the host may be None. A short target is cached."""
         parsed = httptools.parse_url(self._url)
         if len(self._url) <= _MAX_KEPT_TARGET:
             self._last_target, self._last_url = self._url, parsed
         return parsed
 
     def _check_repeated(self, found: dict[bytes, bytes]) -> ApiError | None:
-        """Why the request is not served, by the headers that occur more than once."""
+        """The error if a header must not occur more than once; None otherwise."""
         names = [name for name, _ in self._headers]
         repeated = sorted(name.decode() for name in _SINGLE_HEADERS.intersection(found) if names.count(name) > 1)
         if repeated:
@@ -385,7 +386,8 @@ class HttpProtocol(asyncio.Protocol):
         target_host: bytes | None,
         media_type: bytes | None,
     ) -> ApiError | None:
-        """Why a request without a key is not served, by what pages of other hosts cannot choose."""
+        """The error if a request without a key may come from another host's page, judged by headers that pages cannot
+        choose."""
         if (host and not hosts.accepts(host)) or (target_host and not hosts.accepts(target_host)):
             what = "this gateway has no api_keys and does not serve this host; gateway.hosts names those it serves"
             return ApiError(421, what, "unknown_host")
@@ -399,7 +401,7 @@ class HttpProtocol(asyncio.Protocol):
         return None
 
     def _begin_body(self, found: dict[bytes, bytes], version: str) -> ApiError | None:
-        """Prepare for the body; why the request is not served, by its version and by the body's framing."""
+        """Prepare for the body. Returns the error if the version or the body's framing is not acceptable."""
         if version != "1.1" and version != "1.0":
             return ApiError(400, f"expected HTTP/1.1 or HTTP/1.0, got {version}", "invalid_http")
         coding, length = found.get(b"transfer-encoding"), int(found.get(b"content-length", 0))
@@ -426,7 +428,7 @@ class HttpProtocol(asyncio.Protocol):
     # Responses.
 
     def _start_new(self) -> None:
-        """Start the application, if a head has come: with the body, if that has come, too."""
+        """Start the application if a head has come, with the body if it has come, too."""
         cycle = self._cycle
         if self._is_new and cycle is not None:
             self._is_new = False
@@ -450,7 +452,7 @@ class HttpProtocol(asyncio.Protocol):
             self._set_deadline(self._keep_alive_s)
 
     def _await_next(self) -> None:
-        """Begin the next request: the client has the last one's answer, but for a little."""
+        """Begin the next request once the client has read almost all of the last answer."""
         if self._waiting:
             self._loop.call_soon(self._parse_next)
         elif self._has_ended:
@@ -470,7 +472,7 @@ class HttpProtocol(asyncio.Protocol):
                 self._memory.keep_ahead(0)
 
     def close_after_response(self) -> None:
-        """Close the connection after its last answer. If more may come, it is read and dropped for a while."""
+        """Close the connection after its last answer. Further data is read and dropped for a while."""
         if self._cycle is not None:
             self._cycle.drop_body()
         if self._has_ended or (self._framing.part == END and not self._waiting):
@@ -484,8 +486,8 @@ class HttpProtocol(asyncio.Protocol):
             self._transport.write_eof()
 
     def _set_deadline(self, timeout_s: float, is_sooner: bool = False) -> None:
-        """Time out unless the next head is complete by then. A timer that is due before is kept, and set again then.
-        `is_sooner`: it may be due later."""
+        """Time out unless the next head is complete in `timeout_s`. An earlier timer is kept and set again when it
+        fires. `is_sooner`: the current timer may be later."""
         self._deadline_s = self._loop.time() + timeout_s
         if is_sooner and self._timer is not None:
             self._timer.cancel()

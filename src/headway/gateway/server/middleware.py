@@ -1,4 +1,4 @@
-"""What lies around the application: cross-origin resource sharing and the access log. Without them, nothing does."""
+"""Optional layers around the application: cross-origin resource sharing and the access log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.gateway.server.access_log import AccessLog
 from headway.gateway.settings import Cors, Settings
 
 Application = Callable[..., Any]
-"""An ASGI application that takes a `ClientWriter` as a fourth argument, or None."""
+"""An ASGI application that takes a `ClientWriter` or None as a fourth argument."""
 _EXPOSED = (
     "x-request-id",
     "retry-after",
@@ -28,11 +28,12 @@ _EXPOSED = (
     "x-headway-replayed-tokens",
     *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
 )
-"""Headers of responses that pages may read."""
+"""Response headers that pages may read."""
 
 
 def with_middleware(app: Application, settings: Settings, access_log: Path | None) -> Application:
-    """The application within what the settings ask for. HeadwayError if the access log cannot be written."""
+    """The application wrapped in the layers that the settings ask for. HeadwayError if the access log cannot be
+    written."""
     if settings.cors is not None:
         app = CorsApplication(app, settings.cors)
     return app if access_log is None else AccessLog(app, access_log)

@@ -1,4 +1,4 @@
-"""The OpenAPI description of the HTTP API, from the table of endpoints and the types that they accept and return."""
+"""The OpenAPI description of the HTTP API, generated from the endpoint table and the types of the bodies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.gateway.settings import Settings
 
 _REF = "#/components/schemas/"
 _CLASS_NAME = re.compile(f'"({_REF})?({"|".join(schema.PUBLISHED_NAMES)})"')
-"""A class whose component has another name, as a key, a title or a reference."""
+"""A class whose component has another name, as it appears in a key, a title or a reference."""
 _OBJECT: Schema = {"type": "object"}
 _ERRORS = {
     400: "The request is invalid",

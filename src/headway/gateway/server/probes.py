@@ -1,6 +1,5 @@
-"""A port apart for probes of liveness and readiness, served by a thread of its own: however busy the gateway is with
-requests, and however many connections wait, a probe is answered.
-"""
+"""A separate port for liveness and readiness probes, served by its own thread. A probe is answered however busy the
+gateway is and however many connections wait."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ from headway.core.errors import HeadwayError
 
 _PERIOD_S = 0.25
 _TIMEOUT_S = 5.0
-"""For a probe and its answer."""
+"""Time limit of a probe with its answer."""
 _MAX_CONNECTIONS = 64
-"""With one more, the oldest is closed: a probe takes a few milliseconds."""
+"""When one more connects, the oldest is closed: a probe takes a few milliseconds."""
 _MAX_HEAD_BYTES = 8 << 10
 _HEAD = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
 LIVE, READY = ("/livez", "/live"), ("/readyz", "/ready", "/health")
@@ -31,7 +30,7 @@ Status = tuple[bool, dict[str, Any]]
 
 
 class ProbeServer:
-    """Answers at `port`, on all addresses. Created in the event loop whose turns show that the gateway lives."""
+    """Answers probes at `port` on all addresses. Created in the event loop whose turns show that the gateway lives."""
 
     def __init__(self, port: int, status: Callable[[], Status], hang_s: float) -> None:
         """`status()` is called in the event loop. HeadwayError if the port is taken."""
@@ -74,14 +73,14 @@ class ProbeServer:
                 writer.write(_HEAD % (code, HTTPStatus(code).phrase.encode(), len(body)) + body)
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # no probe
+            pass  # not a probe
         finally:
             writer.close()
             with suppress(ValueError):
                 self._open.remove(writer)
 
     def answer(self, path: str) -> tuple[int, bytes]:
-        """Status and body for a path, from any thread."""
+        """Status and body for a path; may be called from any thread."""
         silent_s = monotonic() - self._turn_s
         is_live, (is_ready, body) = silent_s < self._hang_s, self._status
         if path in LIVE:
@@ -91,7 +90,7 @@ class ProbeServer:
         return 404, msgspec.json.encode({"paths": [*LIVE, *READY]})
 
     def close(self) -> None:
-        """Answer no more probes, and wait for the end of the thread that does."""
+        """Stop answering probes, and wait for the thread to end."""
         self._timer.cancel()
         assert self._task is not None
         self._loop.call_soon_threadsafe(self._task.cancel)

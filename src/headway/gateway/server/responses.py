@@ -1,4 +1,4 @@
-"""Responses that engines keep: read, cancelled and deleted at the engine that has made them."""
+"""Stored responses: read, cancelled and deleted at the engine that made them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an endpoint of the HTTP API is: one entry makes its route, its access check and its part of /openapi.json."""
+"""Endpoints of the HTTP API. One entry determines the route, the access check and the part of /openapi.json."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from headway.gateway.settings import Settings
 JSON, SSE, TEXT = "application/json", "text/event-stream", "text/plain"
 OPENMETRICS = "application/openmetrics-text"
 HTTP_ERRORS = (400, 403, 408, 415, 421, 431)
-"""Any path refuses malformed HTTP, and requests of other hosts and pages, with one of these."""
+"""Any path refuses malformed HTTP, and requests of foreign hosts and pages, with one of these statuses."""
 Schema = dict[str, Any]
 T = TypeVar("T")
 
 
 class Access(Struct, frozen=True):
-    """On which gateways an endpoint exists, and which key it needs there."""
+    """Which gateways have an endpoint, and which key it requires."""
 
     key: Callable[[Settings], Literal["", "client", "admin"]] = lambda settings: ""
     exists: Callable[[Settings], bool] = lambda settings: True
     missing: str = ""
-    """The error message where it does not exist."""
+    """The error message of gateways that do not have the endpoint."""
     errors: tuple[int, ...] = ()
     """Errors of all endpoints with this access."""
 
     def check(self, request: Request, gateway: Gateway) -> None:
-        """Set `request.state.owner` to the owner of the key. ApiError without access."""
+        """Set `request.state.owner` to the owner of the key. ApiError if access is denied."""
         key, headers = self.key(gateway.settings), dict(request.headers)
         request.state.owner = gateway.keys.authenticate(headers).owner if key == "client" else ""
         if not self.exists(gateway.settings):
@@ -51,7 +51,7 @@ OPEN = Access()
 CLIENT = Access(key=lambda settings: "client")
 
 Handler = Callable[[Request, Gateway], Awaitable[Any]]
-"""Returns a Response, or the value that the response's JSON encodes. Raises ApiError."""
+"""Returns a Response, or the value for the response's JSON. Raises ApiError."""
 
 
 class Endpoint(Struct, frozen=True):
@@ -61,7 +61,7 @@ class Endpoint(Struct, frozen=True):
     path: str
     summary: str
     handler: Handler | None
-    """None: engines answer, by way of a relay."""
+    """The handler. None: engines answer through a relay."""
     returns: Any
     """The type of the response's body."""
     access: Access = OPEN
@@ -72,21 +72,21 @@ class Endpoint(Struct, frozen=True):
     media_types: tuple[str, ...] = (JSON,)
     status: int = 200
     also: tuple[int, ...] = ()
-    """Further statuses with a body of the same type."""
+    """Further statuses whose body has the same type."""
     errors: tuple[int, ...] = ()
-    """Statuses of errors, besides those that `all_errors` derives."""
+    """Statuses of errors, in addition to those that `all_errors` derives."""
     parameters: tuple[Schema, ...] = ()
     headers: tuple[str, ...] = ()
-    """Headers of the response."""
+    """Headers of the response, for the description."""
 
     @property
     def published_path(self) -> str:
-        """The path in /openapi.json, which lacks Starlette's `:path`."""
+        """The path in /openapi.json, without Starlette's `:path`."""
         return self.path.replace(":path}", "}")
 
     @property
     def all_errors(self) -> set[int]:
-        """Statuses of all errors: a path with an id may be unknown, and a body too long."""
+        """Statuses of all errors, including an unknown id in the path and a body that is too long."""
         has_body = self.accepts is not None or self.form is not None
         derived = [404] * ("{id}" in self.published_path) + [413] * has_body
         return {*HTTP_ERRORS, *self.access.errors, *self.errors, *derived}
@@ -108,7 +108,7 @@ class Endpoint(Struct, frozen=True):
 
 
 async def collected(items: Iterable[T], per_turn: int) -> list[T]:
-    """All items, of which at most `per_turn` are made in one turn of the event loop."""
+    """All items, of which at most `per_turn` are produced in one turn of the event loop."""
     found: list[T] = []
     for item in items:
         found.append(item)
@@ -137,4 +137,4 @@ PAGE = (
     query("limit", {"type": "integer", "minimum": 1, "maximum": 10_000}),
     query("after", {"type": "string", "pattern": ID_PATTERN}),
 )
-"""The parameters of endpoints that return a list page by page."""
+"""The parameters of endpoints that return a list in pages."""

@@ -1,4 +1,4 @@
-"""The bodies of the HTTP API: those that clients send to engines, as far as Headway reads them, and Headway's own."""
+"""The bodies of the HTTP API: the fields that Headway reads of requests for engines, and Headway's own bodies."""
 
 from __future__ import annotations
 
@@ -42,25 +42,26 @@ class ErrorBody(Struct):
     error: Error
 
 
-# Requests for engines. Fields that are not listed go to the engine unchanged.
+# Requests for engines. Other fields go to the engine unchanged.
 
 
 class EngineRequest(Struct, kw_only=True):
     """The fields that the endpoints share."""
 
     model: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
-    """One of `GET /v1/models`, or the catalog's or the engine's own name for one of them; of several models, needed."""
+    """A model of `GET /v1/models`, or the catalog's or the engine's own name for it. Required if there are several
+    models."""
     stream: bool | None = None
     n: int | None = None
     max_tokens: Any = None
-    """A count. Other values are the engine's to judge; the same for the next two."""
+    """A count. The engine judges other values; the same holds for the next two fields."""
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
     stream_options: Any = None
     priority: Annotated[int, Meta(ge=0, le=MAX_TIER)] | None = None
     """The tier; 0 is the most urgent."""
     service_tier: Any = None
-    """`flex` is tier 1, and may wait until its deadline."""
+    """`flex` means tier 1, and the request may wait until its deadline."""
     prompt_cache_key: Any = None
     """The id of a session."""
 
@@ -84,7 +85,7 @@ class InputRequest(EngineRequest, kw_only=True):
     input: Any = None
     messages: Any = None
     previous_response_id: str | None = None
-    """Of /v1/responses: the request goes to the engine that has made this response."""
+    """For /v1/responses: the request goes to the engine that made this response."""
 
 
 class RerankRequest(EngineRequest, kw_only=True):
@@ -160,7 +161,7 @@ class ModelObject(Struct, forbid_unknown_fields=True):
     created: int
     owned_by: str
     parent: str | UnsetType = UNSET
-    """Of a LoRA adapter: its model."""
+    """For a LoRA adapter: its model."""
 
 
 class ModelList(Struct, forbid_unknown_fields=True):
@@ -177,13 +178,14 @@ class HealthStatus(Struct, forbid_unknown_fields=True):
     up: Num
     replicas: Num
     peers: Num | UnsetType = UNSET
-    """Other gateways of this fleet, where there may be any."""
+    """Other gateways of this fleet, if the fleet may have several."""
     peer_store: Literal["up", "away"] | UnsetType = UNSET
-    """Whether the store that they share can be used. While it cannot, each goes on alone."""
+    """Whether the store that the gateways share can be used. While it is away, each gateway uses only its own counts.
+    """
 
 
 class Welcome(Struct, forbid_unknown_fields=True):
-    """What answers here, and the paths of what a newcomer looks for."""
+    """The service at this address, and the paths that a newcomer looks for."""
 
     about: str
     version: str
@@ -192,7 +194,7 @@ class Welcome(Struct, forbid_unknown_fields=True):
     models: str
     health: str
     dashboard: str | None
-    """None: this gateway has none."""
+    """Path of the dashboard; null if this gateway has none."""
 
 
 class VersionInfo(Struct, forbid_unknown_fields=True):
@@ -226,25 +228,25 @@ class EngineLoad(Struct, forbid_unknown_fields=True):
 
 
 class PrefixCacheState(Struct, forbid_unknown_fields=True):
-    """What the gateway knows of a replica's prefix cache."""
+    """The gateway's knowledge of a replica's prefix cache."""
 
     state: Literal["guess", "connecting", "live", "incomplete", "degraded"]
-    """`guess`: no events are read, or they do not agree with what answers report; prompts that were placed there are
-    assumed to be cached."""
+    """`guess`: events are not read, or disagree with the engine's answers; prompts placed at the replica are assumed to
+    be cached."""
     why: str
-    """The reason of the state; empty while all is well."""
+    """The reason of the state; empty if the events are live."""
     blocks: Num
-    """KV blocks that it holds on the GPU, as far as is known."""
+    """Known KV blocks on the GPU."""
     gaps: Num
-    """Times that batches of events were missing."""
+    """How often batches of events were missing."""
     lost: Num
-    """Batches of events that no replay had, either."""
+    """Batches of events that no replay recovered."""
     age_s: float | None
-    """Since the last batch of events; null: none has come."""
+    """Seconds since the last batch of events; null if none has come."""
 
 
 class ReplicaState(Struct, forbid_unknown_fields=True):
-    """The present state of a replica."""
+    """The current state of a replica."""
 
     id: Num
     name: str
@@ -258,13 +260,13 @@ class ReplicaState(Struct, forbid_unknown_fields=True):
     empty: bool
     engine: EngineLoad
     why: str | None
-    """Why the replica is ejected, or down: what went wrong last."""
+    """Why the replica is ejected or down: its last error."""
     prediction: PredictionRatio | None
-    """Null: its GPU is not known, or too few requests have ended."""
+    """Null if its GPU is unknown, or too few requests have ended."""
     prefix_cache: PrefixCacheState | None
-    """Null: its engine has none, by the pool's profile."""
+    """Null if the pool's profile has no prefix cache."""
     shadow: ShadowPlacements | None
-    """Null: no candidate routes beside."""
+    """Null without a candidate that routes in the shadow."""
 
 
 class FailedPool(Struct, forbid_unknown_fields=True):
@@ -308,18 +310,18 @@ class HeldRequests(Struct, forbid_unknown_fields=True):
 
 
 class Trouble(Struct, forbid_unknown_fields=True):
-    """Something that an operator should look at, in words."""
+    """A problem that an operator should look at, in words."""
 
     where: str
-    """A replica, a pool, a model, or a part of the gateway."""
+    """The affected replica, pool, model or part of the gateway."""
     what: Literal["down", "ejected", "fails to start", "slow", "full", "waits", "late", "not current"]
     is_severe: bool
-    """Clients are affected, or will be with one more failure."""
+    """Whether clients are affected, or will be after one more failure."""
     why: str
 
 
 class PolicyNames(Struct, forbid_unknown_fields=True):
-    """The policies with their arguments, as `headway serve` prints them; null: none."""
+    """The policies with their arguments, as `headway serve` prints them; null for none."""
 
     routing: str
     ordering: str
@@ -335,7 +337,7 @@ class PolicyNames(Struct, forbid_unknown_fields=True):
 
 
 class DashboardData(Struct, forbid_unknown_fields=True):
-    """Everything that the dashboard shows."""
+    """All data of the dashboard."""
 
     version: str
     time_s: float
@@ -349,23 +351,23 @@ class DashboardData(Struct, forbid_unknown_fields=True):
     batch_requests_open: Num
     window_s: float
     troubles: list[Trouble]
-    """The severe ones first."""
+    """Severe problems first."""
     policies: PolicyNames
     slo: SloCounts
-    """Over the last minutes."""
+    """SLO counts over the last minutes."""
     cost: Cost | None
-    """Null: the pools have no prices."""
+    """Null if the pools have no prices."""
     rates: RecentRates
     tiers: list[TierStats]
     tenants: list[TenantStats]
-    """Those with most tokens over the last minutes."""
+    """Tenants with the most tokens over the last minutes."""
     num_tenants: Num
     series: SlotSeries
     decisions: list[Decision] = []
     reload: Reload | None = None
     """The last reload of the fleet file."""
     shadow: list[ShadowedDecisions] = []
-    """Of the candidate of `--shadow`."""
+    """Decisions of the candidate of `--shadow`."""
     autopilot: AutopilotState | None = None
 
 
@@ -377,4 +379,4 @@ PUBLISHED_NAMES = {
     "ReplicaRow": "Shown", "ReplicaState": "Worker", "SloCounts": "Slo",
     "SlotSeries": "Series", "TenantStats": "Tenant", "TierStats": "Tier", "VersionInfo": "Version",
 }  # fmt: skip
-"""The components of /openapi.json whose names differ from the names of their classes."""
+"""Components of /openapi.json whose names differ from their classes."""

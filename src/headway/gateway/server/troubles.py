@@ -1,4 +1,5 @@
-"""What an operator should look at, in words: replicas that are down, ejected, slow or full, and parts that fail."""
+"""Problems that an operator should look at, in words: replicas that are down, ejected, slow or full, and failing parts.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from headway.gateway.telemetry.drift import TOLERATED
 _FULL_KV = 0.95
 _LONG_DELAY_S = 0.5
 _LONG_HOLD_S = 1.0
-"""Requests that are held for less are routine."""
+"""Shorter holds of requests are routine."""
 
 
 def troubles(gateway: Gateway, rows: Sequence[ReplicaRow], queues: Sequence[HeldRequests]) -> list[Trouble]:
-    """What is wrong in the fleet at present, the severe ones first."""
+    """The current problems of the fleet, severe ones first."""
     found = [*_of_gateway(gateway), *_of_queues(rows, queues)]
     found += [
         Trouble(pool, "fails to start", False, f"{_replicas(num)} wanted here fail to start: {why}")
@@ -45,7 +46,7 @@ def _of_gateway(gateway: Gateway) -> Iterator[Trouble]:
 
 
 def _of_queues(rows: Sequence[ReplicaRow], queues: Sequence[HeldRequests]) -> Iterator[Trouble]:
-    """One for each model whose requests wait in the gateway."""
+    """One problem for each model whose requests wait in the gateway."""
     for model in dict.fromkeys(queue.model for queue in queues):
         own = [queue for queue in queues if queue.model == model]
         held, oldest_s = sum(queue.held for queue in own), max(queue.oldest_s for queue in own)
@@ -93,7 +94,7 @@ def _of_replica(row: ReplicaRow, has_others: bool, stale_s: float) -> Iterator[T
 
 
 def _slow_pools(rows: Sequence[ReplicaRow]) -> Iterator[Trouble]:
-    """Replicas that are slower than predicted, with the correction once for each pool."""
+    """Replicas that are slower than predicted; the correction comes once for each pool."""
     corrections: dict[str, str] = {}
     for row in rows:
         if row.status != "up" or row.prediction is None:

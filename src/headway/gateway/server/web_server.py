@@ -20,12 +20,12 @@ from headway.gateway.settings import Settings
 from headway.gateway.termination import ignore_sigterm
 
 _GC_THRESHOLDS = 2000, 100, 10
-"""Python's own are 700, 10 and 10. Requests leave no reference cycles (tests/gateway/server/test_garbage.py), so
-collections find nothing, and pause all streams meanwhile: these thresholds make them short, and full ones rare."""
+"""Python's defaults are 700, 10 and 10. Requests leave no reference cycles (tests/gateway/server/test_garbage.py), so
+collections find nothing, but pause all streams. These thresholds keep collections short, and full ones rare."""
 _BACKLOG = 4096
 """Connections that may wait to be accepted."""
 _TCP = socket.IPPROTO_TCP
-"""Named explicitly, as asyncio otherwise does not see TCP and leaves Nagle's delay of 40 ms on."""
+"""Given explicitly, because otherwise asyncio does not recognise TCP and keeps Nagle's delay of 40 ms."""
 
 
 class Tls(Struct, frozen=True):
@@ -62,12 +62,12 @@ def _no_password() -> str:
 
 
 def not_installed(module: str, extra: str = "gateway") -> HeadwayError:
-    """The error for a missing module of one of Headway's extras."""
+    """The error for a module that belongs to one of Headway's extras and is not installed."""
     return HeadwayError(f"{module} is not installed; try: pip install 'headway[{extra}]'")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on this port; 0 for a free port. HeadwayError if the port is taken."""
+    """A listening socket on this port; port 0 picks a free one. HeadwayError if the port is taken."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return _listener(family, address)
@@ -76,8 +76,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A socket that keeps this port for servers that share it; 0 for a free port. HeadwayError if the port is taken."""
-    with listen(host, port) as exclusive:  # fails if the port is taken, as sockets with SO_REUSEPORT do not
+    """A socket that keeps this port for servers that share it; port 0 picks a free one. HeadwayError if the port is
+    taken."""
+    with listen(host, port) as exclusive:  # fails if the port is taken, which a socket with SO_REUSEPORT does not
         family, where = exclusive.family, exclusive.getsockname()
     reserved = socket.socket(family, socket.SOCK_STREAM, _TCP)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -99,7 +100,7 @@ def _listener(family: int, address: Any, *options: int) -> socket.socket:
 
 
 def address(listener: socket.socket) -> str:
-    """`host:port` of a socket, as in a URL."""
+    """The `host:port` of a socket, in a URL's notation."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -116,7 +117,7 @@ def listen_shared(host: str, port: int, num: int) -> list[socket.socket]:
     """`num` sockets on one port, to which Linux distributes connections. HeadwayError if the port is taken."""
     if sys.platform != "linux":  # other systems give all connections to one of the sockets
         return num * [listen(host, port)]
-    with listen(host, port) as exclusive:  # fails if the port is taken, as sockets with SO_REUSEPORT do not
+    with listen(host, port) as exclusive:  # fails if the port is taken, which a socket with SO_REUSEPORT does not
         family, address = exclusive.family, exclusive.getsockname()[:2]
     return [_listener(family, address, socket.SO_REUSEPORT) for _ in range(num)]
 
@@ -139,10 +140,10 @@ def serve(
     relays: bool = False,
     count_refused: Callable[[int], None] | None = None,
 ) -> None:
-    """Serve until a signal; then await `on_shutdown`, during which connections are still accepted, and wait for open
-    requests; all that for at most `shutdown_s`, and not after a second signal.
+    """Serve until a signal. Then await `on_shutdown`, while connections are still accepted, and wait for open requests.
+    The end takes at most `shutdown_s`; a second signal ends it at once.
 
-    `hosts`: the hosts that are served; None for all. `take_stop` gets a function that has the same effect as a signal.
+    `hosts`: the hosts that are served; None for all. `take_stop` receives a function with the effect of a signal.
     `relays`: each client may need a connection to an engine. `count_refused(status)`: called for each answer to a
     request that the application does not see.
     """
@@ -169,7 +170,7 @@ def serve(
         ssl_keyfile=None if tls is None else tls.keyfile,
     )
     config.load()
-    # Objects that exist now stay: exempt them from collections, which pause all streams.
+    # Exempt all current objects from later collections, which pause all streams.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
