@@ -1,4 +1,4 @@
-"""LoRA adapters of an emulated engine, as vLLM has them: names in requests, loading and unloading, and the metric.
+"""LoRA adapters of an emulated engine, with vLLM's interface: names in requests, loading and unloading, and the metric.
 
 Sources: vLLM's documentation of LoRA adapters, and `vllm/entrypoints/openai/serving_models.py`.
 """
@@ -25,7 +25,7 @@ class UnknownModelError(BadRequestError):
 
 
 def lora_of(engine: EmulatedEngine, config: SurfaceConfig, body: dict[str, Any]) -> str:
-    """The adapter that a request names; "": the model itself.
+    """The adapter that a request names; "" for the model itself.
 
     Raises UnknownModelError for another name, if the engine has slots for adapters.
     """
@@ -57,7 +57,7 @@ class _UnloadRequest(msgspec.Struct):
 
 
 def adapter_routes(engine: Callable[[], EmulatedEngine]) -> list[Route]:
-    """Loading and unloading while the engine runs."""
+    """Routes that load and unload adapters while the engine runs."""
 
     async def load(request: Request) -> Response:
         try:

@@ -1,8 +1,8 @@
-"""SGLang's bootstrap rooms: a prefill engine and a decode engine that serve one request find each other by a number.
+"""SGLang's bootstrap rooms. The prefill engine and the decode engine of a request find each other by a room number.
 
 The first engine to enter the room waits for the other. The prefill engine begins when the decode engine has reserved
 blocks for the KV cache and has asked for it at the prefill engine's bootstrap port. It reports the end of the prefill
-there, and sends the cache with the first token. Neither engine learns that the other one's client has gone: it waits
+there, and sends the cache with the first token. Neither engine notices that the other's client has left, and waits
 until its timeout, as SGLang's engines do (`SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT`, `..._WAITING_TIMEOUT`).
 """
 
@@ -18,7 +18,7 @@ from headway.emulator.kv_exchange import KvExchange, KvGoneError, request_status
 from headway.gateway.upstream.errors import EngineError, UnreachableError
 
 FAKE_BOOTSTRAP_HOST = "2.2.2.2"
-"""A bootstrap host without an engine: the request runs on one engine alone, as in SGLang's own health check."""
+"""A bootstrap host without an engine. The request runs on one engine alone, as in SGLang's own health check."""
 _PATH = "/rooms/"
 
 
@@ -28,9 +28,9 @@ class Room:
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.requested: asyncio.Future[None] = loop.create_future()
-        """The decode engine has reserved blocks."""
+        """Set when the decode engine has reserved blocks."""
         self.prefilled: asyncio.Future[bool] = loop.create_future()
-        """The prompt is computed (True), or the request has failed."""
+        """True when the prompt is computed, False when the request has failed."""
         self.fetched: asyncio.Future[None] = loop.create_future()
 
 
@@ -46,7 +46,7 @@ class BootstrapServer:
         return await asyncio.start_server(self._serve, sock=listener)
 
     def enter(self, number: str) -> Room:
-        """The room with this number, created if need be."""
+        """The room with this number; created if it does not exist."""
         return self._rooms.setdefault(number, Room())
 
     def leave(self, number: str, has_failed: bool) -> None:
@@ -88,7 +88,7 @@ class BootstrapServer:
 
 
 class BootstrapRoom(Struct, frozen=True):
-    """The room that a decode engine fetches a KV cache from. Satisfies `kv_exchange.KvSource`."""
+    """The room from which a decode engine fetches a KV cache. Implements `kv_exchange.KvSource`."""
 
     host: str
     port: int
@@ -114,7 +114,7 @@ class BootstrapRoom(Struct, frozen=True):
 
 
 async def wait_for(future: asyncio.Future[None], timeout_s: float, state: str) -> None:
-    """Wait for a future. Raises KvGoneError after `timeout_s`; `state` is SGLang's name for the wait."""
+    """Wait for a future. Raises KvGoneError after `timeout_s`. `state` is SGLang's name for the wait."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await asyncio.shield(future)

@@ -1,4 +1,4 @@
-"""Chat and text completions of an emulated engine: parameters of the request, and the JSON of its answer."""
+"""Chat and text completions of an emulated engine: parameters of the request and JSON of the answer."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class BadRequestError(Exception):
 
 
 class SurfaceConfig(msgspec.Struct, frozen=True):
-    """What an emulated engine's answers are like: their lengths, probabilities and fields."""
+    """Properties of an emulated engine's answers: lengths, probabilities and fields."""
 
     name: str
     output_tokens: int = 128
-    """Length of a chat answer, with its reasoning, if nothing else ends it."""
+    """Length of a chat answer, including its reasoning, unless something else ends it."""
     reasoning_tokens: int = 0
     """Length of the reasoning at the start of a chat answer. The last token marks its end."""
     confidence: tuple[float, float] = (1.0, 1.0)
-    """Bounds of the probability that is reported for each token of an answer."""
+    """Bounds of the probability reported for the tokens of an answer."""
     address: tuple[str, int] = ("127.0.0.1", 0)
     """Host and port at which other engines reach this one."""
     reasoning_key: str = "reasoning"
@@ -41,16 +41,16 @@ class SurfaceConfig(msgspec.Struct, frozen=True):
     has_token_ids: bool = True
     """Whether token ids are returned on request."""
     has_single_token_chunks: bool = False
-    """Whether tokens that are generated together are streamed one by one."""
+    """Whether tokens that are generated together are streamed in separate chunks."""
     priority_sign: int = 1
-    """-1: a higher `priority` is more urgent."""
+    """-1 if a higher `priority` is more urgent."""
     ordering: str = ""
-    """The ordering that the engine reports, as vLLM with `headway.vllm.Scheduler` does; empty: none is reported."""
+    """The ordering that the engine reports, as vLLM does with `headway.vllm.Scheduler`; empty if none is reported."""
     reports_cached_tokens: bool = False
-    """Whether an answer's usage says how many of the prompt's tokens were in the prefix cache."""
+    """Whether an answer's usage reports the prompt tokens found in the prefix cache."""
 
     def confidence_in(self, prompt: list[int]) -> float:
-        """Token probability of an answer to this prompt. A continued answer has that of its beginning."""
+        """Token probability of an answer to this prompt. A continued answer keeps the probability of its beginning."""
         least, most = self.confidence
         return least + (most - least) * tokens.question_hash(prompt)
 
@@ -59,7 +59,7 @@ class Completion:
     """One request: its parameters, its choices, and the JSON around them."""
 
     def __init__(self, body: dict[str, Any], is_chat: bool, config: SurfaceConfig, lora: str = "") -> None:
-        """`lora`: the adapter that answers, if not the model itself."""
+        """`lora`: the adapter that answers; empty for the model itself."""
         self.body, self.is_chat = body, is_chat
         self.lora = lora
         self.stream = bool(body.get("stream"))
@@ -91,13 +91,13 @@ class Completion:
             "model": lora or config.name,
         }
         self.kv_name = str(self.head["id"]) if params.get("do_remote_decode") else None
-        """Name under which the prompt's KV is kept for another engine."""
+        """Name under which the prompt's KV is kept for another engine; empty if it is not kept."""
         self.fault = ""
-        """Failure to inject, in the engine's own terms."""
+        """The failure to inject, by the surface's name."""
         self.received_s = math.inf
-        """When the request's head arrived."""
+        """Time at which the request's head arrived."""
         self.cached_tokens: Callable[[], int] | None = None
-        """Tokens of the prompt that were in the prefix cache, to be reported with the usage."""
+        """Prompt tokens found in the prefix cache, for the usage; None if they are not reported."""
 
     @property
     def max_output_tokens(self) -> int:
@@ -105,7 +105,7 @@ class Completion:
         return max(choice.output_tokens for choice in self.choices)
 
     def answer(self, choices: list[dict[str, Any]], usage: int | None, is_first: bool) -> dict[str, Any]:
-        """The JSON of a chunk or of a whole answer. `usage`: output tokens so far, if they are to be reported."""
+        """The JSON of a chunk or of a complete answer. `usage`: output tokens so far, if they are reported."""
         answer: dict[str, Any] = {**self.head, "choices": choices}
         if usage is not None:
             num = len(self.prompt)
@@ -137,7 +137,7 @@ class CompletionChoice:
         self._num_written = 0
 
     def chunk_sizes(self, num: int) -> list[int]:
-        """Tokens per chunk for `num` new tokens. No chunk has both reasoning and answer."""
+        """Tokens per chunk for `num` new tokens. No chunk mixes reasoning and answer."""
         if self._completion.has_single_token_chunks:
             return [1] * num
         return [part for part in (min(num, self.reasoning_left), max(num - self.reasoning_left, 0)) if part]
@@ -147,7 +147,7 @@ class CompletionChoice:
         self.output_tokens, self.finish = num, "length"
 
     def extend(self, num: int) -> dict[str, Any]:
-        """Generate `num` tokens. Returns the choice of a chunk, or of the whole answer, with them."""
+        """Generate `num` tokens. Returns the choice for a chunk, or for the complete answer."""
         completion, is_first = self._completion, self._is_first
         ids = self._sequence.extend(num)
         self._num_written += num
@@ -170,7 +170,7 @@ class CompletionChoice:
         return choice
 
     def _message(self, reasoning: str, text: str, is_first: bool) -> dict[str, Any]:
-        """The chat message, or what is new in it."""
+        """The chat message, or its new part."""
         completion = self._completion
         content = None if completion.tool and not completion.stream else ""
         message: dict[str, Any] = {"role": "assistant", "content": content} if is_first else {}
@@ -189,7 +189,7 @@ class CompletionChoice:
         return message
 
     def _logprobs(self, ids: list[int]) -> dict[str, Any] | None:
-        """Log probabilities in OpenAI's form, each alternative half as probable as the one before it."""
+        """Log probabilities in OpenAI's format. Each alternative is half as probable as the one before."""
         body, value = self._completion.body, self._completion.logprob
         requested = body.get("logprobs")
         if requested is None or requested is False:
@@ -275,7 +275,7 @@ def _script(body: Mapping[str, Any], tool: _Function | None) -> list[str] | None
 
 
 def _schema(body: Mapping[str, Any]) -> tuple[str | None, Any]:
-    """The kind of structured output that is requested, and its schema."""
+    """The requested kind of structured output, and its schema."""
     form = body.get("response_format") or {}
     kind = form.get("type") if isinstance(form, dict) else None
     if kind == "json_schema":

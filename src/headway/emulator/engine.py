@@ -1,4 +1,4 @@
-"""The simulator's replica in real time: the same batches, memory and step times, by the wall clock.
+"""The simulator's replica in real time, with the same batches, memory and step times.
 
 Every iteration is one event.
 """
@@ -32,14 +32,14 @@ from headway.sim.timeline import Line
 
 
 class GeneratedTokens:
-    """The number of one request's tokens, as they are generated. `kv_name`: its KV is kept for another engine."""
+    """Counts the generated tokens of one request. `kv_name`: its KV is kept for another engine."""
 
     def __init__(self, live: Live, kv_name: str | None = None) -> None:
         self.live, self.kv_name = live, kv_name
         self.num_generated = 0
         """Tokens that the replica has generated."""
         self.num_published = 0
-        """Tokens that the client may have."""
+        """Tokens that the client may read."""
         self._num_read = 0
         self._is_complete = False
         self._changed: asyncio.Future[None] | None = None
@@ -52,7 +52,7 @@ class GeneratedTokens:
                 self._changed.set_result(None)
 
     async def read(self) -> int:
-        """Wait for tokens. Returns the number of new ones; 0 = the answer is complete."""
+        """Wait for tokens. Returns the number of new tokens; 0 means that the answer is complete."""
         while self.num_published == self._num_read and not self._is_complete:
             self._changed = asyncio.get_running_loop().create_future()
             await self._changed
@@ -61,10 +61,11 @@ class GeneratedTokens:
 
 
 class EmulatedEngine:
-    """One replica in real time. With `speed` 2.0 everything takes half as long. `line`: step times, else perf's.
+    """One replica in real time. With `speed` 2.0 everything takes half as long. `line`: step times; by default perf's
+    model.
 
-    Prompts share the KV of their leading blocks if the pool's engine caches prefixes. `events`: what becomes of these
-    blocks is published. `throttle`: seconds from the start, and how many times as long iterations take from then on.
+    Prompts share the KV of their leading blocks if the pool's engine caches prefixes. `events`: publishes changes of
+    these blocks. `throttle`: seconds from the start, and a factor for the duration of later iterations.
     """
 
     def __init__(
@@ -87,7 +88,8 @@ class EmulatedEngine:
         self._run_timer: asyncio.TimerHandle | None = None
         self._publish_timer: asyncio.TimerHandle | None = None
         self._unpublished: deque[tuple[float, GeneratedTokens, int, bool]] = deque()
-        """(time, tokens, number, is complete): an engine's output processing after an iteration takes time."""
+        """(time, answer, number of tokens, is complete): tokens appear when the engine's output processing ends after
+        an iteration."""
         self._answers: dict[int, GeneratedTokens] = {}
         self._ids = count()
         self._replica = Replica(
@@ -101,7 +103,7 @@ class EmulatedEngine:
         if (speculation := self._replica.batch.speculation) is not None:
             speculation.counts = DraftCounts([0] * speculation.setting.num_speculative_tokens)
         self.num_cached_tokens = self.num_prompt_tokens = 0
-        """Of the prompts that were computed: tokens whose KV was in the prefix cache, and all tokens."""
+        """Of all computed prompts: tokens found in the prefix cache, and all tokens."""
         self.events: KvEventPublisher | None = None
         is_sglang = api_of(pool.engine.name) == "sglang"
         if events is not None and events.is_on(is_sglang):
@@ -119,12 +121,12 @@ class EmulatedEngine:
 
     @property
     def max_tokens(self) -> int:
-        """Longest request: prompt and output tokens."""
+        """Length of the longest possible request: prompt and output tokens."""
         return self._replica.max_request_tokens
 
     @property
     def drafts(self) -> DraftCounts | None:
-        """What came of the drafts so far; None: the engine does not speculate."""
+        """Counts of the draft tokens so far; None if the engine does not speculate."""
         speculation = self._replica.batch.speculation
         return None if speculation is None else speculation.counts
 
@@ -135,7 +137,7 @@ class EmulatedEngine:
         return view.num_running, view.num_waiting + self.kv.num_fetching, view.kv_blocks_used / view.kv_blocks_total
 
     def blocks(self) -> tuple[int, int, int]:
-        """KV blocks that requests hold, all of them, and those that the first waiting request needs."""
+        """Numbers of KV blocks: held by requests, in total, and needed by the first waiting request."""
         self._run()
         view = self._replica.view
         return view.kv_blocks_used, view.kv_blocks_total, view.head_demand_blocks
@@ -147,7 +149,8 @@ class EmulatedEngine:
         return view.loras_running, view.loras_waiting, view.max_loras
 
     def load_adapter(self, adapter: LoraAdapter) -> None:
-        """Let requests name another LoRA adapter. HeadwayError if the engine has no slots, or has the adapter."""
+        """Load a LoRA adapter, which requests may then name. HeadwayError if the engine has no slots, or has the
+        adapter."""
         slots = self._replica.batch.adapters
         if slots is None:
             raise HeadwayError("LoRA is not enabled; start the engine with --max-loras or --lora")
@@ -157,7 +160,7 @@ class EmulatedEngine:
         slots.times[adapter.name] = adapter_times(self.pool, adapter)
 
     def unload_adapter(self, name: str) -> None:
-        """Refuse further requests for a LoRA adapter; those that were accepted end. HeadwayError if it is unknown."""
+        """Refuse further requests for a LoRA adapter; accepted requests end. HeadwayError if it is unknown."""
         if name not in self.adapters:
             raise HeadwayError(f"the LoRA adapter {name!r} cannot be found")
         del self.adapters[name]
@@ -177,9 +180,9 @@ class EmulatedEngine:
     ) -> GeneratedTokens:
         """Begin to serve a request.
 
-        `kv_name`: keep its KV for another engine under this name. `blocks`: its fetched KV is in these reserved
-        blocks, with its first token if `has_token`. `received_s`: when its head arrived; the time since then counts as
-        part of the engine's own overhead. `prefix`: the prompt's blocks (`blocks_of`).
+        `kv_name`: keep its KV for another engine under this name. `blocks`: its fetched KV is in these reserved blocks,
+        with its first token if `has_token`. `received_s`: when its head arrived; the time since then is part of the
+        engine's overhead. `prefix`: the prompt's blocks (`blocks_of`).
         """
         now = self._run()
         live = Live(
@@ -201,7 +204,7 @@ class EmulatedEngine:
         return answer
 
     def blocks_of(self, prompt: list[int], lora: str) -> tuple[Segment, ...]:
-        """The blocks of a prompt that the prefix cache may hold, by their content."""
+        """The blocks of a prompt that the prefix cache may hold, named by their content."""
         if not self.pool.engine.prefix_caching:
             return ()
         if self.events is not None:
@@ -214,9 +217,9 @@ class EmulatedEngine:
             self.events.close()
 
     async def fetch(self, source: KvSource, prompt_tokens: int, received_s: float) -> int | None:
-        """Fetch the KV that another engine keeps. Returns the blocks it is in; None if the prompt is to be computed.
+        """Fetch the KV that another engine keeps. Returns its blocks; None if the prompt must be computed.
 
-        `received_s`: when the request's head arrived. Raises KvGoneError if the KV is gone and requests fail then.
+        `received_s`: when the request's head arrived. Raises KvGoneError if the KV is gone and such requests fail.
         """
         tokenized_s = received_s + self._replica.scheduler.tokenize_s * prompt_tokens
         await asyncio.sleep((tokenized_s - self.now) / self._speed)
@@ -228,7 +231,7 @@ class EmulatedEngine:
             return None
 
     def abort(self, answer: GeneratedTokens) -> None:
-        """Stop an answer whose client has gone."""
+        """Stop an answer whose client has left."""
         if answer.live.stage is not ENDED and answer.live.id in self._answers:
             now = self._run()
             if answer.live.stage is not ENDED:
@@ -263,7 +266,7 @@ class EmulatedEngine:
         return now
 
     def _publish_later(self, answer: GeneratedTokens, num: int, is_complete: bool, now: float) -> None:
-        """Publish the tokens of an iteration that ended at `now` after the engine's response overhead."""
+        """Publish the tokens of an iteration that ended at `now`, after the engine's response overhead."""
         if num <= answer.num_generated and not is_complete:
             return
         answer.num_generated = num
@@ -297,16 +300,16 @@ class EmulatedEngine:
         answer.publish(answer.num_published, True)
 
     def on_paused(self, live: Live, now: float) -> None:
-        """Do nothing: gateways pause requests, and their engines see a cancellation."""
+        """Do nothing: only gateways pause requests, and engines see a cancellation."""
 
     def on_prompt_computed(self, live: Live, now: float) -> None:
-        """Do nothing: no request is held."""
+        """Do nothing: the engine holds no requests back."""
 
     def on_phase_changed(self, live: Live, now: float) -> None:
-        """Do nothing: an engine does not act on phases."""
+        """Do nothing: the engine does not act on phases."""
 
     def on_prefilled(self, live: Live, now: float) -> None:
-        """Do nothing: no request of this replica decodes elsewhere."""
+        """Do nothing: all requests decode on this replica."""
 
 
 def _discarding_recorder() -> Recorder:

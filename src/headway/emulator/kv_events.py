@@ -1,4 +1,4 @@
-"""The KV cache events of an emulated engine, published as vLLM and SGLang do: `--kv-events-config`."""
+"""The KV cache events of an emulated engine, published in the format of vLLM and SGLang: `--kv-events-config`."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from headway.core.request import Segment
 from headway.gateway.kv_events import wire
 
 _MOST_UNPUBLISHED = 100_000
-"""Blocks of the last prompts, which may come into the cache, that are remembered. Each takes about 300 bytes."""
+"""Blocks of recent prompts that are kept because they may enter the cache. Each takes about 300 bytes."""
 
 
 class KvEventsConfig(Struct, forbid_unknown_fields=True):
-    """The value of `--kv-events-config`, with the names and defaults of vLLM's and SGLang's."""
+    """The value of `--kv-events-config`, with names and defaults of vLLM and SGLang."""
 
     enable_kv_cache_events: bool = False
-    """vLLM publishes events where this is set."""
+    """vLLM publishes events if this is set."""
     publisher: Literal["zmq", "null"] | None = None
     """SGLang publishes events with `zmq`. vLLM publishes none with `null`."""
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None
     buffer_steps: int = 10_000
-    """Batches that can be replayed."""
+    """Number of batches that can be replayed."""
     hwm: int = 100_000
     max_queue_size: int = 100_000
     topic: str = ""
@@ -44,19 +44,19 @@ class KvEventsConfig(Struct, forbid_unknown_fields=True):
 
 class _Block(NamedTuple):
     before: int
-    """The name of the block before it, or of the root."""
+    """The name of the previous block, or of the root."""
     token_ids: tuple[int, ...]
     lora: str
 
 
 class KvEventPublisher:
-    """Publishes what an engine's prefix cache stores and removes, one batch for each change."""
+    """Publishes the blocks that a prefix cache stores and removes, one batch for each change."""
 
     def __init__(self, config: KvEventsConfig, block_size_tokens: int, as_arrays: bool) -> None:
-        """`as_arrays`: the form of SGLang and of earlier vLLM. zmq.ZMQError if an endpoint is not free."""
+        """`as_arrays`: use the format of SGLang and earlier vLLM. zmq.ZMQError if an endpoint is in use."""
         self._config, self._block, self._as_arrays = config, block_size_tokens, as_arrays
         self._tokens: dict[int, _Block] = {}
-        """By name: all published blocks, and those of the last prompts."""
+        """All published blocks and the blocks of recent prompts, by name."""
         self._published: set[int] = set()
         self._buffer: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
         self._number = 0
@@ -113,7 +113,8 @@ class KvEventPublisher:
                 self._pub.send_multipart((self._config.topic.encode(), number, payload), zmq.NOBLOCK)
 
     def _runs(self, stored: dict[int, None]) -> Iterator[wire.Event]:
-        """One event for each run of blocks that follow each other in a prompt, none before what it follows."""
+        """One event for each run of consecutive blocks of a prompt. An event never comes before the event that it
+        continues."""
         followers: dict[int, list[int]] = {}
         heads = []
         for name in stored:
@@ -152,5 +153,5 @@ class KvEventPublisher:
 
 
 def _hash(name: int) -> bytes:
-    """The engine's own name of a block. Unlike the common names, engines' hashes are bytes."""
+    """The engine's own name of a block. Engines' hashes are bytes, unlike the common names."""
     return b"engine" + name.to_bytes(8, "big")

@@ -1,9 +1,9 @@
-"""KV caches that one emulated engine keeps for another, and fetches from another, as vLLM's NIXL connector does.
+"""Keeps KV caches for other emulated engines, and fetches KV caches from them, like vLLM's NIXL connector.
 
 An engine that has computed a prompt for another engine keeps the blocks until they are fetched, or for `keep_s`. The
-engine that decodes reserves blocks, fetches the cache, reports that it has, and continues from there. A copy takes as
-long as it would at either end: all that one engine sends shares its link, and so does all that it fetches. Caches are
-requested over HTTP at the engine's own address; a GET is answered when everything has been sent.
+decode engine reserves blocks, fetches the cache, reports the fetch, and continues from the cache. All caches that an
+engine sends share its link, and so do all that it fetches; a copy takes the longer of the times at both ends. Caches
+are requested over HTTP at the engine's own address; a GET is answered when everything has been sent.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ _TIMEOUT_S = 600.0
 
 
 class KvLink(Struct, frozen=True):
-    """How caches get from one engine to another."""
+    """The link over which caches move between engines."""
 
     bytes_per_s: float = 12.5e9
-    """Of one engine, each way."""
+    """Bandwidth of one engine in each direction."""
     keep_s: float = 480.0
-    """A cache that was not fetched is dropped after this time. The default is vLLM's."""
+    """A cache that is not fetched is dropped after this time. The default is vLLM's."""
     recomputes: bool = False
-    """Whether a prompt whose cache is gone is computed again. By default the request fails, as at vLLM."""
+    """Whether a prompt is computed again if its cache is gone. By default the request fails, as in vLLM."""
 
 
 class KvGoneError(Exception):
-    """The cache that was to be fetched does not exist (any more)."""
+    """The requested cache does not exist, or no longer exists."""
 
 
 class KvSource(Protocol):
-    """Where a cache is kept."""
+    """The place where a cache is kept."""
 
     async def wait_until_ready(self) -> None:
-        """Wait until the cache can be sent. Raises KvGoneError if it never can."""
+        """Wait until the cache can be sent. Raises KvGoneError if it can never be sent."""
 
     async def request(self, method: str) -> None:
-        """GET: have the cache sent. DELETE: report that it was fetched. Raises KvGoneError if either fails."""
+        """GET: request the cache. DELETE: report that it was fetched. Raises KvGoneError if either fails."""
 
 
 class VllmKvSource(Struct, frozen=True):
-    """A request's `kv_transfer_params`, which say where its cache is. Satisfies `KvSource`."""
+    """A request's `kv_transfer_params`, which locate its cache. Implements `KvSource`."""
 
     remote_engine_id: str
     remote_host: str
@@ -101,10 +101,10 @@ class KvExchange:
         self._bytes_per_token = memory.kv_bytes_per_token(pool.model, pool.engine.kv_dtype_bytes)
         self._fabric = Fabric(kernel, lambda _: link.bytes_per_s, costs().kv_transfer[NETWORK].latency_s)
         self._kept: dict[str, tuple[int, int]] = {}
-        """(tokens, blocks) by name."""
+        """Kept caches by name: (tokens, blocks)."""
         self._flows = count(1)
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        """(blocks, granted): fetches that wait for free blocks."""
+        """Fetches that wait for free blocks: (blocks, future of the grant)."""
         self._reports: set[asyncio.Task[None]] = set()
         self.num_fetching = 0
         """Requests that wait for blocks or for their cache."""
@@ -115,18 +115,18 @@ class KvExchange:
         blocks = replica.batch.kv.blocks(live.prompt_tokens)
         self._kept[name] = live.prompt_tokens, blocks
         replica.transit.pin(blocks)
-        replica.transit.num_arriving += 1  # requests that wait for blocks wait for these
+        replica.transit.num_arriving += 1  # waiting requests wait for these blocks, too
         self._kernel.at(now + self.link.keep_s, COMMAND, live.id, self._drop, name)
 
     async def send(self, name: str) -> bool:
-        """Send a cache. Returns whether it exists, after it was sent."""
+        """Send a cache. Returns whether it still exists after sending."""
         if name not in self._kept:
             return False
         await self._copy(self._kept[name][0], is_sent=True)
         return True
 
     def drop(self, name: str) -> bool:
-        """Drop a cache that was fetched. Returns whether it existed."""
+        """Drop a fetched cache. Returns whether it existed."""
         existed = self._drop(self._run(), name)
         self._run()
         return existed
@@ -143,7 +143,7 @@ class KvExchange:
         self._replica.transit.unreserve(blocks, now)
 
     async def fetch(self, source: KvSource, prompt_tokens: int) -> int:
-        """Fetch a cache. Returns the reserved blocks that it is in, for `resume`. Raises KvGoneError."""
+        """Fetch a cache. Returns its reserved blocks, for `resume`. Raises KvGoneError."""
         blocks = self._replica.batch.kv.blocks(prompt_tokens + 1)
         self.num_fetching += 1
         try:
@@ -162,7 +162,7 @@ class KvExchange:
                 raise
         finally:
             self.num_fetching -= 1
-        report = asyncio.create_task(_report_fetched(source))  # the request does not wait for it
+        report = asyncio.create_task(_report_fetched(source))  # the request does not wait for the report
         self._reports.add(report)
         report.add_done_callback(self._reports.discard)
         return blocks
@@ -178,7 +178,7 @@ class KvExchange:
         self._replica.receive(live, blocks, now)
 
     async def _reserve(self, blocks: int) -> None:
-        """Wait for this many free blocks, behind the fetches that wait already."""
+        """Wait for this many free blocks, after the fetches that already wait."""
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((blocks, granted))
         self._run()
@@ -190,7 +190,7 @@ class KvExchange:
             raise
 
     def grant(self, now: float) -> None:
-        """Reserve free blocks for the fetches that wait, in order."""
+        """Reserve free blocks for the waiting fetches, in order."""
         while self._waiting:
             blocks, granted = self._waiting[0]
             if not granted.done() and not self._replica.transit.reserve(blocks, now):
@@ -201,7 +201,7 @@ class KvExchange:
                 granted.set_result(None)
 
     async def _copy(self, tokens: int, is_sent: bool) -> None:
-        """Wait for as long as a copy takes over the engine's own link."""
+        """Wait as long as a copy takes over the engine's own link."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         number = next(self._flows)
         ends = (0, number) if is_sent else (number, 0)

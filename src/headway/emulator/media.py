@@ -1,7 +1,7 @@
 """Audio and images of an emulated engine: transcriptions, translations, speech and pictures.
 
-A transcription is a prefill of the audio's tokens and a decode of made-up words. Speech and pictures take the time of a
-prefill of their text.
+A transcription is a prefill of the audio's tokens and a decode of generated words. Speech and pictures take the time of
+a prefill of their text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headway.emulator.engine import EmulatedEngine
 from headway.emulator.tokens import TokenSequence
 
 _BYTES_PER_S = 32_000
-"""Of the audio in a file: 16 kHz, 16 bits."""
+"""Bytes per second of audio: 16 kHz with 16 bits."""
 _PROMPT_TOKENS_PER_S, _WORDS_PER_S = 50, 2.5
 _SAMPLE_RATE = 16_000
 _WORD_S = 0.4
@@ -37,7 +37,7 @@ Handler = Callable[[GetEngine, SurfaceConfig, Request], Awaitable[Response]]
 
 
 def media_routes(engine: GetEngine, config: SurfaceConfig) -> list[Route]:
-    """The routes of audio and images, as of OpenAI's API."""
+    """The routes for audio and images of OpenAI's API."""
     handlers: dict[str, Handler] = {
         "/v1/audio/transcriptions": _transcribe,
         "/v1/audio/translations": _transcribe,
@@ -123,7 +123,7 @@ async def _json(request: Request) -> dict[str, Any]:
 
 
 async def _compute(engine: EmulatedEngine, num_tokens: int) -> None:
-    """Take the time of a prefill."""
+    """Wait for the duration of a prefill."""
     generated = engine.begin(max(1, min(num_tokens, engine.max_tokens - 1)), 1, 0, 0)
     try:
         while await generated.read():
@@ -133,7 +133,7 @@ async def _compute(engine: EmulatedEngine, num_tokens: int) -> None:
 
 
 async def _words(engine: EmulatedEngine, num_prompt: int, num: int) -> AsyncIterator[str]:
-    """Generate so many words; yields them piece by piece."""
+    """Generate `num` words and yield them piece by piece."""
     sequence = TokenSequence([num_prompt], num, 0)
     generated = engine.begin(num_prompt, num, 0, 0)
     try:

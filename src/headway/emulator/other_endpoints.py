@@ -1,6 +1,6 @@
 """Endpoints of an emulated engine besides completions: responses, embeddings, scores and tokens.
 
-Their computing time is the engine's: a pooled input is a prefill, a response is a chat.
+Their compute time comes from the engine: a pooled input is a prefill, a response is a chat.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Handler = Callable[[GetEngine, SurfaceConfig, dict[str, Any]], Awaitable[Respons
 
 
 def other_routes(engine: GetEngine, config: SurfaceConfig) -> list[Route]:
-    """The routes of responses, embeddings, scores and tokens, as of vLLM's API."""
+    """The routes for responses, embeddings, scores and tokens of vLLM's API."""
     handlers: dict[str, Handler] = {
         "/v1/responses": _responses,
         "/v1/embeddings": _embeddings,
@@ -140,7 +140,7 @@ def _texts(value: Any, name: str) -> list[list[int]]:
 
 
 def _vector(ids: list[int], size: int) -> list[float]:
-    """A unit vector: the same words give near vectors, in any order."""
+    """A unit vector. Equal words give similar vectors, in any order."""
     sums = [1e-9] * size
     for id in ids:
         sums[id % size] += 1.0
@@ -184,7 +184,7 @@ async def _detokenize(engine: GetEngine, config: SurfaceConfig, body: dict[str, 
 
 
 async def _responses(engine: GetEngine, config: SurfaceConfig, body: dict[str, Any]) -> Response:
-    """A response is a chat whose answer has OpenAI's newer form."""
+    """Answer a response request: a chat whose answer has OpenAI's newer format."""
     completion = Completion(_as_chat(body), True, config, lora_of(engine(), config, body))
     limit = engine().max_tokens
     if (total := len(completion.prompt) + completion.max_output_tokens) > limit:

@@ -1,4 +1,4 @@
-"""SGLang's HTTP surface, and its way to prefill on one engine and decode on another."""
+"""SGLang's HTTP surface, and its protocol to prefill on one engine and decode on another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headway.sim.speculation import DraftCounts
 
 _NO_ROOM = "Disaggregated request received without bootstrap room id."
 _HANG, _BREAK_TRANSFER = "hang", "transfer"
-"""Failures that can be injected besides statuses: no answer at all; a broken KV transfer."""
+"""Injected failures other than statuses: no answer at all, or a broken KV transfer."""
 
 BOOTSTRAP_PORT = 8998
 """The default bootstrap port."""
@@ -34,7 +34,7 @@ class SinglePhase(Struct, frozen=True):
 
     mode: Literal["prefill", "decode"]
     bootstrap: socket.socket | None
-    """Socket on which a prefill engine is asked for KV caches."""
+    """Socket at which a prefill engine receives requests for KV caches."""
     timeout_s: float
     """Longest wait for the engine of the other phase."""
 
@@ -45,14 +45,14 @@ class SinglePhase(Struct, frozen=True):
 
 
 def as_sglang(config: SurfaceConfig) -> SurfaceConfig:
-    """The same answers with the fields and chunks of SGLang's."""
+    """The same answers with SGLang's fields and chunks."""
     return replace(
         config, reasoning_key="reasoning_content", has_token_ids=False, has_single_token_chunks=True, priority_sign=-1
     )
 
 
 class SglangSurface(VllmSurface):
-    """SGLang's surface, of an engine for both phases or for a single one."""
+    """SGLang's surface of an engine for both phases or for a single one."""
 
     metrics = ("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage")
 
@@ -62,7 +62,7 @@ class SglangSurface(VllmSurface):
         self._port = BOOTSTRAP_PORT if phase is None else phase.bootstrap_port
 
     def draft_metrics(self, counts: DraftCounts, labels: str) -> Iterator[str]:
-        """SGLang has gauges of its last seconds; these are of all drafts so far."""
+        """The lines of the draft metrics. SGLang's gauges cover its last seconds; these cover all drafts so far."""
         length = 1.0 + counts.num_accepted / max(counts.num_drafts, 1)
         rate = counts.num_accepted / max(counts.num_draft_tokens, 1)
         for name, value in (("sglang:spec_accept_length", length), ("sglang:spec_accept_rate", rate)):
@@ -119,7 +119,7 @@ class _SglangEndpoint(CompletionsEndpoint):
 
 
 class _SingleToken:
-    """The one token of a prefill engine. Satisfies `vllm.TokenSource`."""
+    """The single token of a prefill engine. Implements `vllm.TokenSource`."""
 
     def __init__(self) -> None:
         self._left = 1
@@ -162,13 +162,13 @@ class _SinglePhaseEndpoint(_SglangEndpoint):
         try:
             await (self._prefill if self._phase.mode == "prefill" else self._decode)(completion, send)
         except KvGoneError as error:
-            if completion.stream:  # its head has been sent by then
+            if completion.stream:  # a stream has sent its head by then
                 await send_failure(completion, str(error), send)
             else:
                 await send_json(500, bytes(self.error(500, str(error)).body), send)
 
     async def _prefill(self, completion: Completion, send: Send) -> None:
-        """Compute the prompt for the engine that asks in the room, give it the KV, and answer with one token."""
+        """Compute the prompt for the engine that enters the room, send it the KV, and answer with one token."""
         number, bootstrap, engine = str(completion.body["bootstrap_room"]), self._bootstrap, self.engine()
         assert bootstrap is not None
         room, timeout_s, has_failed = bootstrap.enter(number), self._phase.timeout_s, False
@@ -191,7 +191,7 @@ class _SinglePhaseEndpoint(_SglangEndpoint):
         await send_answer(completion, [_SingleToken()], send)
 
     async def _decode(self, completion: Completion, send: Send) -> None:
-        """Have the other engine compute the prompt, fetch its KV, and decode from there."""
+        """Let the other engine compute the prompt, fetch its KV, and decode from it."""
         body, engine = completion.body, self.engine()
         blocks = None
         if body["bootstrap_host"] != FAKE_BOOTSTRAP_HOST:

@@ -1,6 +1,6 @@
-"""Values that are valid against a JSON schema: what an engine with guided decoding would write.
+"""Values that are valid under a JSON schema, like the output of an engine with guided decoding.
 
-Covers the keywords that guided decoding commonly supports; others are an error, never ignored.
+Covers the keywords that guided decoding commonly supports. Other keywords raise an error.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ _FORMATS = {
     "uuid": "12345678-1234-4234-8234-123456789abc",
 }
 _MAX_DEPTH = 6
-"""Below this depth objects have required properties alone, and arrays as few items as they may: recursion ends."""
+"""Below this depth objects have only their required properties and arrays as few items as allowed, so that recursion
+ends."""
 
 
 class SchemaError(Exception):
-    """The schema cannot be followed."""
+    """The schema is not supported or cannot be satisfied."""
 
 
 def text(schema: Any) -> str:
@@ -46,7 +47,7 @@ def text(schema: Any) -> str:
 
 
 def pieces(answer: str) -> list[str]:
-    """Split a text into the size of tokens, four characters."""
+    """Split a text into pieces of four characters, the typical size of a token."""
     return re.findall(r"(?s).{1,4}", answer)
 
 
@@ -152,7 +153,7 @@ def _resolve(reference: Any, root: Any) -> Any:
 
 
 def _shallowest(choices: Any, key: str, depth: int) -> Any:
-    """The first choice; at great depth one that does not go on."""
+    """The first choice; at great depth, the first choice that does not recurse."""
     _first(choices, key)
     ends = [
         each for each in choices if isinstance(each, Mapping) and not ({"$ref", "items", "properties"} & each.keys())
@@ -161,7 +162,7 @@ def _shallowest(choices: Any, key: str, depth: int) -> Any:
 
 
 def _merged(schema: Mapping[str, Any], root: Any) -> dict[str, Any]:
-    """One schema in place of `allOf`."""
+    """One schema equivalent to `allOf`."""
     merged = {key: value for key, value in schema.items() if key != "allOf"}
     for part in schema["allOf"]:
         while isinstance(part, Mapping) and "$ref" in part:

@@ -1,7 +1,7 @@
 """Words as tokens, and a model whose next token is a function of the last token and its position.
 
-So an answer that another engine continues, from token ids or from text, is the same as an uninterrupted one. Each word
-is a token; ids 0 to 2 begin reasoning, end reasoning, and begin an answer.
+An answer that another engine continues, from token ids or from text, therefore equals an uninterrupted answer. Each
+word is a token. The ids 0 to 2 begin reasoning, end reasoning, and begin an answer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def decode(ids: Iterable[int]) -> str:
 
 
 def chat(messages: Iterable[Mapping[str, Any]], reasons: bool, continues: bool) -> list[int]:
-    """The token ids of a chat, ready for an answer. With `continues`, the last message is its beginning."""
+    """The token ids of a chat, ready for an answer. With `continues`, the last message is the beginning of the answer.
+    """
     messages = list(messages)
     last = messages.pop() if continues else None
     ids = [id for message in messages for id in encode(f"{message.get('role', '')} {_text(message)}")]
@@ -53,7 +54,7 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def question_hash(prompt: list[int]) -> float:
-    """A hash in (0, 1] of the prompt without the part of the answer that it may end with."""
+    """A hash in (0, 1] of the prompt, without the beginning of an answer at its end."""
     start = _last_of(prompt, ASSISTANT)
     question = prompt if start is None else prompt[:start]
     digest = blake2b(repr(question).encode(), digest_size=4).digest()
@@ -61,10 +62,10 @@ def question_hash(prompt: list[int]) -> float:
 
 
 class TokenSequence:
-    """One sequence of tokens: a prompt, and the answer that is generated.
+    """One sequence of tokens: a prompt and its generated answer.
 
-    `script`: the answer's text in tokens, where it is determined; its reasoning is free. `variant`: another answer to
-    the same prompt.
+    `script`: the answer's text in tokens, if it is prescribed; the reasoning is not. `variant`: selects another answer
+    to the same prompt.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class TokenSequence:
         """Texts of the script's tokens."""
         start = _last_of(prompt, ASSISTANT)
         self.left: int | None = None
-        """Tokens until the answer ends by itself; None: it never does."""
+        """Tokens until the answer ends by itself; None if it never does."""
         if start is not None:
             written = prompt[start + 1 :]
             self.left = max(output_tokens - len(written) + (written[:1] == [THINK]), 1)
@@ -115,7 +116,7 @@ class TokenSequence:
         return "".join(self._words[id] if id in self._words else decode([id]) for id in ids)
 
     def _next_of_script(self, script: list[str]) -> int:
-        """The next token of the script: an id of its own, which names its text."""
+        """The next token of the script. It gets an id of its own, which maps to its text."""
         word = script[self._num_scripted]
         self._num_scripted += 1
         id = _VOCABULARY + crc32(word.encode()) % _VOCABULARY

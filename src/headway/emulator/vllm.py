@@ -1,6 +1,6 @@
-"""The HTTP surface of an emulated engine: OpenAI's completions endpoints, and vLLM's own routes.
+"""The HTTP surface of an emulated engine: OpenAI's completions endpoints and vLLM's own routes.
 
-`sglang` has the differences of SGLang.
+`sglang` defines SGLang's differences.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from headway.sim.speculation import DraftCounts
 
 
 class TokenSource(Protocol):
-    """The number of an answer's tokens, as they are generated."""
+    """Yields the number of an answer's tokens as they are generated."""
 
     async def read(self) -> int:
-        """Wait for tokens. Returns the number of new ones; 0 = the answer is complete."""
+        """Wait for tokens. Returns the number of new tokens; 0 means that the answer is complete."""
 
 
 class VllmSurface:
-    """What an engine's surface has besides OpenAI's API: this is vLLM's."""
+    """An engine's routes and metrics beyond OpenAI's API. This class has vLLM's."""
 
     metrics = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
     def draft_metrics(self, counts: DraftCounts, labels: str) -> Iterator[str]:
-        """Lines of the metrics of speculative decoding; `labels` without braces."""
+        """Lines of the speculative decoding metrics; `labels` without braces."""
         totals = {
             "num_drafts": counts.num_drafts,
             "num_draft_tokens": counts.num_draft_tokens,
@@ -54,7 +54,7 @@ class VllmSurface:
             yield f'{name}{{{labels},position="{position}"}} {num}\n'
 
     def cache_metrics(self, engine: EmulatedEngine, labels: str) -> Iterator[str]:
-        """Lines of the metrics of the prefix cache; `labels` without braces."""
+        """Lines of the prefix cache metrics; `labels` without braces."""
         totals = {"prefix_cache_queries": engine.num_prompt_tokens, "prefix_cache_hits": engine.num_cached_tokens}
         for name, total in totals.items():
             yield f"# TYPE vllm:{name}_total counter\nvllm:{name}_total{{{labels}}} {total}\n"
@@ -93,7 +93,7 @@ class CompletionsEndpoint:
         self._num_kept_blocks = 0
 
     async def start(self, engine: EmulatedEngine) -> None:
-        """Start the endpoint's own servers, after the engine was created."""
+        """Start the endpoint's own servers. The engine exists by then."""
 
     def stop(self) -> None:
         """Stop the endpoint's own servers."""
@@ -125,7 +125,7 @@ class CompletionsEndpoint:
         watcher.cancel()
 
     def error(self, status: int, message: str) -> Response:
-        """An error response in the engine's form."""
+        """An error response in the engine's format."""
         kind = "BadRequestError" if status < 500 else "InternalServerError"
         return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
 
@@ -137,7 +137,7 @@ class CompletionsEndpoint:
         return self.config.priority_sign * (completion.body.get("priority") or 0)
 
     async def answer(self, completion: Completion, send: Send) -> None:
-        """Serve a request to its end, or until its client has gone."""
+        """Serve a request to its end, or until its client leaves."""
         engine, prompt_tokens, blocks = self.engine(), len(completion.prompt), None
         if completion.kv_source is not None:
             try:
@@ -182,7 +182,7 @@ class CompletionsEndpoint:
                 engine.abort(answer)
 
     def _kv_transfer_params(self, completion: Completion) -> dict[str, Any] | None:
-        """Where the engine that decodes finds the prompt's KV; None if it is not kept."""
+        """Where the decode engine finds the prompt's KV; None if it is not kept."""
         if completion.kv_name is None:
             return None
         host, port = self.config.address
@@ -212,7 +212,7 @@ async def send_answer(
     send: Send,
     kv_transfer_params: dict[str, Any] | None = None,
 ) -> None:
-    """Send an answer, with a source for each choice: chunk by chunk as tokens are generated, or as a whole."""
+    """Send an answer with a source for each choice: chunk by chunk as tokens are generated, or as a whole."""
     pairs = list(zip(completion.choices, sources, strict=True))
     if completion.stream:
         await _send_stream(completion, pairs, send)
@@ -256,7 +256,7 @@ async def _send_choice(completion: Completion, choice: CompletionChoice, source:
 
 
 async def send_failure(completion: Completion, message: str, send: Send) -> None:
-    """Report that a request cannot go on. As vLLM has sent the head of a stream by then, an event does."""
+    """Report that a request cannot go on. In a stream, vLLM reports it by an event, because the head was sent."""
     error = {"error": {"message": message, "type": "InternalServerError", "param": None, "code": 500}}
     if completion.stream:
         await _start_stream(send)
@@ -267,7 +267,7 @@ async def send_failure(completion: Completion, message: str, send: Send) -> None
 
 
 async def send_json(status: int, body: bytes, send: Send) -> None:
-    """Send a whole JSON response."""
+    """Send a complete JSON response."""
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

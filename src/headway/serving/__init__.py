@@ -1,4 +1,4 @@
-"""Serves a fleet file: by a gateway, with emulated engines, or as manifests for other systems; and loads engines."""
+"""Serves a fleet file by a gateway or with emulated engines, exports it for other systems, and load-tests engines."""
 
 from headway.serving.gateway import load, plan, read, read_engines
 

@@ -1,8 +1,9 @@
-"""Carries out the stages of `headway.autopilot.machine` at a gateway: policies, measurements, the fleet file.
+"""Carries out the stages of `headway.autopilot.machine` at a gateway: sets policies, measures, and changes the fleet
+file.
 
-The state is on disk before each effect. While a change is staged, the fleet file stays as it was and the policies in
-memory take turns; so a gateway that is killed starts again with what was before. Once a change is judged, the fleet
-file becomes the new version, or stays; both can be done again.
+The state is written to disk before each effect. While a change is staged, the fleet file stays unchanged and the
+policies in memory alternate, so a killed gateway restarts with the old policies. Once a change is judged, the fleet
+file becomes the new version or stays; both steps can be repeated safely.
 """
 
 from __future__ import annotations
@@ -58,21 +59,22 @@ from headway.serving.reload import FleetFile
 log = logging.getLogger("headway.gateway")
 POLL_S = 0.5
 DISK_S = 10.0
-"""Time for a call of a file, after which what is tried is taken back."""
+"""Time limit of a file operation. After it, the change on trial is taken back."""
 T = TypeVar("T")
 SCALING = "scaling.settings"
 LEAST_SETTLE_S = 1.0
 _MOST_STAGED = 3.0
-"""Times the time in which a change is to be judged; then it is taken back, however little traffic there was."""
+"""Multiple of the time planned for the judgement. After it, the change is taken back, however little traffic there was.
+"""
 Ask = Callable[[Sequence[str]], Awaitable[dict[str, Any]]]
 
 
 class _WithdrawnError(HeadwayError):
-    """What is tried cannot go on."""
+    """The trial cannot go on."""
 
 
 class Autopilot:
-    """One gateway's autopilot. Satisfies `gateway.telemetry.autopilot.AutopilotControls`."""
+    """One gateway's autopilot. Implements `gateway.telemetry.autopilot.AutopilotControls`."""
 
     def __init__(
         self,
@@ -82,8 +84,8 @@ class Autopilot:
         ask: Ask | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`ask(kinds)` answers as `headway advise --json`. `wall_clock`: seconds since 1970. HeadwayError if the state
-        on disk cannot be used."""
+        """`ask(kinds)` returns the answer of `headway advise --json`. `wall_clock`: seconds since 1970. HeadwayError if
+        the state on disk cannot be used."""
         self._gateway, self._file, self._records = gateway, file, records
         self._ask, self._wall_clock = ask or self._ask_advise, wall_clock
         self._files = AutopilotFiles(file.path)
@@ -94,12 +96,12 @@ class Autopilot:
         self._task: asyncio.Task[None] | None = None
         self._today = Today(lambda: self._now().date())
         self._looked: date | None = None
-        """The day on which changes were looked for last."""
+        """The day of the last search for changes."""
         self._began_s = 0.0, 0.0
-        """When the change of this `Stored.began_s` began, on the gateway's clock."""
+        """A change's `Stored.began_s`, and its beginning on the gateway's clock."""
         gateway.autopilot = self
 
-    # For the gateway.
+    # Interface for the gateway.
 
     def start(self) -> None:
         self._looked = self._today() if self._is_past_time() else None
@@ -124,14 +126,14 @@ class Autopilot:
         await self._at_disk(self._files.look_now)
 
     async def _at_disk(self, function: Callable[..., T], *arguments: Any) -> T:
-        """The function's result, beside the event loop. HeadwayError if the disk does not answer."""
+        """The function's result, computed in a thread. HeadwayError if the disk does not answer."""
         try:
             async with asyncio.timeout(DISK_S):
                 return await self._disk.call(function, *arguments)
         except TimeoutError:
             raise HeadwayError(f"{self._files.folder}: did not answer within {DISK_S:g} s") from None
 
-    # What the operator allows.
+    # The operator's permissions.
 
     @property
     def _settings(self) -> AutopilotSettings:
@@ -155,7 +157,7 @@ class Autopilot:
         at = self._settings.at
         return at is not None and f"{self._now():%H:%M}" >= at
 
-    # The loop.
+    # The main loop.
 
     async def _run(self) -> None:
         while True:
@@ -194,7 +196,7 @@ class Autopilot:
             await self._step(Stopped() if is_stopped else Resumed())
 
     async def _step(self, event: Event, **changes: Any) -> None:
-        """The next state, and other changes, on disk before anything follows from them."""
+        """Write the next state, and other changes, to disk before their effects."""
         async with self._changing:
             before = self._stored.state
             after = step(before, event, self._limits)
@@ -203,13 +205,13 @@ class Autopilot:
             self._log(_told(after))
 
     async def _note(self, why: str) -> None:
-        """Note why nothing is tried, once."""
+        """Store why nothing is tried, and log it once."""
         async with self._changing:
             if why == self._stored.note:
                 return
             self._stored = replace(self._stored, note=why)
             self._log(why)
-            with suppress(HeadwayError):  # it may be that the disk does not answer
+            with suppress(HeadwayError):  # the disk may not answer
                 await self._save(self._stored)
 
     async def _save(self, stored: Stored) -> None:
@@ -224,13 +226,13 @@ class Autopilot:
             for listener in decisions.listeners:
                 listener(line)
 
-    # A change begins.
+    # The start of a change.
 
     async def _ask_advise(self, kinds: Sequence[str]) -> dict[str, Any]:
         return await advice(self._file.path, self._records, self._settings.records_s, *kinds_option(kinds))
 
     async def _look(self) -> None:
-        """Ask for proposals, and stage the first one that may be tried."""
+        """Ask for proposals, and stage the first permitted one."""
         if self._stored.state.is_stopped:
             return await self._note("the autopilot is stopped")
         self._log("looks for a change")
@@ -251,7 +253,8 @@ class Autopilot:
         await self._note("; ".join(reasons) or "every proposal was tried before, and rolled back")
 
     async def _change(self, proposal: dict[str, Any], answer: dict[str, Any], text: str) -> Change | str:
-        """A proposal as a change of this text, with its version on disk; or why it cannot be tried."""
+        """Turn a proposal into a change with its version on disk. Returns a text with the reason if it cannot be tried.
+        """
         name, gain = proposal["name"], proposal["attainment"]
         try:
             plan = staging(
@@ -280,15 +283,14 @@ class Autopilot:
         )
 
     def _settle_s(self, kinds: Sequence[str]) -> float:
-        """The first part of a period, in which the requests of before end, and replicas that its scaler asks for
-        start."""
+        """The settling part of a period: requests of the last period end, and replicas that the scaler wants start."""
         settle_s = max(self._trial.longest_s(), LEAST_SETTLE_S)
         return max(settle_s, self._gateway.scaling.react_s) if SCALING in kinds else settle_s
 
     async def _policies_of(self, version: str) -> Policies:
         return await self._at_disk(self._file.policies_of, self._files.path(version), self._gateway.plan)
 
-    # A change is tried.
+    # The trial of a change.
 
     async def _stage(self) -> None:
         """Serve pairs of periods until the change is judged."""
@@ -312,7 +314,7 @@ class Autopilot:
                 await self._step(Withdrawn(str(error)))
 
     async def _pair(self, change: Change, before: Policies, after: Policies) -> None:
-        """Serve two periods in random order, and note what the change gains."""
+        """Serve two periods in random order, and record the gain of the change."""
         staging = change.staging
         periods: dict[bool, Period] = {}
         for has_change in random.sample((True, False), 2):
@@ -333,7 +335,7 @@ class Autopilot:
             await self._wait(staging.rest_s, change, before)
 
     async def _tell_drift(self) -> None:
-        """Tell of engines that are no more as fast as they were, once each: that counts for both sides of a pair."""
+        """Report each engine once whose speed has changed. The drift affects both sides of a pair."""
         told = list(self._stored.drift)
         for replica in self._gateway.replicas:
             ratio = self._gateway.telemetry.drift.ratio(replica.id, self._gateway.clock.now)
@@ -352,15 +354,15 @@ class Autopilot:
             self._gateway.reconfigure(replace(plan, policies=policies))
 
     def _change_began_s(self) -> float:
-        """When the present change began, on the gateway's clock. The wall clock, which may be set at any time, is asked
-        once: it knows of the time before a restart."""
+        """When the current change began, on the gateway's clock. The wall clock, which may be set at any time, is read
+        once, because only it covers the time before a restart."""
         stored_s, now = self._stored.began_s, self._gateway.clock.now
         if self._began_s[0] != stored_s:
             self._began_s = stored_s, now - max(self._wall_clock() - stored_s, 0.0)
         return self._began_s[1]
 
     async def _wait(self, wait_s: float, change: Change, policies: Policies) -> None:
-        """Serve these policies while the change may go on, a reload or not. HeadwayError once it may not."""
+        """Serve these policies for `wait_s`, also across a reload. HeadwayError once the change may not go on."""
         end_s = self._gateway.clock.now + wait_s
         while (left_s := end_s - self._gateway.clock.now) > 0:
             await asyncio.sleep(min(POLL_S, left_s))
@@ -378,10 +380,10 @@ class Autopilot:
                 raise _WithdrawnError(why)
             self._serve(policies)
 
-    # A change is judged.
+    # The verdict.
 
     async def _carry_out(self) -> None:
-        """Make the fleet file what the verdict says, and serve it. Doing it twice does no harm."""
+        """Set the fleet file according to the verdict, and serve it. Repeating it is harmless."""
         state = self._stored.state
         change = state.change
         assert change is not None
@@ -404,7 +406,7 @@ class Autopilot:
 
 
 def most_usd_per_h(plan: ServingPlan) -> float | None:
-    """What a fleet may cost in an hour, with all the replicas that it may have; None: nothing bounds their number."""
+    """The highest cost per hour of a fleet with all its possible replicas; None if their number is unbounded."""
     usd = 0.0
     for deployment in {each.deployment.name: each.deployment for each in plan.pools}.values():
         own = [each for each in plan.pools if each.deployment.name == deployment.name]
@@ -416,7 +418,7 @@ def most_usd_per_h(plan: ServingPlan) -> float | None:
 
 
 def _most_units(deployment: Pool | Combo, gpu_limits: Sequence[tuple[str, str, int]]) -> float:
-    """The most replicas, or instances of a combo, that a scaler may start."""
+    """The largest number of replicas, or instances of a combo, that a scaler may start."""
     most = inf if deployment.max_replicas is None else deployment.max_replicas
     parts = unit_of(deployment)
     for region, gpu, count in gpu_limits:
@@ -427,7 +429,7 @@ def _most_units(deployment: Pool | Combo, gpu_limits: Sequence[tuple[str, str, i
 
 
 def _told(state: State) -> str:
-    """The stage in words, for the log: what is tried, or why nothing is."""
+    """The stage in words, for the log: the change on trial, or why there is none."""
     if state.change is None:
         return "stopped by the operator" if state.is_stopped else "waits for a change"
     staging, name = state.change.staging, state.change.name

@@ -1,7 +1,7 @@
-"""What an autopilot has on disk: its state, its requests from the command line, and versions of the fleet file.
+"""An autopilot's files: its state, its requests from the command line, and versions of the fleet file.
 
-For `fleet.yaml` they are `fleet.autopilot/state.json`, empty files `stop` and `now` beside it, and `fleet.v1.yaml`,
-`fleet.v2.yaml`, ... beside the fleet file, so that relative paths in them hold.
+For `fleet.yaml` the files are `fleet.autopilot/state.json`, empty files `stop` and `now` beside it, and
+`fleet.v1.yaml`, `fleet.v2.yaml`, ... beside the fleet file, so that relative paths in them stay valid.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _MOST_PAST = 20
 
 
 class Stored(Struct, frozen=True):
-    """The content of the state file, which outlives the gateway."""
+    """The content of the state file. It survives a restart of the gateway."""
 
     state: State = State()
     began_s: float = 0.0
-    """When the present or last change began, in seconds since 1970."""
+    """When the current or last change began, in seconds since 1970."""
     past: tuple[PastChange, ...] = ()
-    """The last changes, the newest first."""
+    """The last changes, newest first."""
     note: str = ""
     """Why nothing is tried."""
     drift: tuple[str, ...] = ()
-    """Replicas and terms of their step times that no longer held while the present or last change was tried."""
+    """Replicas and their step-time terms that were wrong while the current or last change was tried."""
 
     def with_past(self, one: PastChange) -> Stored:
         return replace(self, past=(one, *self.past)[:_MOST_PAST])
@@ -49,7 +49,7 @@ class AutopilotFiles:
         self._stop, self._now = self.folder / "stop", self.folder / "now"
 
     def load(self) -> Stored:
-        """HeadwayError for a damaged file."""
+        """Read the state. HeadwayError for a damaged file."""
         try:
             return msgspec.json.decode(self._state.read_bytes(), type=Stored)
         except FileNotFoundError:
@@ -75,7 +75,7 @@ class AutopilotFiles:
         _write(self._now, b"")
 
     def take_request(self) -> bool:
-        """Whether somebody has asked to look for a change since the last call."""
+        """Whether anybody has requested a search for changes since the last call."""
         if not self._now.exists():
             return False
         self._now.unlink(missing_ok=True)
@@ -84,14 +84,14 @@ class AutopilotFiles:
     # Versions.
 
     def text(self) -> str:
-        """Of the fleet file as it is."""
+        """The text of the current fleet file."""
         return self.fleet.read_text(encoding="utf-8")
 
     def path(self, version: str) -> Path:
         return self.fleet.with_name(version)
 
     def version_of(self, text: str) -> str:
-        """The name of the version with this text, which is written if there is none. HeadwayError if that fails."""
+        """The name of the version with this text; it is written if it is new. HeadwayError if writing fails."""
         numbered = re.compile(rf"{re.escape(self.fleet.stem)}\.v(\d+){re.escape(self.fleet.suffix)}")
         found = [
             (int(match[1]), each) for each in self.fleet.parent.iterdir() if (match := numbered.fullmatch(each.name))
@@ -104,7 +104,7 @@ class AutopilotFiles:
         return name
 
     def use(self, version: str) -> None:
-        """Make a version the fleet file, whole or not at all."""
+        """Replace the fleet file by a version, atomically."""
         _write(self.fleet, self.path(version).read_bytes())
 
     def is_at(self, version: str) -> bool:
@@ -135,7 +135,7 @@ def shown(stored: Stored) -> AutopilotState:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file that is whole after a crash of the machine, too."""
+    """Write a file so that it is complete even after a crash of the machine."""
     with open_atomic(path) as file:
         file.write(data)
         file.flush()

@@ -22,11 +22,11 @@ from headway.records import demand as records
 
 AT = ("gateway", "demand_history")
 MOST_POINTS = 11_000
-"""Values of one series that a Prometheus server returns at most."""
+"""Most values of one series in an answer of a Prometheus server."""
 
 
 def check(scenario: Scenario, choice: object) -> None:
-    """HeadwayError where the fleet file asks for history in vain. `choice`: its scaler."""
+    """HeadwayError if the fleet file asks for history that its scaler cannot use. `choice`: the scaler."""
     settings, places = scenario.spec.gateway.demand_history, scenario.places
     if settings is None:
         return
@@ -47,7 +47,7 @@ def check(scenario: Scenario, choice: object) -> None:
 def load(scenario: Scenario, plan: ServingPlan, now_s: float | None = None) -> tuple[PastDemand | None, str]:
     """The demand before `now_s` (None: now), and a line that says how much of it is known.
 
-    HeadwayError for records that are damaged, and for a Prometheus server that does not answer.
+    HeadwayError for damaged records, or a Prometheus server that does not answer.
     """
     settings = plan.settings.demand_history
     assert settings is not None
@@ -75,7 +75,7 @@ def _length(seconds: float) -> str:
 
 
 def _renamed(past: PastDemand, names: Mapping[str, str]) -> PastDemand | None:
-    """The demand by the models' own names. With several models, what parameters for none of them is left out."""
+    """The demand with each model's own name. With several models, demand for unknown names is left out."""
     is_one = len(set(names.values())) == 1
     tps: dict[DemandKey, Any] = {}
     for (model, region, tier), rates in past.tps.items():
@@ -101,7 +101,7 @@ def _of_prometheus(settings: DemandHistory, scenario: Scenario, now_s: float) ->
         key = series.metric.get("model", ""), series.metric.get("region", ""), int(tier) if tier.isdigit() else 0
         rates = found.setdefault(key, {})
         for at_s, value in series.values:
-            step = round(at_s / step_s) - (end - num) - 1  # a rate at a time is that of the step before
+            step = round(at_s / step_s) - (end - num) - 1  # Prometheus' rate at a time covers the step before it
             rates[step] = rates.get(step, 0.0) + (0.0 if value == "NaN" else rate_of(value, at_s, source))
     known = sorted({step for rates in found.values() for step in rates if 0 <= step < num})
     if not known:

@@ -20,22 +20,22 @@ from headway.gateway.settings import Judge
 from headway.serving.pools import uses_engine_priority
 
 _PORTS = range(18_000, 32_000)
-"""Operating systems assign higher ports to clients."""
+"""Ports below those that operating systems assign to clients."""
 _NUM_SCALED_UP = 8
-"""Replicas that scaling may add if the scenario has no limit."""
+"""Replicas that scaling may add if the scenario sets no limit."""
 
 
 def emulated(scenario: Scenario, file: Path, options: Sequence[str] = ()) -> Scenario:
     """The scenario of a file, with every replica as a process that emulates its engine.
 
-    A cascade without a judge is judged by confidence. `options` are further ones of `headway emulate`, for all pools.
+    A cascade without a judge uses confidence. `options` are further options of `headway emulate`, for all pools.
     HeadwayError without enough free ports.
     """
     spec, fleet = scenario.spec, scenario.fleet
     next_port = _PORTS.start
 
     def emulated_pool(pool_spec: PoolSpec, pool: Pool, deployment: Pool | Combo) -> PoolSpec:
-        """The section of a pool, which is deployed by itself or as a part of a combo."""
+        """The section of a pool, which is deployed alone or as a part of a combo."""
         nonlocal next_port
         num = _max_deployed(scenario, deployment) * (1 if deployment is pool else pool.replicas)
         ports = _free_ports(next_port, num)
@@ -75,7 +75,7 @@ def _command(spec: Spec, file: Path, pool: Pool) -> list[str]:
 
 
 def _max_deployed(scenario: Scenario, deployment: Pool | Combo) -> int:
-    """Most replicas, or combos, at a time."""
+    """The largest number of replicas, or combos, at a time."""
     if deployment.max_replicas is not None:
         return max(deployment.max_replicas, deployment.replicas)
     num_gpus = Counter[tuple[str, str]]()
@@ -93,7 +93,8 @@ def _max_deployed(scenario: Scenario, deployment: Pool | Combo) -> int:
 
 
 def _free_ports(first: int, num: int) -> tuple[int, int]:
-    """The first and the last of `num` free ports in a row, from `first` on. HeadwayError if there are none."""
+    """The first and the last port of `num` consecutive free ports, not below `first`. HeadwayError if there are none.
+    """
     for port in range(first, _PORTS.stop):
         if port - first == num:
             return first, port - 1
@@ -107,7 +108,7 @@ def _free_ports(first: int, num: int) -> tuple[int, int]:
 
 
 def pool_of(scenario: Scenario, name: str | None) -> Pool:
-    """The pool, or part of a combo, of this name; without a name, the only one. HeadwayError if there is none."""
+    """The pool, or part of a combo, with this name; without a name, the only pool. HeadwayError if there is none."""
     pools = {pool.name: pool for pool in scenario.fleet.all_pools}
     if name is None and len(pools) > 1:
         raise HeadwayError(f"--pool is missing; expected one of {', '.join(pools)}")

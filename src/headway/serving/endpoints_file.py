@@ -1,4 +1,4 @@
-"""Files that list the addresses of a pool's replicas, written by whatever starts the engines.
+"""Files that list the addresses of a pool's replicas, written by the program that starts the engines.
 
 A file is YAML or JSON: a list of addresses, or the target groups of Prometheus' file-based service discovery
 (`[{targets: [10.0.0.7:8000]}]`), whose labels are ignored.
@@ -20,7 +20,7 @@ _KEY, _TARGETS = "endpoints_file", "targets"
 
 
 def read(path: Path) -> tuple[str, ...]:
-    """The addresses in the file, each once. HeadwayError where there is none, or something else."""
+    """The distinct addresses in the file. HeadwayError if it has none, or has other content."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -58,7 +58,7 @@ def _addresses(node: yaml.Node | None, path: Path) -> Iterator[str]:
 
 
 def filled(document: dict[str, Any], places: Places, base_dir: Path) -> dict[str, Any]:
-    """The document with the `endpoints` of pools that name a file. HeadwayError where a file cannot be used."""
+    """The document with `endpoints` filled in for pools that name a file. HeadwayError if a file cannot be used."""
     changed = dict(document)
     for section in ("fleet", "combos"):
         if isinstance(entries := document.get(section), list):
@@ -67,7 +67,7 @@ def filled(document: dict[str, Any], places: Places, base_dir: Path) -> dict[str
 
 
 def _filled(entry: Any, at: Key, places: Places, base_dir: Path) -> Any:
-    """The same of a pool, or of a combo and its parts."""
+    """`filled` for one pool, or for a combo and its parts."""
     if not isinstance(entry, Mapping):
         return entry
     entry = {key: _filled(each, (*at, key), places, base_dir) for key, each in entry.items()}

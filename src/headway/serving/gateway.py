@@ -1,4 +1,4 @@
-"""From a fleet file to a gateway's plan: pools, policies and settings, checked against what the engines can do."""
+"""Turns a fleet file into a gateway's plan: pools, policies and settings, checked against the engines' abilities."""
 
 from __future__ import annotations
 
@@ -42,18 +42,19 @@ from headway.serving.pools import DeclaredPool
 from headway.sim.replica_resources import kv_blocks
 
 NO_WORKLOAD = {"builtin": "chat"}
-"""The workload of a fleet file without one; clients bring the real one."""
+"""The workload of a fleet file that has none. The real workload comes from clients."""
 _HOST = "replica.kv_blocks_host"
 _CLIENTS = dict.fromkeys(("postgresql", "postgres"), ("asyncpg", "postgres")) | dict.fromkeys(
     SCHEMES, ("redis", "valkey")
 )
-"""By the scheme of a database's address, the module of its client, and the extra that installs it."""
+"""By scheme of a database address: the client's module, and the extra that installs it."""
 QUEUE_MANAGER = {"name": "queue-manager", "interval_s": 0.1}
-"""The admission policy of batches if the fleet file has none."""
+"""The admission policy of batches if the fleet file sets none."""
 
 
 def read(path: Path) -> Scenario:
-    """The scenario of a fleet file. Its document keeps the placeholders of the section `gateway`, not their values."""
+    """The scenario of a fleet file. In its section `gateway`, the document keeps placeholders instead of their values.
+    """
     data, places = read_document(path)
     data = endpoints_file.filled(data, places, path.parent)
     data.setdefault("workload", NO_WORKLOAD)
@@ -65,7 +66,7 @@ def read(path: Path) -> Scenario:
 
 
 def read_engines(path: Path) -> Scenario:
-    """The scenario of a fleet file for its engines, which need none of the gateway's secrets."""
+    """The scenario of a fleet file for its engines, which do not need the gateway's secrets."""
     data, places = read_document(path)
     data = endpoints_file.filled(data, places, path.parent)
     data.setdefault("workload", NO_WORKLOAD)
@@ -81,7 +82,7 @@ def load(
 
 
 def plan(scenario: Scenario) -> ServingPlan:
-    """The gateway's plan. HeadwayError if engines cannot do what the scenario asks for."""
+    """The gateway's plan. HeadwayError if engines cannot support the scenario."""
     scenario = _with_tenants(scenario)
     spec, places = scenario.spec, scenario.places
     judge = _checked_judge(spec, places)
@@ -132,7 +133,8 @@ def _check_starts(scenario: Scenario, declared: list[DeclaredPool], starts: Sequ
 
 
 def _checked_policies(scenario: Scenario, declared: list[DeclaredPool], planners: PlannerProcesses) -> Policies:
-    """The policies, with one for batches. HeadwayError if they need what engines do not do or nobody knows."""
+    """The policies, with one for batches. HeadwayError if they need abilities that engines lack, or data that nobody
+    has."""
     spec, places = scenario.spec, scenario.places
     policies = policies_of(scenario, planners)
     batches = spec.gateway.batches
@@ -157,7 +159,7 @@ def _checked_policies(scenario: Scenario, declared: list[DeclaredPool], planners
 def _served_pools(
     scenario: Scenario, declared: list[DeclaredPool], starts: Sequence[pools.Start]
 ) -> tuple[ServedPool, ...]:
-    """The pools with all that the gateway needs to start, ask and charge for their replicas."""
+    """The pools with all data that the gateway needs to start and address replicas and to charge for them."""
     places, folder = scenario.places, scenario.base_dir
     combos = pools.bounded_combos(declared)
     step_times = coefficients_of(scenario.spec, scenario.fleet, folder, places, only_known=True)
@@ -188,22 +190,22 @@ def _served_pools(
 
 
 def windows(settings: AutopilotSettings) -> Sequence[str]:
-    """The times of the week in which an autopilot begins nothing."""
+    """The times of the week in which an autopilot begins no change."""
     return (settings.freeze,) if isinstance(settings.freeze, str) else settings.freeze
 
 
 def check_times(settings: AutopilotSettings) -> None:
-    """HeadwayError for a time zone or a time of the week that is none."""
+    """HeadwayError for an invalid time zone or time of the week."""
     zone(settings.time_zone)
     for text in windows(settings):
         weekly(text)
 
 
 def _with_tenants(scenario: Scenario) -> Scenario:
-    """The scenario with the tenants' weights in its ordering, if that has weights.
+    """The scenario with the tenants' weights in its ordering, if the ordering has weights.
 
-    `fair`, at the gateway, is the default where there are keys: requests of all tenants would else wait in the
-    engines' queues, in order of arrival.
+    With keys, the default ordering is `fair` at the gateway; otherwise requests of all tenants would wait in the
+    engines' queues in order of arrival.
     """
     keys = [key for key in scenario.spec.gateway.api_keys if isinstance(key, Key)]
     weights: dict[str, float] = {}
@@ -225,7 +227,7 @@ def _with_tenants(scenario: Scenario) -> Scenario:
 
 
 def _has_default_order(scenario: Scenario) -> bool:
-    """Whether the file leaves the order of requests, and where it applies, to the gateway."""
+    """Whether the file leaves the ordering of requests, and its place, to the gateway."""
     given: list[Mapping[str, Any]] = [scenario.document.get("policies") or {}]
     given += [structs.asdict(variant) for variant in scenario.spec.variants]
     return not any(each.get("ordering") or each.get("ordering_at") in ("replica", "both") for each in given)
@@ -250,7 +252,7 @@ def _checked_judge(spec: Spec, places: Places) -> Judge | None:
 
 
 def _checked_settings(scenario: Scenario) -> Settings:
-    """The gateway's settings, with absolute paths of its databases."""
+    """The gateway's settings, with absolute database paths."""
     settings = scenario.spec.gateway
     if settings.tracing:
         try:
@@ -274,7 +276,7 @@ def _checked_settings(scenario: Scenario) -> Settings:
 
 
 def _check_peers(peers: PeerSettings, scenario: Scenario) -> None:
-    """HeadwayError if gateways cannot share a fleet through this store."""
+    """HeadwayError if this store cannot serve several gateways of a fleet."""
     places = scenario.places
     if "://" not in peers.store:
         what = f"{peers.store!r} is a file, which gateways of several machines cannot share"
@@ -286,7 +288,7 @@ def _check_peers(peers: PeerSettings, scenario: Scenario) -> None:
 
 
 def _check_shared_starts(scenario: Scenario, declared: Sequence[DeclaredPool], starts: Sequence[object]) -> None:
-    """HeadwayError for replicas that several gateways cannot share, or scale."""
+    """HeadwayError for replicas that several gateways cannot share or scale."""
     spec, places = scenario.spec, scenario.places
     for each, start in zip(declared, starts, strict=True):
         if isinstance(start, Processes):
@@ -301,7 +303,7 @@ def _check_shared_starts(scenario: Scenario, declared: Sequence[DeclaredPool], s
 
 
 def _checked_database(store: str, at: PlaceKey, scenario: Scenario, *modules: str) -> str:
-    """A database's address, or the absolute path of its file. HeadwayError if it, or a module, is missing."""
+    """A database's address, or its file's absolute path. HeadwayError if the database or a module is missing."""
     places = scenario.places
     kind, marker, _ = store.partition("://")
     if marker and kind not in _CLIENTS:
@@ -330,13 +332,13 @@ def _checked_database(store: str, at: PlaceKey, scenario: Scenario, *modules: st
 
 
 def _is_planned(spec: Spec, each: DeclaredPool) -> bool:
-    """Whether replanning chooses the number of the pool's replicas."""
+    """Whether replanning determines the number of the pool's replicas."""
     is_replanned = spec.cascade is not None and spec.cascade.replan is not None
     return is_replanned and not set(each.pool.model.names).isdisjoint(spec.cascade.models)  # type: ignore[union-attr]
 
 
 def _planned_gpus(spec: Spec, declared: Sequence[DeclaredPool], policies: Policies, places: Places) -> int | None:
-    """GPUs of this machine that plans divide; None: they are of several types.
+    """GPUs of this machine that plans divide; None if they are of several types.
 
     HeadwayError if a pool has fewer ports than a plan may need.
     """
@@ -367,7 +369,8 @@ def _check_oracles(policies: Policies, places: Places) -> None:
 
 
 def _check_forecasts(policies: Policies, places: Places) -> None:
-    """Refuse forecasters that know the future, and plans that do not know what a replica serves; others learn it."""
+    """Reject forecasters that know the future, and plans that need to know a replica's capacity; the other planners
+    learn it."""
     choice = policies.scaler
     if not isinstance(choice, PolicyChoice):
         return
@@ -386,7 +389,7 @@ def _check_forecasts(policies: Policies, places: Places) -> None:
 
 
 def _check_inputs(policies: Policies, declared: Sequence[DeclaredPool], places: Places) -> None:
-    """Refuse policies that read what a pool's engine does not report."""
+    """Reject policies that need data which a pool's engine does not report."""
     swapping = [each for each in declared if each.pool.engine.preemption == "swap" and not each.adapter.host_share]
     if not swapping:
         return
@@ -405,9 +408,11 @@ def _check_inputs(policies: Policies, declared: Sequence[DeclaredPool], places: 
 
 
 def _check_ordering(name: str, declared: Sequence[DeclaredPool], places: Places) -> None:
-    """Engines order their queues by arrival, or by tier if they accept a priority.
+    """Check that the engines support the ordering. Engines order their queues by arrival, or by tier if they accept a
+    priority.
 
-    A vLLM whose profile accepts another ordering (`orderings`) runs it by `headway.vllm.Scheduler`, and is asked.
+    A vLLM whose profile accepts another ordering (`orderings`) runs it through `headway.vllm.Scheduler`, and is asked
+    whether it does.
     """
     for each in declared:
         if each.adapter.ordering:
@@ -423,9 +428,9 @@ def _check_ordering(name: str, declared: Sequence[DeclaredPool], places: Places)
 
 
 def _check_progress(choice: Callable[[], Ordering], places: Places) -> None:
-    """Refuse orderings by tokens that were generated: requests that wait at the gateway have none.
+    """Reject orderings by generated tokens: requests that wait at the gateway have generated none.
 
-    With a migration policy they have an effect: it reads the lengths of the ordering's queues.
+    They are accepted with a migration policy, which reads the lengths of the ordering's queues.
     """
     ordering = choice()
     if ordering.quantum is not None or isinstance(ordering, SteppedOrdering):
@@ -438,7 +443,7 @@ def _check_progress(choice: Callable[[], Ordering], places: Places) -> None:
 
 
 def _check_continuation(declared: Sequence[DeclaredPool], at: PlaceKey, effect: str, places: Places) -> None:
-    """A request that moves, or is paused, continues from its tokens."""
+    """Check that engines can continue a moved or paused request from its tokens."""
     for each in declared:
         adapter = each.adapter
         if not adapter.gives_token_ids and adapter.template is None and adapter.continue_options is None:

@@ -1,4 +1,4 @@
-"""What of a fleet file an endpoint picker can do: Envoy sends the requests, each to one engine."""
+"""The parts of a fleet file that an endpoint picker supports: Envoy sends the requests, each to one engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SETTINGS = {
     "tracing": "Envoy's own tracing sees the whole request; expected it in Envoy's configuration",
     "cors": "Envoy answers the clients; expected its filter envoy.filters.http.cors",
 }
-"""By key of `gateway`, why a picker has no use for it."""
+"""By key of `gateway`: why a picker does not use it."""
 
 
 def check_installed() -> None:
@@ -31,8 +31,8 @@ def check_installed() -> None:
 
 
 def check(scenario: Scenario) -> None:
-    """HeadwayError if the scenario asks for what needs the answers' way through Headway, or Envoy cannot reach engines
-    at their addresses."""
+    """HeadwayError if the scenario needs answers to pass through Headway, or Envoy cannot reach the engines' addresses.
+    """
     spec, places = scenario.spec, scenario.places
 
     def refuse(key: Key, why: str) -> None:
@@ -62,7 +62,7 @@ def check(scenario: Scenario) -> None:
 
 
 def _unreachable(url: str) -> str:
-    """Why Envoy cannot use this address; empty if it can."""
+    """Why Envoy cannot use this address; empty if it can use it."""
     parts = urlsplit(url)
     try:
         ip_address(parts.hostname or "")

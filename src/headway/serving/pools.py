@@ -1,4 +1,4 @@
-"""The pools of a fleet file: where their replicas are or how they are started, and what their engines can do."""
+"""The pools of a fleet file: the location or start of their replicas, and the abilities of their engines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headway.gateway.server.admin import is_address
 from headway.gateway.upstream.dialects import ADAPTERS, Adapter, api_of
 
 Start = Processes | Kubernetes | InferencePool | None
-"""How the replicas of a pool are started; None: they run already."""
+"""How the replicas of a pool are started; None if they run already."""
 _TOKEN = re.compile(r"[!-~]+")
 _PUBLISHING = ("vllm", "sglang")
 """The APIs of engines that publish KV cache events."""
@@ -36,7 +36,7 @@ _NO_HANDOVER = {
     "llama.cpp": "llama.cpp's server cannot transfer its KV cache; expected vLLM, SGLang, or `aggregated`",
     "openai": "OpenAI's API cannot transfer a KV cache; expected vLLM, SGLang, or `aggregated`",
 }
-"""By dialect, why a replica cannot prefill or decode for another one."""
+"""By dialect: why a replica cannot prefill or decode for another one."""
 
 
 class DeclaredPool(Struct, frozen=True):
@@ -54,7 +54,7 @@ class DeclaredPool(Struct, frozen=True):
 
     @property
     def locations(self) -> list[str]:
-        """The keys that say where the replicas are or how they are started; a valid pool has one."""
+        """The keys that locate the replicas or start them. A valid pool has exactly one."""
         return [key for key in _LOCATIONS if getattr(self.spec, key)]
 
     @property
@@ -64,23 +64,23 @@ class DeclaredPool(Struct, frozen=True):
 
     @property
     def start(self) -> Processes | Kubernetes | InferencePool | None:
-        """How replicas are started or found; None if the file lists them."""
+        """How replicas are started or found; None if the file lists their addresses."""
         return self.spec.processes or self.spec.kubernetes or self.spec.inference_pool
 
     @property
     def num_ports(self) -> int | None:
-        """Ports for replicas that are processes."""
+        """Number of ports for replicas that are processes."""
         return None if self.spec.processes is None else len(ports(self.spec.processes))
 
     def bounded(self) -> Pool:
-        """The pool with no more replicas than it has ports."""
+        """The pool limited to as many replicas as it has ports."""
         if self.num_ports is None or self.pool.max_replicas is not None:
             return self.pool
         return replace(self.pool, max_replicas=self.num_ports)
 
 
 def without_engine(scenario: Scenario) -> list[str]:
-    """Pools whose file says neither `engine` nor `api`: their engines' metrics are not read."""
+    """Pools without `engine` and `api`. Their engines' metrics are not read."""
     return [
         each.pool.name
         for each in declared_pools(scenario)
@@ -93,7 +93,7 @@ def ports(processes: Processes) -> range:
 
 
 def declared_pools(scenario: Scenario) -> list[DeclaredPool]:
-    """The pools, and after them the parts of combos."""
+    """The pools, then the parts of combos."""
     spec, fleet = scenario.spec, scenario.fleet
     pairs = zip(fleet.pools, spec.fleet, strict=True)
     pools = [DeclaredPool(pool, each, ("fleet", i)) for i, (pool, each) in enumerate(pairs)]
@@ -104,7 +104,7 @@ def declared_pools(scenario: Scenario) -> list[DeclaredPool]:
 
 
 def bounded_combos(pools: Sequence[DeclaredPool]) -> dict[str, Combo]:
-    """The combos by name, each with no more replicas than all of its parts have ports for."""
+    """The combos by name, each limited to as many replicas as the ports of its parts allow."""
     combos: dict[str, Combo] = {}
     for each in pools:
         if each.combo is None:
@@ -117,7 +117,7 @@ def bounded_combos(pools: Sequence[DeclaredPool]) -> dict[str, Combo]:
 
 
 def starts(scenario: Scenario, pools: Sequence[DeclaredPool]) -> list[Start]:
-    """How each pool's replicas are started, with absolute folders for logs. HeadwayError if that cannot work."""
+    """How each pool's replicas are started, with absolute folders for logs. HeadwayError for impossible settings."""
     places = scenario.places
     found: list[Start] = []
     by_port: dict[int, DeclaredPool] = {}
@@ -129,7 +129,7 @@ def starts(scenario: Scenario, pools: Sequence[DeclaredPool]) -> list[Start]:
                 other = by_port.setdefault(port, each)
                 if other.spec.processes is not each.spec.processes:  # shapes of one pool share their ports
                     raise places.error((*each.at, "processes", "ports"), f"{port} is {other.where}'s, too")
-        elif start is not None:  # check the cluster's configuration, without a request to it
+        elif start is not None:  # checks the cluster's configuration without a request
             if find_spec("kubernetes") is None:
                 raise web_server.not_installed("kubernetes", "kubernetes")
             from headway.gateway.fleet import kubernetes
@@ -164,7 +164,7 @@ def _checked_processes(each: DeclaredPool, processes: Processes, base_dir: Path,
 
 
 def slot_folder(each: DeclaredPool, base_dir: Path, places: Places) -> Path | None:
-    """The folder that the engines share for KV caches. HeadwayError if it is missing, or engines do not use one."""
+    """The folder in which the engines share KV caches. HeadwayError if it is missing, or the engines cannot use one."""
     if not each.spec.slots:
         return None
     if each.adapter.api != "llama.cpp":
@@ -178,8 +178,8 @@ def slot_folder(each: DeclaredPool, base_dir: Path, places: Places) -> Path | No
 
 
 def kv_events(each: DeclaredPool, base_dir: Path, places: Places) -> KvEvents | None:
-    """Where a pool's engines publish their KV cache events. HeadwayError if they publish none, or to no address, or
-    the tokenizer of their prompts cannot be read."""
+    """Where a pool's engines publish their KV cache events. HeadwayError if they publish none, if the address is
+    invalid, or if the tokenizer of their prompts cannot be read."""
     events = each.spec.kv_events
     if events is None:
         return None
@@ -208,7 +208,7 @@ def kv_events(each: DeclaredPool, base_dir: Path, places: Places) -> KvEvents | 
 
 
 def engine_key(each: DeclaredPool, base_dir: Path, places: Places) -> str:
-    """The key that a pool's engines ask for. HeadwayError if it cannot be sent in a header."""
+    """The key that a pool's engines require. HeadwayError if it cannot be sent in a header."""
     at = (*each.at, "api_key")
     key: str = resolved(each.spec.api_key, at, places, base_dir, os.environ)
     if each.spec.api_key and not _TOKEN.fullmatch(key):
@@ -217,14 +217,14 @@ def engine_key(each: DeclaredPool, base_dir: Path, places: Places) -> str:
 
 
 def engine_model(each: DeclaredPool) -> str:
-    """What a hosted pool calls its model, as its list may have hundreds; empty for others."""
+    """The model's name at a hosted pool, whose list may have hundreds of models; empty for other pools."""
     if each.pool.hosted is None:
         return ""
     return each.spec.served_name or str(each.spec.model)
 
 
 def check_pools(pools: Sequence[DeclaredPool], places: Places) -> None:
-    """HeadwayError if a pool's replicas or their roles cannot be served, or two pools share a workload."""
+    """HeadwayError if a pool's replicas or roles are not supported, or two pools share a workload."""
     first_of: dict[str, DeclaredPool] = {}
     workloads: dict[tuple[str, str, str, str], DeclaredPool] = {}
     for each in pools:
@@ -262,7 +262,8 @@ def _check_locations(each: DeclaredPool, places: Places) -> None:
 
 
 def check_roles(pools: Sequence[DeclaredPool], places: Places) -> None:
-    """HeadwayError if roles cannot change: replicas are numbered by their endpoints, and both roles need transfers."""
+    """HeadwayError if roles cannot change. Role changes number replicas by their endpoints, and both roles need KV
+    transfers."""
     for each in pools:
         if each.combo is None:
             continue
@@ -275,7 +276,8 @@ def check_roles(pools: Sequence[DeclaredPool], places: Places) -> None:
 
 
 def check_phases(pools: Sequence[DeclaredPool], policies: Policies, places: Places) -> None:
-    """HeadwayError if the parts of a combo speak different dialects, or policies need both phases of one engine."""
+    """HeadwayError if the parts of a combo speak different dialects, or policies need both phases of an engine that has
+    one."""
     apis: dict[str, str] = {}
     for each in pools:
         if each.combo is None or each.pool.role == "mixed":
@@ -294,7 +296,7 @@ def check_phases(pools: Sequence[DeclaredPool], policies: Policies, places: Plac
 
 
 def require_starts(pools: Sequence[DeclaredPool], key: Key, places: Places) -> None:
-    """HeadwayError at `key`, which needs replicas that can be started, for a pool of endpoints."""
+    """HeadwayError at `key` if a pool lists endpoints, because `key` needs replicas that can be started."""
     for each in pools:
         if each.start is None or isinstance(each.start, InferencePool):
             what = f"{each.where} has `{each.locations[0]}`, where nothing can be started"
@@ -302,12 +304,12 @@ def require_starts(pools: Sequence[DeclaredPool], key: Key, places: Places) -> N
 
 
 def uses_engine_priority(spec: Spec) -> bool:
-    """Whether the engines get requests' tiers, to order their own queues."""
+    """Whether the engines get the requests' tiers to order their own queues."""
     return spec.policies.ordering_at != "gateway" and ordering_name(spec.policies) != "fcfs"
 
 
 def is_run_by_plugin(spec: Spec) -> bool:
-    """Whether the engines run an ordering that they have by `headway.vllm.Scheduler` only."""
+    """Whether the engines run the ordering through `headway.vllm.Scheduler`."""
     return spec.policies.ordering_at != "gateway" and ordering_name(spec.policies) not in ("fcfs", "priority")
 
 

@@ -1,4 +1,4 @@
-"""Answers of `headway advise` about a gateway that runs, computed by a process of its own at low priority."""
+"""Proposals of `headway advise` for a running gateway, computed in a separate process at low priority."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WITHHELD = 3
 
 
 def arguments(fleet: Path, records: Path, last_s: float, *options: str) -> tuple[str, ...]:
-    """Of `headway`, to have proposals by the last records."""
+    """Arguments of `headway` that request proposals from the last records."""
     return (
         "advise",
         str(fleet),
@@ -35,7 +35,7 @@ def arguments(fleet: Path, records: Path, last_s: float, *options: str) -> tuple
 
 
 async def advice(fleet: Path, records: Path, last_s: float, *options: str) -> dict[str, Any]:
-    """What `headway advise --json` says of the last records. HeadwayError with its message if it fails."""
+    """The output of `headway advise --json` on the last records. HeadwayError with its message if it fails."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -61,7 +61,7 @@ async def advice(fleet: Path, records: Path, last_s: float, *options: str) -> di
 
 
 def why_none(answer: dict[str, Any]) -> str:
-    """Why an answer has no proposals; empty: it has some."""
+    """Why an answer has no proposals; empty if it has some."""
     if answer["is_withheld"]:
         return "advice is withheld: the records do not come out when they are rehearsed as they ran"
     return "" if answer["proposals"] else "no change is distinguishable from today's fleet"

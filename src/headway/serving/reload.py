@@ -1,4 +1,4 @@
-"""A fleet file that is read again while its gateway runs, and what of it may change then."""
+"""Rereads a fleet file while its gateway runs, and checks which parts may change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headway.serving.gateway import plan, read
 
 _RESTART = "cannot change while the gateway runs; expected what it was, or a restart"
 _FIXED = ("gpu_limits", "cascade", "pacer", "roles", "seed", "network", "provisioning", "kv_store")
-"""Sections that only a restart can change. Of `combos`, goodputs may change."""
+"""Sections that only a restart can change. In `combos`, goodputs may change."""
 _FIXED_SETTINGS = (
     "batches",
     "key_store",
@@ -39,18 +39,18 @@ _SECRET_FILE = re.compile(r"\$\{file:([^{}]+)\}")
 
 
 class FleetFile:
-    """A fleet file, as it was read last."""
+    """A fleet file in its last read version."""
 
     def __init__(self, path: Path, change: Callable[[Scenario], Scenario], is_fleet_fixed: bool = False) -> None:
-        """`change` is applied to what is read. `is_fleet_fixed`: its fleet cannot change while the gateway runs.
-        HeadwayError if the file cannot be served."""
+        """`change` is applied to the scenario after reading. `is_fleet_fixed`: the fleet cannot change while the
+        gateway runs. HeadwayError if the file cannot be served."""
         self.path, self._change, self._is_fleet_fixed = path, change, is_fleet_fixed
         self._read = read(path)
         self.scenario = change(self._read)
         self.plan = plan(self.scenario)
 
     def signature(self) -> tuple[object, ...]:
-        """Changes with the file, and with the files of secrets and endpoints that it names. Never fails."""
+        """A value that changes with the file, and with its files of secrets and endpoints. Never fails."""
         try:
             text = self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
@@ -60,20 +60,20 @@ class FleetFile:
         return (text, *map(_stamp, [*secrets, *listed]))
 
     def read_again(self, present: ServingPlan) -> ServingPlan:
-        """The file's plan in place of the present one. HeadwayError if it cannot be served, or needs a restart."""
+        """The file's plan, to replace the current one. HeadwayError if it cannot be served, or needs a restart."""
         self._read, self.scenario, changed = self._checked(self.path, present)
         return changed
 
     def policies_of(self, version: Path, present: ServingPlan) -> Policies:
-        """The policies of another version of the file, in place of the present ones. HeadwayError if it cannot be
-        served, needs a restart, or differs in more than policies."""
+        """The policies of another version of the file, to replace the current ones. HeadwayError if the version cannot
+        be served, needs a restart, or differs in more than policies."""
         found, _, changed = self._checked(version, present)
         if replace(self._read.spec, policies=found.spec.policies, name=found.spec.name) != found.spec:
             raise HeadwayError(f"{version}: differs from {self.path.name} in more than its policies")
         return changed.policies
 
     def _checked(self, path: Path, present: ServingPlan) -> tuple[Scenario, Scenario, ServingPlan]:
-        """A file as read and as changed, and its plan in place of the present one."""
+        """A file as read, the same with `change`, and its plan to replace the current one."""
         found = read(path)
         before, after = self._read.spec, found.spec
         places = found.places
@@ -121,8 +121,8 @@ class FleetFile:
         )
 
     def candidate(self, path: Path) -> tuple[ShadowPlan, list[str]]:
-        """The policies of a candidate for this fleet, and what of it cannot be compared live. HeadwayError if it could
-        not be served, or none of its policies can be compared."""
+        """The policies of a shadow candidate for this fleet, and a list of its parts that cannot be compared live.
+        HeadwayError if it could not be served, or has no policy that can be compared."""
         candidate = plan(self._change(read(path)))
         candidate.stop_planners()
         if set(candidate.names) != set(self.plan.names):
@@ -135,7 +135,7 @@ class FleetFile:
         return ShadowPlan(path.name, candidate.policies, kinds), notes
 
     def _check_pools(self, before: Spec, after: Spec, check: Callable[..., None]) -> None:
-        """HeadwayError if pools change whose replicas the gateway starts."""
+        """HeadwayError if a pool changes whose replicas the gateway starts."""
         if self._is_fleet_fixed:
             check(before.fleet == after.fleet, "fleet")
         started_before = [pool for pool in before.fleet if pool.processes or pool.kubernetes or pool.inference_pool]
@@ -149,7 +149,7 @@ def _pools(spec: Spec) -> list[PoolSpec]:
 
 
 def _unprofiled(combos: Sequence[ComboSpec]) -> list[ComboSpec]:
-    """Combos without their goodputs, which may change while they serve."""
+    """Combos without their goodputs, which may change during service."""
     return [replace(each, goodput_rps=None) for each in combos]
 
 
@@ -161,16 +161,16 @@ def _stamp(path: Path) -> object:
 
 
 def _policies(before: Policies, after: Policies) -> Policies:
-    """The new policies, with the present choice of each that is the same; the cascade stays."""
+    """The new policies. Unchanged choices keep the current policy object; the cascade stays."""
     names = ("router", "ordering", "migration", "admission")
     same = {name: getattr(before, name) for name in names if _is_same(getattr(before, name), getattr(after, name))}
     return replace(after, cascade=before.cascade, **same)
 
 
 def _scaler(before: Policies, after: Policies, changed: Collection[str], check: Callable[..., None]) -> Any:
-    """The present scaler with those arguments of the new one that may change while it runs.
+    """The current scaler with the new values of arguments that may change at run time.
 
-    `changed`: the arguments that differ in the file. HeadwayError if another one does, or the scaler itself.
+    `changed`: the arguments that differ in the file. HeadwayError if another argument or the scaler itself differs.
     """
     old, new = before.scaler, after.scaler
     live: Collection[str] = getattr(old.made_by, "live_settings", ()) if isinstance(old, PolicyChoice) else ()
@@ -183,13 +183,13 @@ def _scaler(before: Policies, after: Policies, changed: Collection[str], check: 
 
 
 def _changed(before: PolicySpec | None, after: PolicySpec | None) -> set[str]:
-    """The keys in which two policies differ, `name` among them."""
+    """The keys, including `name`, in which two policies differ."""
     one, other = ({"name": each} if each is None or isinstance(each, str) else each for each in (before, after))
     return {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
 
 
 def _is_same(before: object, after: object) -> bool:
-    """Whether two choices name the same policy with the same arguments, though each read loads its code."""
+    """Whether two choices name the same policy with the same arguments. Each read loads the policy's code again."""
     if isinstance(before, PolicyChoice) and isinstance(after, PolicyChoice):
         return (before.name, before.arguments) == (after.name, after.arguments)
     return before == after

@@ -1,4 +1,4 @@
-"""Rehearses the fleet and the candidate of `--shadow` from the records of each hour, and shows what it would gain."""
+"""Rehearses the fleet and the candidate of `--shadow` on each hour's records, and reports the candidate's gain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PERIOD_S = 3600.0
 
 
 class ShadowComparison:
-    """Compares as long as a gateway runs."""
+    """Runs comparisons as long as the gateway runs."""
 
     def __init__(
         self, gateway: Gateway, fleet: Path, candidate: Path, records: Path, period_s: float = PERIOD_S

@@ -1,7 +1,7 @@
-"""Starts a gateway's process again when it is killed or crashes.
+"""Restarts a gateway's process when it is killed or crashes.
 
-The listening sockets stay open in the supervising process, so connections wait for the next process in place of being
-refused. A process that ends on its own, after a signal to end or because of an invalid setting, is not started again.
+The listening sockets stay open in the supervising process, so connections wait for the next process instead of being
+refused. A process that ends on its own, after a signal or because of an invalid setting, is not restarted.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from headway.gateway.termination import exit_at_sigterm, ignore_sigterm
 
 log = logging.getLogger("headway.gateway")
 MAX_RESTARTS = 5
-"""Restarts in a row, each within `_STABLE_S`, after which the gateway ends."""
+"""The gateway ends after this many restarts in a row, each within `_STABLE_S`."""
 _STABLE_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _CRASHED = 70
-"""Exit status after an exception that nobody handled (EX_SOFTWARE)."""
+"""Exit status after an unhandled exception (EX_SOFTWARE)."""
 
 
 def supervise(run: Callable[[bool], None], max_restarts: int = MAX_RESTARTS) -> None:
-    """Call `run(is_restart)` in a process of its own, again whenever that is killed or crashes.
+    """Call `run(is_restart)` in a separate process, and again whenever that process is killed or crashes.
 
-    Returns, in either process, when `run` does. HeadwayError after `max_restarts` restarts in a row that did not last;
-    SystemExit with the status of a process that ended with another one than 0. To be called without threads.
+    Returns, in either process, when `run` returns. HeadwayError after `max_restarts` failed restarts in a row.
+    SystemExit with the status of a process that ended with a status other than 0. Call it before threads start.
     """
     pause_s, num_restarts, hangup, ending = _FIRST_PAUSE_S, 0, Hangup(), _Ending()
     is_restart = False
@@ -62,21 +62,21 @@ def supervise(run: Callable[[bool], None], max_restarts: int = MAX_RESTARTS) -> 
 
 
 class _Ending:
-    """Whether a signal to end has come. Without a lock: a handler interrupts itself where signals follow each other."""
+    """Whether a signal to end has come. Uses no lock, because a handler can interrupt itself."""
 
     is_told = False
 
 
 class _Child:
-    """One process of the gateway, for the supervising one; or, with `is_child`, the process itself, at its end."""
+    """One process of the gateway, seen by the supervising process. With `is_child`: the process itself, at its end."""
 
     def __init__(self, run: Callable[[bool], None], is_restart: bool, hangup: Hangup, ending: _Ending) -> None:
-        alive, self._held = os.pipe()  # its other end closes when the supervising process is gone
+        alive, self._held = os.pipe()  # its other end closes when the supervising process ends
         sys.stdout.flush()
         sys.stderr.flush()
-        gc.freeze()  # memory that both processes share stays shared
+        gc.freeze()  # keeps the memory of both processes shared
         self._ending, self._is_running = ending, True
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # until each process has handlers of its own
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # until each process has its own handlers
         self.pid = os.fork()
         self.is_child = self.pid == 0
         if self.is_child:
@@ -95,7 +95,7 @@ class _Child:
             self._end(signal.SIGTERM, None)
 
     def _hang_up(self, hangup: Hangup, number: int, frame: FrameType | None) -> None:
-        """Have the process reload its fleet file, or end with the terminal."""
+        """Make the process reload its fleet file, or end with the terminal."""
         if hangup.is_end():
             self._end(signal.SIGTERM, frame)
             return
@@ -109,7 +109,8 @@ class _Child:
                 os.kill(self.pid, number)
 
     def wait(self) -> str | None:
-        """Wait until the process ends; how it failed, None if it ended well. SystemExit if it ended with an error."""
+        """Wait until the process ends. Returns how it failed; None if it succeeded. SystemExit if it ended with an
+        error."""
         _, status = os.waitpid(self.pid, 0)
         self._is_running = False
         os.close(self._held)
@@ -125,7 +126,7 @@ class _Child:
         return None
 
     def wait_to_restart(self, pause_s: float) -> bool:
-        """Pause. True if the gateway has to end meanwhile."""
+        """Pause. True if the gateway must end meanwhile."""
         end_s = time.monotonic() + pause_s
         while time.monotonic() < end_s and not self._ending.is_told:
             time.sleep(min(0.05, pause_s))
@@ -135,8 +136,9 @@ class _Child:
 
 
 def _run(run: Callable[[bool], None], is_restart: bool, alive: int) -> None:
-    """The gateway's process: a group of its own, so that a terminal's signals come from the supervising process."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
+    """The gateway's process. It has its own process group, so that a terminal's signals come from the supervising
+    process."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a file to reload
     os.setpgid(0, 0)
     threading.Thread(target=_end_with, args=(alive,), name="supervisor", daemon=True).start()
     try:
@@ -150,6 +152,6 @@ def _run(run: Callable[[bool], None], is_restart: bool, alive: int) -> None:
 
 
 def _end_with(alive: int) -> None:
-    """End this process when the supervising one is gone."""
+    """End this process when the supervising process ends."""
     os.read(alive, 1)
     os.kill(os.getpid(), signal.SIGTERM)

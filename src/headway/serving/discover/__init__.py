@@ -1,1 +1,1 @@
-"""What running engines say of themselves, as a fleet file."""
+"""Generates a fleet file from the answers of running engines."""

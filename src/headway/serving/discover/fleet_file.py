@@ -1,4 +1,4 @@
-"""A fleet file with the pools that were found, and what changed since one was written."""
+"""A fleet file for the discovered pools, and the changes since a file was written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ workload: {requests}
 REQUESTS = {"prompt_tokens": 512, "output_tokens": 128, "num_requests": 500, "arrivals": 2.0}
 UNKNOWN = "# Not said by {name}: {what}. The profile of `engine` stands in.\n"
 Edit = tuple[int, str]
-"""A place in a text, and what is inserted there."""
+"""A position in a text, and the text to insert there."""
 
 
 def text(found: Sequence[FoundPool], file: str) -> str:
@@ -48,7 +48,7 @@ def _entry(found: FoundPool, indent: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    """A value on one line."""
+    """A value in YAML, on one line."""
     dumped = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
     return dumped.removesuffix("\n").removesuffix("\n...").rstrip()
 
@@ -58,15 +58,15 @@ class Change(msgspec.Struct, frozen=True):
 
     pool: str
     what: str
-    """A sentence."""
+    """One sentence that describes the change."""
     is_added: bool = False
-    """`updated` adds it; else the file is the user's to change."""
+    """Whether `updated` makes the change. Otherwise the user must change the file."""
 
 
 def changes(path: Path, found: Sequence[FoundPool], silent: Sequence[str]) -> list[Change]:
-    """What differs between a fleet file and the pools that were found. `silent`: addresses that gave no answer.
+    """The differences between a fleet file and the discovered pools. `silent`: addresses that gave no answer.
 
-    HeadwayError if the file cannot be read as one.
+    HeadwayError if the file is not a valid fleet file.
     """
     pools = _pools(path)
     listed = {url: name for name, pool in pools.items() for url in pool.get("endpoints") or ()}
@@ -86,7 +86,7 @@ def changes(path: Path, found: Sequence[FoundPool], silent: Sequence[str]) -> li
 
 
 def updated(path: Path, found: Sequence[FoundPool]) -> str:
-    """The file's text with what is new: further endpoints of its pools, and further pools. All else stays."""
+    """The file's text with additions: new endpoints of its pools, and new pools. Everything else stays."""
     pools, source = _pools(path), path.read_text(encoding="utf-8")
     listed = {url: name for name, pool in pools.items() for url in pool.get("endpoints") or ()}
     edits: list[Edit] = []
@@ -116,7 +116,7 @@ def _pools(path: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _pool_of(found: FoundPool, pools: Mapping[str, Mapping[str, Any]], listed: Mapping[str, str]) -> str | None:
-    """The file's pool that lists one of these engines, else that of the same name."""
+    """The file's pool that lists one of these engines, otherwise the pool with the same name."""
     known = (listed[url] for url in found.entry["endpoints"] if url in listed)
     return next(known, found.entry["name"] if found.entry["name"] in pools else None)
 
@@ -135,7 +135,7 @@ def _value(node: Any, key: str) -> Any:
 
 
 def _pool_edit(source: str, fleet: Any, found: FoundPool) -> Edit:
-    """A further entry at the end of the list of pools."""
+    """Adds an entry at the end of the list of pools."""
     if fleet.flow_style:
         at = fleet.end_mark.index - 1
         return at, f"{', ' if fleet.value else ''}{_plain(found.entry)}"
@@ -144,7 +144,7 @@ def _pool_edit(source: str, fleet: Any, found: FoundPool) -> Edit:
 
 
 def _endpoints_edit(source: str, pool: Any, urls: Sequence[str]) -> Edit:
-    """Further addresses at the end of a pool's list."""
+    """Adds addresses at the end of a pool's list."""
     listed = _value(pool, "endpoints")
     if listed.flow_style:
         return listed.end_mark.index - 1, "".join(f", {_plain(url)}" for url in urls)
@@ -153,7 +153,7 @@ def _endpoints_edit(source: str, pool: Any, urls: Sequence[str]) -> Edit:
 
 
 def _line_end(source: str, node: Any) -> int:
-    """The beginning of the line after a node's last scalar."""
+    """The start of the line after a node's last scalar."""
     while isinstance(node.value, list) and node.value and not node.flow_style:
         last = node.value[-1]
         node = last[1] if isinstance(last, tuple) else last

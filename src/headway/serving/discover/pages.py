@@ -1,4 +1,4 @@
-"""Pages of a running engine over HTTP."""
+"""Fetches pages of a running engine over HTTP."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from headway.core.errors import HeadwayError
 from headway.serving.discover.probe import Fetch
 
 MOST_BYTES = 16 << 20
-"""Of a page."""
+"""Most bytes of a page."""
 
 
 def fetcher(url: str, api_key: str | None, timeout_s: float) -> Fetch:
-    """Reads pages of the engine at `url`. A page that fails is none, but for the list of models: HeadwayError."""
+    """Fetches pages of the engine at `url`. A page that fails counts as missing, except the list of models:
+    HeadwayError."""
 
     def fetch(path: str) -> bytes | None:
         try:
@@ -37,7 +38,7 @@ def fetcher(url: str, api_key: str | None, timeout_s: float) -> Fetch:
 
 
 def request(url: str, api_key: str | None, body: Any = None) -> urllib.request.Request:
-    """A GET, or a POST of a body in JSON."""
+    """A GET request, or a POST request with a JSON body."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     data = None
     if body is not None:

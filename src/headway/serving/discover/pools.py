@@ -1,4 +1,4 @@
-"""Engines that run the same model in the same way -> pools of a fleet file, and the GPU that they seem to have."""
+"""Groups engines with the same model and settings into pools of a fleet file, and guesses their GPU."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from headway.perf.speculation import step_model
 from headway.serving.discover.probe import FoundEngine, unknown
 
 LIKELY = 0.25
-"""Largest difference, as a logarithm, between what an engine shows and what a GPU would, for a guess of the GPU."""
+"""Largest logarithmic difference between an engine's figures and a GPU's figures for a guess of that GPU."""
 UNMEASURED = 0.1
-"""The same, added for a GPU whose kernels nobody measured: of several that fit, the known one is guessed."""
+"""Added to the difference of a GPU whose kernels were not measured, so that a measured GPU is preferred."""
 ALIKE = 0.02
-"""Smallest difference between two guesses by which one is better."""
+"""Smallest difference at which one guess is better than another."""
 TPS = (1, 2, 4, 8)
-"""Tensor parallelism that is tried where engines do not say it."""
+"""Tensor parallelism values tried for engines that do not report it."""
 PROFILES = {"vllm": "vllm", "sglang": "sglang", "llama.cpp": "llama.cpp"}
 
 
 class FoundPool(Struct, frozen=True):
-    """One entry of `fleet`, and what a reader should know about its keys."""
+    """One entry of `fleet`, with notes for the reader on its keys."""
 
     entry: dict[str, Any]
     notes: dict[str, str]
-    """By key."""
+    """Notes by key."""
     unknown: tuple[str, ...]
-    """What no engine said."""
+    """Facts that no engine reported."""
 
 
 def pools(
@@ -45,7 +45,7 @@ def pools(
 ) -> list[FoundPool]:
     """One pool for each kind of engine, in the order of the addresses.
 
-    `gpu`: of all of them. `token_s`: measured seconds a token of one request alone, by address.
+    `gpu`: the GPU of all engines. `token_s`: measured seconds per token of a request that runs alone, by address.
     """
     groups: list[list[FoundEngine]] = []
     for engine in engines:
@@ -61,14 +61,14 @@ def pools(
 def _is_alike(one: FoundEngine, other: FoundEngine) -> bool:
     """Whether both may be replicas of one pool.
 
-    The size of the KV cache differs a little from start to start, the folder of the weights from machine to machine.
+    The size of the KV cache differs slightly between starts, and the folder of the weights between machines.
     """
     plain = {"url": "", "kv_capacity_tokens": None, "is_idle": None, "weights": ""}
     return replace(one, **plain) == replace(other, **plain) and _weights(one) == _weights(other)
 
 
 def _weights(engine: FoundEngine) -> str:
-    """A repository, or the last part of a path."""
+    """A repository, or the last component of a path."""
     path = PurePosixPath(engine.weights.replace("\\", "/").rstrip("/"))
     is_repository = len(path.parts) == 2 and path.parts[0] not in ("/", ".", "..", "~")
     return str(path) if is_repository else path.name
@@ -113,7 +113,7 @@ def _pool(group: Sequence[FoundEngine], gpu: str | None, token_s: dict[str, floa
 
 
 def catalogued(engine: FoundEngine) -> Model | None:
-    """The catalog's model that an engine runs; None: it has none of that name."""
+    """The catalog's model that an engine runs; None if the catalog has no model with its name."""
     for name in (engine.weights, engine.model):
         try:
             return catalogued_model(name.removesuffix(".gguf"))
@@ -123,7 +123,7 @@ def catalogued(engine: FoundEngine) -> Model | None:
 
 
 def profile(engine: FoundEngine) -> Engine | None:
-    """The catalog's profile of this engine and version; None: OpenAI's API is all that is known."""
+    """The catalog's profile of this engine and version; None if only its support of OpenAI's API is known."""
     name = PROFILES.get(engine.api)
     if engine.api == "vllm" and engine.version[:1].isdigit():
         try:
@@ -134,7 +134,7 @@ def profile(engine: FoundEngine) -> Engine | None:
 
 
 def _engine_entry(engine: Engine, found: FoundEngine, gpu: str | None) -> str | dict[str, Any]:
-    """The profile's name, and what differs from it on this GPU."""
+    """The profile's name, and its differences on this GPU."""
     known = catalog.engine_on(catalog.engine(engine.name), None if gpu is None else catalog.gpu(gpu))
     changed = {name: value for name, value in found.settings.items() if getattr(known, name) != value}
     if found.version and found.version != known.version:
@@ -143,7 +143,7 @@ def _engine_entry(engine: Engine, found: FoundEngine, gpu: str | None) -> str | 
 
 
 def _name(engine: FoundEngine, names: set[str]) -> str:
-    """A pool's name that no other one has."""
+    """A new name for a pool."""
     base = engine.model.rstrip("/").rsplit("/", 1)[-1].lower() or "pool"
     name, num = base, 2
     while name in names:
@@ -154,7 +154,7 @@ def _name(engine: FoundEngine, names: set[str]) -> str:
 
 class _Guess(Struct, frozen=True):
     gpu: str
-    """Empty: none fits."""
+    """Name of the GPU; empty if none fits."""
     tp: int
     why: str
 
@@ -167,9 +167,9 @@ def _guess(
     token_s: float | None,
     gpu: str | None,
 ) -> _Guess:
-    """The GPU of the catalog, or the given one, and the tensor parallelism that fit best."""
+    """The GPU of the catalog, or the given GPU, and the tensor parallelism that fit best."""
     known = found.tp or 1
-    if token_s is not None and token_s <= 0:  # two answers that took as long
+    if token_s is not None and token_s <= 0:  # a longer and a shorter answer took the same time
         token_s = None
     if engine is None or (kv_tokens is None and token_s is None):
         return _Guess("", known, "neither the engines' KV cache nor their speed is known")
@@ -195,7 +195,7 @@ def _guess(
 def _distance(
     gpu: Gpu, model: Model, engine: Engine, parallel: Parallel, kv_tokens: int | None, token_s: float | None
 ) -> tuple[float, str]:
-    """How far what the engine shows is from what this GPU would show, and both in words."""
+    """The distance between the engine's figures and the figures expected on this GPU, and both in words."""
     far, shown = 0.0, []
     if kv_tokens is not None:
         expected = plan(model, gpu, engine, parallel).kv_capacity_tokens

@@ -1,4 +1,4 @@
-"""Ask a running engine what it is: models, version, parallelism, limits and caches, by its own pages.
+"""Reads a running engine's properties from its own pages: models, version, parallelism, limits and caches.
 
 | page | engine | what it says |
 |---|---|---|
@@ -8,7 +8,7 @@
 | /server_info, /get_server_info | SGLang | version, parallelism, limits, KV tokens, KV events |
 | /props | llama.cpp | slots, context, version, file of the weights |
 
-An answer that an engine does not give is unknown. Nothing is taken from another engine's defaults.
+A property that the engine does not report is unknown. No defaults of other engines are used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from headway.core.errors import HeadwayError
 from headway.gateway.settings import Api
 
 Fetch = Callable[[str], bytes | None]
-"""The body of a page, by its path; None: the engine has no such page. HeadwayError if it cannot be reached."""
+"""Returns the body of a page by its path; None if the engine has no such page. HeadwayError if the engine cannot be
+reached."""
 Page = Mapping[str, Any]
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _CACHE_CONFIG = "vllm:cache_config_info{"
@@ -35,34 +36,34 @@ _RUNNING = re.compile(
 
 
 class FoundEngine(Struct, frozen=True):
-    """What one engine says of itself. None: it does not say."""
+    """The properties that one engine reports. None: not reported."""
 
     url: str
     api: Api
     product: str = ""
-    """Its name, empty if it gives no sign."""
+    """The engine's product name; empty if it is not recognised."""
     version: str = ""
     model: str = ""
-    """As it calls the model."""
+    """The engine's own name of the model."""
     weights: str = ""
-    """A repository or a path."""
+    """A repository or a path of the weights."""
     other_models: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
     context_tokens: int | None = None
     kv_capacity_tokens: int | None = None
-    """Of all its data parallel ranks."""
+    """Tokens over all data-parallel ranks."""
     tp: int | None = None
     pp: int | None = None
     dp: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    """By the keys of a fleet file's `engine`."""
+    """Settings by the keys of a fleet file's `engine`."""
     kv_events: str = ""
-    """Where it publishes them."""
+    """Address at which the engine publishes KV events."""
     is_idle: bool | None = None
 
 
 def probe(url: str, fetch: Fetch) -> FoundEngine:
-    """Ask the engine at `url`. HeadwayError if nothing there has OpenAI's list of models."""
+    """Probe the engine at `url`. HeadwayError if there is no OpenAI-compatible list of models."""
     listed = _json(fetch("/v1/models"))
     models = [each for each in listed.get("data") or () if isinstance(each, dict) and isinstance(each.get("id"), str)]
     if not models:
@@ -85,7 +86,7 @@ def probe(url: str, fetch: Fetch) -> FoundEngine:
 
 
 def _read(url: str, owner: str, page: str, fetch: Fetch) -> dict[str, Any]:
-    """The fields that an engine's own pages give."""
+    """The fields found on the pages that belong to the engine's product."""
     if "vllm:" in page or owner == "vllm":
         return _vllm(url, page, fetch)
     for path in ("/server_info", "/get_server_info"):
@@ -174,7 +175,7 @@ def _llama_cpp(props: Page) -> dict[str, Any]:
 
 
 def unknown(engine: FoundEngine) -> Iterator[str]:
-    """What the engine did not say and a simulation would need."""
+    """Properties that the engine did not report and a simulation needs."""
     if engine.tp is None:
         yield "tensor parallelism"
     if engine.kv_capacity_tokens is None:
@@ -214,6 +215,6 @@ def _number(page: Page, name: str) -> float | None:
 
 
 def _whole(page: Page, name: str) -> int | None:
-    """The number under a key, if it is a whole one above 0."""
+    """The value of a key if it is a positive whole number."""
     value = _number(page, name)
     return int(value) if value is not None and value > 0 and value.is_integer() else None

@@ -1,4 +1,4 @@
-"""Kubernetes' and KEDA's autoscalers of a fleet's pools, with the settings of the scalers that simulate them."""
+"""Autoscalers of Kubernetes and KEDA for a fleet's pools, with the settings of the simulated scalers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ METRICS = {
     "vllm": ("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting"),
     "sglang": ("sglang:token_usage", "sglang:num_running_reqs", "sglang:num_queue_reqs"),
 }
-"""By dialect: the share of the KV cache in use, running and waiting requests."""
+"""Metrics by dialect: the share of the KV cache in use, running requests and waiting requests."""
 Manifest = dict[str, Any]
 
 
 def autoscalers(scenario: Scenario, scaling: Mapping[str, Any]) -> str:
-    """A YAML document for each pool that may be scaled.
+    """A YAML document for each pool with a scaler.
 
-    For `target-utilization` on KV use it is a HorizontalPodAutoscaler with a metric of its pods, which an adapter has
-    to provide; for requests it is a ScaledObject of KEDA that asks Prometheus.
+    `target-utilization` on KV use becomes a HorizontalPodAutoscaler with a metric of its pods, which an adapter must
+    provide. On requests it becomes a ScaledObject of KEDA that queries Prometheus.
 
-    HeadwayError for another scaler, or an engine whose metrics are not known.
+    HeadwayError for other scalers, and for engines with unknown metrics.
     """
     name = scaling["name"]
     if name not in ("target-utilization", "keda"):
@@ -67,7 +67,8 @@ def _horizontal(pool: Pool, scaling: Mapping[str, Any]) -> Manifest:
 
 def _keda(pool: Pool, scaling: Mapping[str, Any]) -> Manifest:
     _, running, waiting = _metrics(pool)
-    # SGLang counts requests by priority, too, and all of them under an empty one; without the label, that fits as well.
+    # SGLang counts requests by priority and, under an empty priority, in total. An empty label also matches a missing
+    # one.
     total = ',priority=""' if running.startswith("sglang:") else ""
     pods = f'{{pod=~"{pool.name}-.*"{total}}}'
     counted = [waiting] if scaling.get("metric") == "waiting" else [running, waiting]

@@ -20,33 +20,34 @@ from headway.perf import memory
 
 PORT = 8000
 _NIXL_PORT = 5600
-"""The port on which another engine's NIXL finds vLLM's."""
+"""The port of vLLM's NIXL connector for other engines."""
 _BOOTSTRAP_PORT = 8998
 """The port on which SGLang's decode servers ask a prefill server for KV caches."""
 _SGLANG_BACKENDS = {"NixlConnector": "nixl", "MooncakeConnector": "mooncake"}
-"""SGLang's names of vLLM's connectors."""
+"""SGLang's names for vLLM's connectors."""
 _SGLANG_ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE"}
-"""SGLang's names of vLLM's methods; it runs an MTP layer as an EAGLE head."""
+"""SGLang's names for vLLM's methods. SGLang runs an MTP layer as an EAGLE head."""
 _ROUNDED_TOKENS = 1024
 _KV_MARGIN = 0.9
-"""Share of the predicted KV cache for the longest request: an engine with less memory than that does not start."""
+"""Share of the predicted KV cache that the longest request may need: an engine with less memory than that request needs
+does not start."""
 
 
 class EngineContainer(Struct, frozen=True):
-    """How to run an engine of one dialect."""
+    """How to run the engines of one dialect."""
 
     name: str
     module: str
-    """The Python module that is its command."""
+    """The Python module that starts the engine."""
     waiting_metric: str
     """The metric for waiting requests."""
     image: Callable[[str], str]
     """The official image for a version, or the latest one."""
     arguments: Callable[[Pool, str, bool, str], list[str]]
-    """By pool, by the name that clients use, by whether the engine orders its queue by tier, and by the connector that
+    """Arguments by pool, model name for clients, whether the engine orders its queue by tier, and the connector that
     transfers KV caches."""
     ports: Callable[[Pool], dict[str, int]]
-    """Ports by name, besides the one for requests."""
+    """Ports by name, in addition to the port for requests."""
     environment: Callable[[Pool, str], list[dict[str, Any]]] = lambda pool, connector: []
 
 
@@ -77,7 +78,7 @@ def _vllm_arguments(pool: Pool, served_name: str, by_priority: bool, connector: 
 
 
 def _vllm_speculation(drafts: Speculative) -> dict[str, Any]:
-    """vLLM's `SpeculativeConfig`. An MTP layer is a part of the model's own weights."""
+    """vLLM's `SpeculativeConfig`. An MTP layer is part of the model's own weights."""
     config: dict[str, Any] = {"method": drafts.method, "num_speculative_tokens": drafts.num_speculative_tokens}
     optional = {
         "model": drafts.model if drafts.method != "mtp" else "",
@@ -90,7 +91,7 @@ def _vllm_speculation(drafts: Speculative) -> dict[str, Any]:
 
 
 def _sglang_speculation(drafts: Speculative) -> list[str]:
-    """SGLang's options for one chain of drafts. It counts the token before the drafted ones as drafted, too."""
+    """SGLang's options for one chain of drafts. SGLang also counts the token before the drafted ones."""
     if drafts.method == "ngram":
         return ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(drafts.most_tokens)]
     args = ["--speculative-algorithm", _SGLANG_ALGORITHMS[drafts.method]]
@@ -150,31 +151,31 @@ while time.monotonic() < end_s:
         break
     time.sleep(1)
 """
-"""Waits until the gateway has noticed that the pod ends, and then until the engine has no requests."""
+"""Waits until the gateway has noticed the end of the pod, and then until the engine has no requests."""
 
 
 def drain_command(api: Api, drain_s: float, notice_s: float, port: int = PORT) -> list[str]:
-    """The command that a pod runs before its engine is stopped, for at most `drain_s`."""
+    """The command that a pod runs before its engine is stopped. It takes at most `drain_s`."""
     adapter = ADAPTERS[api]
     names = (*adapter.running, *adapter.waiting)
     return ["python3", "-c", _DRAIN.format(drain_s=drain_s, notice_s=notice_s, port=port, names=repr(names))]
 
 
 def _longest_tokens(pool: Pool) -> int:
-    """Prompt and output of the longest request, by the model's limit and by the KV cache."""
+    """Prompt and output tokens of the longest request, limited by the model and by the KV cache."""
     plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
     room = int(plan.kv_capacity_tokens * _KV_MARGIN) // _ROUNDED_TOKENS * _ROUNDED_TOKENS
     return min(pool.model.max_context_tokens, max(room, _ROUNDED_TOKENS))
 
 
 def option_of(word: str) -> str:
-    """The option that a word of a command line sets: `prefix-caching` for `--no-prefix-caching`; "" for a value."""
+    """The option that a command-line word sets: `prefix-caching` for `--no-prefix-caching`; "" for a value."""
     found = re.match(r"--?(?:no-)?([a-zA-Z][\w-]*)", word)
     return found[1].replace("_", "-") if found else ""
 
 
 def with_own_arguments(args: Sequence[str], own: Sequence[str]) -> list[str]:
-    """A command line with words of the user at its end, without the options that they set anew."""
+    """The command line with the user's words at its end, without the options that they override."""
     replaced, kept, is_kept = {option_of(word) for word in own} - {""}, [], True
     for word in args:
         is_kept = option_of(word) not in replaced if option_of(word) else is_kept
@@ -197,10 +198,10 @@ CONTAINERS = {
         name="sglang",
         module="sglang.launch_server",
         waiting_metric="sglang:num_queue_reqs",
-        # Images have versions of three parts.
+        # Image tags have versions with three parts.
         image=lambda version: f"lmsysorg/sglang:{f'v{version}' if version.count('.') == 2 else 'latest'}",
         arguments=_sglang_arguments,
         ports=lambda pool: {"bootstrap": _BOOTSTRAP_PORT} if pool.role == "prefill" else {},
     ),
 }
-"""By dialect."""
+"""Containers by dialect."""

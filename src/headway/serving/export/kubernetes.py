@@ -1,4 +1,4 @@
-"""Manifests: a workload and a Service for every pool, and the gateway with its fleet file in front of them.
+"""Kubernetes manifests: a workload and a Service for every pool, and the gateway with its fleet file.
 
 With `inference_pool`, each pool is an InferencePool of the Gateway API, and an endpoint picker takes the gateway's
 place.
@@ -37,12 +37,12 @@ PICKER_PORT, PICKER_HTTP_PORT = 9002, 9090
 SECRET = "headway-keys"
 _CONFIG_AT = "/etc/headway"
 _LONGEST_START_S = 1800
-"""Enough to download the weights."""
+"""Time enough to download the weights."""
 _PERIOD_S = 10
 _NOTICE_S = 5
-"""Time until the cluster sends a pod that ends no more connections, and the gateway no more requests."""
+"""Time until the cluster sends no more connections to an ending pod, and the gateway no more requests."""
 _GRACE_S = 15
-"""Time for a process to end, besides the drain of its streams."""
+"""Time for a process to end, in addition to the drain of its streams."""
 _SERVING_KEYS = ("name", "seed", "policies", "cascade", "pacer", "slo", "network", "gpu_limits", "gateway", "roles")
 _DROPPED_POOL_KEYS = (
     "endpoints",
@@ -54,7 +54,8 @@ _DROPPED_POOL_KEYS = (
     "image",
     "engine_args",
 )
-"""Where the pool was before, what only its engines need, and files that the gateway's pod does not have."""
+"""Keys that the exported file must not have: the pool's old location, settings for engines alone, and files that are
+missing in the gateway's pod."""
 _OWN_OPTIONS = {
     "model": "hf_id",
     "model-path": "hf_id",
@@ -69,40 +70,40 @@ _OWN_OPTIONS = {
     "pp": "pp",
     "dp": "dp",
 }
-"""Options that a key of the pool sets, as the simulation and the gateway read it, too."""
+"""Engine options that a key of the pool sets, because the simulation and the gateway need the value, too."""
 _FIXED_OPTIONS = ("port", "host")
 
 
 class ExportOptions(Struct, frozen=True):
-    """What a fleet file does not have."""
+    """Export settings that a fleet file does not contain."""
 
     namespace: str = "default"
     image: str = ""
-    """The engines' image; empty for the version that the engine's profile was measured with."""
+    """The engines' image. Empty: the version that the engine's profile was measured with."""
     gateway_image: str = "headway:latest"
-    """The gateway's image, with `headway` as a command."""
+    """The gateway's image, which must have the command `headway`."""
     kind: Kind | None = None
-    """None: a StatefulSet, whose pods have names; a Deployment if the gateway or an autoscaler scales it."""
+    """None: a StatefulSet, whose pods have names, or a Deployment if the gateway or an autoscaler scales it."""
     products: dict[str, str] = {}
-    """The node label `nvidia.com/gpu.product` by GPU, where it is not NVIDIA's name."""
+    """The node label `nvidia.com/gpu.product` by GPU, if it differs from NVIDIA's name."""
     token_secret: str = ""
-    """A Secret with Hugging Face's token under the key `token`."""
+    """A Secret that holds Hugging Face's token under the key `token`."""
     connector: str = "NixlConnector"
     """vLLM's connector that transfers KV caches."""
     autoscale: bool = False
     """Add a HorizontalPodAutoscaler for every pool with `max_replicas`."""
     inference_pool: bool = False
-    """Make every pool an InferencePool, whose endpoints `headway epp` picks for a gateway of the Gateway API."""
+    """Make every pool an InferencePool; `headway epp` picks its endpoints for a gateway of the Gateway API."""
     waiting_target: str = "5"
-    """The autoscaler's target: waiting requests of an engine, on average."""
+    """The autoscaler's target: mean number of waiting requests per engine."""
 
 
 DEPLOYED_ENGINE = "vllm"
-"""The engine of pools without one: the catalog's default is for simulations alone."""
+"""The engine of pools without an engine. The catalog's default is for simulations only."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes embedded files as block text, and no YAML references."""
+    """Writes embedded files as block text, and writes no YAML references."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -115,7 +116,7 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def with_engines(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A scenario's document in which every pool has an engine, and the names of the pools that had none."""
+    """A scenario's document in which every pool has an engine, and the names of the pools that had no engine."""
     changed: list[str] = []
 
     def filled(pool: Any, name: str) -> Any:
@@ -146,7 +147,7 @@ def _checked_kind(scenario: Scenario, options: ExportOptions) -> Kind:
     kind: Kind = options.kind or (
         "Deployment" if scales or options.autoscale or options.inference_pool else "StatefulSet"
     )
-    policies_of(scenario)  # refuses a scenario with variants
+    policies_of(scenario)  # raises for a scenario with variants
     if options.inference_pool:
         _check_inference_pools(scenario, scales)
     return kind
@@ -176,7 +177,7 @@ def manifests(scenario: Scenario, options: ExportOptions) -> dict[str, str]:
 
 
 def chart_values(scenario: Scenario, options: ExportOptions) -> str:
-    """Values of the Helm chart that make the objects of `manifests`, in the release's namespace.
+    """Values for the Helm chart that create the objects of `manifests` in the release's namespace.
 
     HeadwayError for a pool that Kubernetes cannot run.
     """
@@ -208,13 +209,15 @@ def _text(documents: list[Manifest]) -> str:
 
 
 def _watches_cluster(scenario: Scenario, kind: Kind, options: ExportOptions) -> bool:
-    """Only the cluster knows the pods of a Deployment, and those that an autoscaler adds."""
+    """Whether the gateway reads pods from the cluster: only the cluster knows the pods of a Deployment or an
+    autoscaler."""
     scales = scenario.spec.policies.scaling is not None
     return kind == "Deployment" or scales or options.autoscale or options.inference_pool
 
 
 def deployed_models(scenario: Scenario) -> list[str]:
-    """What each pool deploys, by which shape Headway simulates it, and settings that only the engines know."""
+    """For each pool: the deployed model, the shape with which Headway simulates it, and settings that only engines
+    have."""
     lines = []
     for each in _pools(scenario):
         model, shown = each.pool.model, each.spec.model
@@ -235,7 +238,7 @@ def deployed_models(scenario: Scenario) -> list[str]:
 
 
 def _pools(scenario: Scenario) -> list[DeclaredPool]:
-    """Every pool that is deployed, with the total of its replicas: hosted ones run elsewhere."""
+    """Every deployed pool, with the total of its replicas. Hosted pools run elsewhere."""
     return [
         each
         if each.combo is None
@@ -246,7 +249,7 @@ def _pools(scenario: Scenario) -> list[DeclaredPool]:
 
 
 def secrets(scenario: Scenario) -> list[str]:
-    """Variables that the fleet file names, which the gateway's pod gets from the Secret `SECRET`."""
+    """Variables that the fleet file names. The gateway's pod gets them from the Secret `SECRET`."""
     return variables_of([scenario.document.get(key) for key in ("fleet", "combos", "gateway")])
 
 
@@ -273,7 +276,7 @@ def _check(each: DeclaredPool) -> None:
 
 
 def _check_inference_pools(scenario: Scenario, scales: bool) -> None:
-    """HeadwayError for what a picker of InferencePools cannot do."""
+    """HeadwayError for settings that a picker of InferencePools cannot support."""
     picker.check(scenario)
     if scenario.fleet.combos:
         what = "an InferencePool has replicas of one role; expected pools in `fleet`, or no --inference-pool"
@@ -283,7 +286,7 @@ def _check_inference_pools(scenario: Scenario, scales: bool) -> None:
         raise scenario.places.error(("policies", "scaling"), what)
 
 
-# A pool.
+# Pools.
 
 
 def _of_pool(
@@ -341,7 +344,7 @@ def _pod(each: DeclaredPool, by_priority: bool, drain_s: float, options: ExportO
 
 
 def _product(gpu: Gpu, products: dict[str, str]) -> str:
-    """The label of NVIDIA's GPU feature discovery: the product's name with dashes for spaces."""
+    """The label of NVIDIA's GPU feature discovery: the product's name with dashes in place of spaces."""
     if gpu.name in products:
         return products[gpu.name]
     for name in gpu.aliases:
@@ -367,7 +370,7 @@ def _autoscaler(pool: Pool, kind: Kind, options: ExportOptions) -> Manifest:
 
 
 def _inference_pool(name: str) -> Manifest:
-    """The pods of a pool, and the picker that a gateway asks for one of them."""
+    """The pods of a pool, and the picker that a gateway asks to choose one."""
     picker = {"kind": "Service", "name": GATEWAY, "port": {"number": PICKER_PORT}, "failureMode": "FailClose"}
     return _manifest(
         "inference.networking.k8s.io/v1",
@@ -425,13 +428,13 @@ def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Man
                 ],
             }
         ],
-        # The processes of a gateway meet at sockets in /tmp, the only folder that they write to.
+        # The processes of a gateway communicate through sockets in /tmp, the only folder that they write to.
         "volumes": [{"name": "fleet", "configMap": {"name": GATEWAY}}, {"name": "tmp", "emptyDir": {}}],
     }
-    # The hash changes the template with the fleet, so that Kubernetes restarts the gateway.
+    # The hash changes the template with the fleet file, so that Kubernetes restarts the gateway.
     annotations = {"headway/fleet-sha256": hashlib.sha256("".join([text, *configs.values()]).encode()).hexdigest()}
     template = {"metadata": {"labels": _labels(GATEWAY), "annotations": annotations}, "spec": pod}
-    # Recreate: of two gateways that scale at the same time, each would undo the other's changes, unless one leads.
+    # Recreate: two gateways that scale at the same time undo each other's changes, unless one leads.
     peers = scenario.spec.gateway.peers
     spec = {
         "replicas": 1 if peers is None else 2,
@@ -444,7 +447,8 @@ def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Man
 
 
 def _fleet_file(scenario: Scenario, kind: str, options: ExportOptions, watches_cluster: bool) -> str:
-    """The file's text. Pools name the endpoints of their pods or, with `watches_cluster`, their Kubernetes objects.
+    """The fleet file's text. Pools name the endpoints of their pods or, with `watches_cluster`, their Kubernetes
+    objects.
 
     HeadwayError if the gateway needs a disk, which its pod does not have.
     """
@@ -484,7 +488,7 @@ def _fleet_file(scenario: Scenario, kind: str, options: ExportOptions, watches_c
     gateway = document.get("gateway", {})
     if (
         not gateway.get("api_keys") and "key_store" not in gateway
-    ):  # then it serves expected hosts only: those of its Service
+    ):  # without keys it serves only expected hosts: its Service
         hosts = [GATEWAY, *(f"{GATEWAY}.{namespace}{suffix}" for suffix in ("", ".svc", ".svc.cluster.local"))]
         document["gateway"] = gateway | {"hosts": [*gateway.get("hosts", ()), *hosts]}
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
@@ -495,7 +499,7 @@ def _config_name(pool: Pool) -> str:
 
 
 def _model_configs(scenario: Scenario) -> dict[str, str]:
-    """The files of models that are not in the catalog, by their names beside the fleet file."""
+    """The config files of models that are not in the catalog, by their names beside the fleet file."""
     return {
         _config_name(each.pool): whole_config(config)
         for each in declared_pools(scenario)
@@ -504,14 +508,14 @@ def _model_configs(scenario: Scenario) -> dict[str, str]:
 
 
 def _config_path(model: str | ModelFile, base_dir: Path) -> Path | None:
-    """Where the config of a model is that is not in the catalog."""
+    """The path of a model's config if the model is not in the catalog."""
     if isinstance(model, str):
         return catalog.config_of(model, base_dir)
     return base_dir / model.config if (base_dir / model.config).exists() else catalog.config_of(model.config, base_dir)
 
 
 def _rights(scenario: Scenario, kind: Kind, scales: bool, options: ExportOptions) -> list[Manifest]:
-    """Rights to see pods and, if the gateway scales, to set their number and which of them go first."""
+    """Rights to read pods and, if the gateway scales, to set their number and mark pods for deletion."""
     names = [pool.name for pool in scenario.fleet.all_pools if pool.hosted is None]
     if options.inference_pool:
         pools = {"apiGroups": ["inference.networking.k8s.io"], "resources": ["inferencepools"], "resourceNames": names}
@@ -539,7 +543,7 @@ def _bound_role(rules: list[Manifest], options: ExportOptions) -> list[Manifest]
     return [role, binding]
 
 
-# Both.
+# Pools and gateway.
 
 
 def _manifest(version: str, kind: str, name: str, spec: Manifest | None) -> Manifest:
@@ -554,7 +558,7 @@ def _labels(name: str) -> dict[str, str]:
 
 
 def _service(name: str, ports: dict[str, int], headless: bool) -> Manifest:
-    """A Service; in a headless one, every pod has a name of its own, also before it is ready."""
+    """A Service. In a headless Service every pod has its own name, even before it is ready."""
     protocols = {"grpc": {"appProtocol": "kubernetes.io/h2c"}}
     listed = [
         {"name": each, "port": port, "targetPort": each, **protocols.get(each, {})} for each, port in ports.items()
@@ -564,7 +568,7 @@ def _service(name: str, ports: dict[str, int], headless: bool) -> Manifest:
 
 
 def _grace_s(drain_s: float) -> int:
-    """Time from the end of a pod's life until it is killed: its notice, its drain, and its process's end."""
+    """Time from the end of a pod's life until it is killed: notice, drain and the end of its process."""
     return _NOTICE_S + math.ceil(drain_s) + _GRACE_S
 
 

@@ -1,1 +1,1 @@
-"""A load generator: requests of a workload sent to a running engine, and what was measured of each."""
+"""A load generator: sends a workload's requests to a running engine and measures the answers."""

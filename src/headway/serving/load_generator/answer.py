@@ -1,4 +1,4 @@
-"""One request to an engine, and its answer as it came: the times of chunks, and the tokens in each."""
+"""One request to an engine and its answer: the times of chunks, and the tokens in each."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from headway.gateway.upstream.sse import EventSplitter, error_of_event, is_done,
 
 NEVER = math.nan
 MAX_ERROR_BYTES = 1 << 16
-"""Of an answer that refuses a request."""
+"""Most bytes that are read of an error answer."""
 STOPPED = "stopped"
-"""The kind of the requests that were in flight when the load was stopped."""
+"""The error kind of requests that were in flight when the load was stopped."""
 TIMEOUT = "timeout"
 
 
 class Answer(Struct):
-    """What came of one request. Times are seconds since the start of the load; NaN: it never happened."""
+    """The result of one request. Times are in seconds since the start of the load; NaN: never happened."""
 
     sent_s: float
     chunk_s: list[float] = field(default_factory=list)
-    """When chunks with tokens came."""
+    """Times of chunks with tokens."""
     chunk_tokens: list[int] = field(default_factory=list)
-    """Tokens of each of these chunks, as far as the engine tells them apart; 1 where it does not."""
+    """Tokens of each of these chunks; 1 if the engine does not report them."""
     end_s: float = NEVER
-    """When the answer ended, or failed."""
+    """When the answer ended or failed."""
     prompt_tokens: int | None = None
-    """By the engine; None: not reported."""
+    """Prompt tokens reported by the engine; None: not reported."""
     cached_tokens: int | None = None
-    """Prompt tokens that the engine had in its prefix cache; None: not reported."""
+    """Prompt tokens that the engine found in its prefix cache; None: not reported."""
     reported_tokens: int | None = None
-    """Output tokens by the engine; None: not reported."""
+    """Output tokens reported by the engine; None: not reported."""
     text: str = ""
     error: str = ""
     kind: str = ""
-    """The kind of the error; empty: the answer is whole."""
+    """The kind of the error; empty if the answer is complete."""
 
     @property
     def is_whole(self) -> bool:
@@ -58,7 +58,7 @@ class Answer(Struct):
 
     @property
     def output_tokens(self) -> int:
-        """By the engine, else the tokens of the chunks."""
+        """Output tokens reported by the engine, else counted in the chunks."""
         return self.reported_tokens or sum(self.chunk_tokens)
 
     @property
@@ -72,7 +72,7 @@ class Answer(Struct):
 
     @property
     def is_merged(self) -> bool:
-        """Some chunk has several tokens, and the engine did not say which."""
+        """Whether a chunk has several tokens without a count from the engine."""
         return self.is_whole and self.output_tokens > sum(self.chunk_tokens)
 
     def fail(self, kind: str, error: str) -> None:
@@ -88,10 +88,10 @@ class StreamReader:
         self._counts = ChoiceCounts(1)
         self._num = 0
         self._has_counts = False
-        """Chunks before the last have had usages."""
+        """Whether chunks before the last one have had usages."""
         self._texts: list[str] = []
         self.is_over = False
-        """The stream has said its end, or the reason of its end."""
+        """Whether the stream has sent its end, or the reason of its end."""
 
     def feed(self, data: bytes) -> bool:
         now = self._now()
@@ -100,7 +100,7 @@ class StreamReader:
         return True
 
     def close(self) -> None:
-        """At the end of the stream. BrokenOffError for one that has not said its end."""
+        """Handle the end of the connection. BrokenOffError if the stream has not sent its end."""
         for event in self._splitter.take_rest():
             self._read(event, self._now())
         self._answer.text = "".join(self._texts)
@@ -130,7 +130,7 @@ class StreamReader:
                 answer.cached_tokens = usage.cached_tokens
         if chunk.timings is not None and chunk.timings.predicted_n:
             answer.cached_tokens = max(chunk.timings.cache_n, 0)
-        if not chunk.choices:  # the usage at the end: what it counts came before
+        if not chunk.choices:  # usage at the end: it counts earlier tokens
             return
         new, is_end = self._counts.add(chunk) - self._num, self.is_over
         if is_end and usage is not None and not self._has_counts:  # of all tokens, as above
@@ -142,7 +142,7 @@ class StreamReader:
             answer.chunk_tokens.append(new)
 
     def _add_text(self, chunk: Chunk) -> bool:
-        """Keep the chunk's text. Returns whether there is any text, tool call or token."""
+        """Store the chunk's text. Returns whether it has any text, tool call or token."""
         has_any = False
         for choice in chunk.choices:
             delta, text = choice.delta, choice.text
@@ -157,7 +157,8 @@ class StreamReader:
 async def ask(
     client: Client, path: str, body: dict[str, Any], now: Callable[[], float], timeout_s: float | None
 ) -> Answer:
-    """Send a request and read its answer to the end. Errors are in the answer; cancelled, too, it has what came."""
+    """Send a request and read its answer to the end. Errors are stored in the answer. If cancelled, the answer keeps
+    its received part."""
     answer = Answer(now())
     connection: Connection | None = None
     reader = StreamReader(answer, now)
@@ -187,7 +188,7 @@ async def ask(
 
 
 def _kind(error: EngineError) -> str:
-    """A short name of an error, by which errors are counted."""
+    """A short name under which an error is counted."""
     if isinstance(error, UnreachableError):
         return "unreachable"
     if isinstance(error, ExhaustedError):

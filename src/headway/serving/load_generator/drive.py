@@ -1,4 +1,4 @@
-"""Send the requests of a source in real time, each at its own time, and note each answer."""
+"""Sends the requests of a source in real time and collects the answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headway.serving.load_generator.answer import STOPPED, TIMEOUT, Answer
 from headway.workload.sources import RequestSource
 
 Ask = Callable[[Request, Callable[[], float]], Awaitable[Answer]]
-"""Sends a request; the clock gives seconds since the start of the load."""
+"""Sends a request. The clock gives seconds since the start of the load."""
 Report = Callable[[float], None]
 """Takes the completed share."""
 
@@ -37,18 +37,18 @@ class Sent(Struct, frozen=True):
 
 
 class Driver:
-    """One load. `is_stopped` is set by `stop`, or by Ctrl-C."""
+    """One load. `is_stopped` is set by `stop` or by Ctrl-C."""
 
     def __init__(
         self, source: RequestSource, ask: Ask, duration_s: float | None = None, report: Report | None = None
     ) -> None:
-        """`duration_s`: no request is sent later; those in flight end."""
+        """`duration_s`: no request is sent after this time, and requests in flight end."""
         self._source, self._ask, self._duration_s, self._report = source, ask, duration_s, report
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._begun_s = 0.0
         self.sent: list[Sent] = []
-        """In order of the answers' ends."""
+        """Requests with their answers, in order of the answers' ends."""
         self.is_stopped = False
         self.end_s = 0.0
 
@@ -56,7 +56,7 @@ class Driver:
         return perf_counter() - self._begun_s
 
     def stop(self) -> None:
-        """Send nothing more, and give up what is in flight."""
+        """Send no more requests, and abort those in flight."""
         self.is_stopped = True
         self._changed.set()
 
@@ -73,13 +73,13 @@ class Driver:
         return self.sent
 
     def _next_s(self) -> float | None:
-        """When the next request is due; None: none is, or none yet."""
+        """When the next request is due; None if none is due or its time is not known yet."""
         at_s = self._source.peek_s()
         is_late = at_s is not None and self._duration_s is not None and at_s >= self._duration_s
         return None if is_late else at_s
 
     async def _step(self) -> None:
-        """Send the next request if it is due; else wait until it is, or for the end of another one."""
+        """Send the next request if it is due. Otherwise wait until it is due or another one ends."""
         at_s = self._next_s()
         if at_s is not None and at_s <= self.now():
             request = self._source.pop(Request)
@@ -96,7 +96,7 @@ class Driver:
     async def _one(self, request: Request) -> None:
         sent = Sent(request, await self._ask(request, self.now))
         self.sent.append(sent)
-        self._source.ended(cast(RequestView, request), self.now(), sent.outcome)  # of which sources read the id
+        self._source.ended(cast(RequestView, request), self.now(), sent.outcome)  # sources read only its id
         if self._report is not None:
             self._report(self._share())
 
@@ -112,7 +112,7 @@ class Driver:
 
 @contextmanager
 def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C stops the load; a second one ends the process as usual."""
+    """Let the first Ctrl-C stop the load; a second one ends the process as usual."""
     loop = asyncio.get_running_loop()
 
     def interrupted() -> None:

@@ -1,4 +1,4 @@
-"""The engine under load: how it is addressed, asked, and how it counts tokens."""
+"""The engine under load: its address, its requests, and its count of tokens."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _USAGES_BY_CHUNK = {"stream_options": {"include_usage": True, "continuous_usage_
 
 
 class Options(Struct, frozen=True):
-    """The endpoint, sampling and timeout of a load's requests."""
+    """Endpoint, sampling and timeout of a load's requests."""
 
     endpoint: Endpoint = "completions"
     temperature: float | None = None
-    """None: the engine's own sampling."""
+    """None means the engine's default sampling."""
     is_exact_length: bool = True
-    """Answers go on to the length that is asked for, where the engine can be told so."""
+    """Whether answers must have the requested length, if the engine supports it."""
     timeout_s: float | None = None
 
 
 class Target:
-    """One engine, one of its models, and the connections to it. To be used in one event loop."""
+    """One engine, one of its models, and the connections to it. Belongs to one event loop."""
 
     def __init__(self, found: FoundEngine, model: str, options: Options, api_key: str = "") -> None:
         self.found, self.model, self._options = found, model, options
@@ -60,7 +60,7 @@ class Target:
     async def send(
         self, prompt: dict[str, Any], output_tokens: int, now: Callable[[], float], model: str = ""
     ) -> Answer:
-        """Send a request for so many tokens. `model`: another one of the engine's, such as a LoRA adapter."""
+        """Send a request for `output_tokens` tokens. `model`: another model of the engine, such as a LoRA adapter."""
         body = {"model": model or self.model, **prompt, "max_tokens": output_tokens, "stream": True, **self._fields()}
         return await ask(self._endpoint.client, self.path, body, now, self._options.timeout_s)
 
@@ -75,7 +75,7 @@ class Target:
         return fields
 
     def asker(self, prompts: Prompts) -> Callable[[Request, Callable[[], float]], Any]:
-        """What a driver calls for each request."""
+        """The function with which a driver sends each request."""
 
         async def ask_for(request: Request, now: Callable[[], float]) -> Answer:
             model = next((name for name in (request.lora, request.model) if name in self._names), "")
@@ -89,7 +89,8 @@ class Target:
     # Counting tokens.
 
     async def counter(self, tokenizer: LocalTokenizer | None) -> Count | None:
-        """What counts a prompt's tokens: the files, the engine's /tokenize, its usage; None: nothing does."""
+        """The best available counter of a prompt's tokens: the tokenizer files, the engine's /tokenize, or its usage.
+        None if there is none."""
         if tokenizer is not None:
             return self._by(tokenizer)
         for count in (self._count_by_engine, self._count_by_usage):
@@ -103,7 +104,7 @@ class Target:
         async def count(text: str) -> int | None:
             try:
                 return len(tokenizer.ids(self._prompt(text)))
-            except NotExactError:  # of a chat, without a template
+            except NotExactError:  # a chat without a template
                 return None
 
         return count
@@ -117,7 +118,7 @@ class Target:
         return await self._endpoint.count_tokens(self._prompt(text))
 
     async def _count_by_usage(self, text: str) -> int | None:
-        """As a request for one token says it."""
+        """The prompt tokens in the usage of a request for one token."""
         prompt = self._prompt(text)
         prompt.pop("add_generation_prompt", None)
         body = msgspec.json.encode({"model": self.model, **prompt, "max_tokens": 1})

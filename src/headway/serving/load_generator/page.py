@@ -1,4 +1,4 @@
-"""A sweep as an HTML page: latency against throughput, measured and predicted, with the knee."""
+"""A sweep as an HTML page: latency over throughput, measured and predicted, with the knee."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headway.serving.load_generator.sweep import Point, Sweep
 HEADS = ("load", "queue", "requests/s", "tokens/s", "TTFT", "TTFT p99", "TPOT", "ITL p99", "E2E", "in time")
 PREDICTED = ("TTFT, predicted", "E2E, predicted")
 Predicted = dict[str, float]
-"""By `ttft_mean` and `e2e_mean`, in seconds."""
+"""Predicted seconds by `ttft_mean` and `e2e_mean`."""
 
 
 def rows(found: Sweep, predicted: Sequence[Predicted | None]) -> list[list[str]]:
-    """A row for each load, with the columns of `HEADS`, and of `PREDICTED` if anything is."""
+    """A row for each load with the columns of `HEADS`, and of `PREDICTED` if there are predictions."""
     return [
         _row(point, each, any(predicted), point is found.knee)
         for point, each in zip(found.points, predicted, strict=True)
@@ -55,7 +55,7 @@ def _text(found: Distribution | None, name: str) -> str:
 
 
 def headline(found: Sweep, slo: str, attainment: float) -> str:
-    """The knee, the saturation, and the highest rate in time."""
+    """The knee, the saturation, and the highest rate within the SLOs."""
     knee = found.knee
     parts = (
         [] if knee is None else [f"knee at {knee.rate_rps:.3g} requests/s sent ({knee.throughput_rps:.3g} answered)"]

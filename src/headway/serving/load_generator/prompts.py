@@ -1,8 +1,8 @@
-"""Text of prompts with an exact number of tokens.
+"""Prompts with an exact number of tokens.
 
-Words that are one token each, wherever they stand, are found with a few counts by the engine. A prompt's segments
-(`core.request.Segment`) have the same text wherever their id occurs, so that what requests share is found in a prefix
-cache, and a later turn of a session has the engine's own earlier answers in it.
+Words that are always one token are found with a few token counts of the engine. A prompt's segment
+(`core.request.Segment`) has the same text wherever its id occurs, so that shared text hits a prefix cache. Later turns
+of a session contain the engine's own earlier answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headway.core.request import Request
 from headway.workload.random_streams import stream
 
 Count = Callable[[str], Awaitable[int | None]]
-"""The tokens of a prompt with this text, with all that the engine adds; None: unknown."""
+"""The tokens of a prompt with this text, including the tokens that the engine adds; None if unknown."""
 WORDS = tuple(
     f" {word}"
     for word in (
@@ -25,32 +25,32 @@ WORDS = tuple(
     ).split()
 )
 LETTERS = tuple("KLMNOPQRSTUVWXYZ")
-"""For vocabularies that have no words of English."""
+"""Words for vocabularies without English words."""
 GROUP = 8
-"""Words that are tried together where not all are one token."""
+"""Words that are tried together if not all are one token."""
 CHECKED = (17, 64, 257)
-"""Lengths of the texts on which a vocabulary is tried."""
+"""Lengths of the texts with which a vocabulary is checked."""
 
 
 class Vocabulary(Struct, frozen=True):
-    """Words, and what they cost."""
+    """Words, and their cost in tokens."""
 
     words: tuple[str, ...]
     extra_tokens: int = 0
-    """What the engine adds to a prompt: a first token, or a chat's template."""
+    """Tokens that the engine adds to a prompt: a first token, or a chat's template."""
     tokens_per_word: float = 1.0
     note: str = ""
-    """Why lengths are approximate; empty: they are exact."""
+    """Why lengths are approximate; empty if they are exact."""
 
     def text(self, tokens: int, seed: int, name: str) -> str:
-        """So many tokens, the same for the same seed and name."""
+        """A text of this many tokens. Equal seeds and names give equal texts."""
         num = max(round(tokens / self.tokens_per_word), 0)
         drawn = stream(seed, name).integers(len(self.words), size=num)
         return "".join([self.words[i] for i in drawn.tolist()])
 
 
 async def vocabulary(count: Count | None) -> Vocabulary:
-    """Find words of one token each. Without any, or without a count, lengths are approximate."""
+    """Find words of one token each. Without such words or a counter, lengths are approximate."""
     if count is None:
         return Vocabulary(WORDS, note="prompt lengths are a guess, one token a word: the engine counts no tokens")
     both = await _cost(count, WORDS)
@@ -73,13 +73,13 @@ async def vocabulary(count: Count | None) -> Vocabulary:
 
 
 async def _cost(count: Count, words: Sequence[str]) -> tuple[int, int] | None:
-    """The tokens of the words together, and of all else in the prompt; None: unknown."""
+    """The tokens of the words together, and of the rest of the prompt; None if unknown."""
     once, twice = await count("".join(words)), await count("".join([*words, *reversed(words)]))
     return None if once is None or twice is None else (twice - once, 2 * once - twice)
 
 
 async def _checked(count: Count, found: Vocabulary) -> Vocabulary:
-    """The vocabulary, with a note if texts made of it are longer or shorter than they should be."""
+    """The vocabulary, with a note if its texts have the wrong length."""
     for tokens in CHECKED:
         counted = await count(found.text(tokens, 0, "load/check"))
         if counted is None or counted != tokens + found.extra_tokens:
@@ -89,13 +89,13 @@ async def _checked(count: Count, found: Vocabulary) -> Vocabulary:
 
 
 class Prompts:
-    """Prompts of the requests of one load. Loads with another seed or number share no text."""
+    """Prompts of the requests of one load. Loads with different seeds or numbers share no text."""
 
     def __init__(self, words: Vocabulary, seed: int, is_chat: bool, num: int = 0) -> None:
-        """`num`: of the load, among those of its seed."""
+        """`num`: number of the load among those with its seed."""
         self._words, self._seed, self._is_chat, self._name = words, seed, is_chat, f"load/{num}"
         self._answers: dict[int, str] = {}
-        """Answers that later prompts contain, by the id of their segment."""
+        """Answers that later prompts contain, by their segment's id."""
 
     def fields(self, request: Request) -> dict[str, Any]:
         """The prompt's part of the request's body."""
@@ -111,12 +111,12 @@ class Prompts:
         return {"messages": messages}
 
     def keep(self, request: Request, text: str) -> None:
-        """Keep an answer, if a later prompt may contain it."""
+        """Keep an answer if a later prompt may contain it."""
         if request.output_id is not None:
             self._answers[request.output_id] = text
 
     def _parts(self, request: Request) -> list[tuple[str, str]]:
-        """Roles and texts: the segments, then what is the request's own."""
+        """Roles and texts: the segments, then the request's own text."""
         extra, parts = self._words.extra_tokens, []
         left = max(request.prompt_tokens - extra, 1)
         for segment in request.prefix:

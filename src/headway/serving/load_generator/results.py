@@ -1,4 +1,4 @@
-"""What a load has measured: latencies over requests and over tokens, counts, and errors by kind."""
+"""Results of a load: latencies over requests and over tokens, counts, and errors by kind."""
 
 from __future__ import annotations
 
@@ -17,68 +17,68 @@ from headway.serving.load_generator.drive import Sent
 
 Floats = npt.NDArray[np.float64]
 LATE_S = 0.05
-"""A request that is sent so much after its time was held up by this machine."""
+"""A request sent later than this after its time was delayed by this machine."""
 CACHED = 0.05
-"""A larger share of new prompts cannot be in a prefix cache by chance."""
+"""A larger cached share of new prompts is not due to chance."""
 MAX_EXAMPLE_CHARS = 200
 
 
 class Errors(Struct, frozen=True):
-    """Requests that failed in one way."""
+    """Requests that failed for one reason."""
 
     num: int
     example: str
 
 
 class Measured(Struct, frozen=True, kw_only=True):
-    """One load. A latency without data is None."""
+    """Results of one load. A latency without data is None."""
 
     num_requests: int
-    """Sent."""
+    """Number of requests sent."""
     num_completed: int
     num_stopped: int
-    """In flight when the load was stopped."""
+    """Requests in flight when the load was stopped."""
     errors: dict[str, Errors]
-    """By kind; requests that the load's end stopped are none."""
+    """Errors by kind. Requests that the load's end stopped are not errors."""
     duration_s: float
-    """From the first request's time to the last answer's end."""
+    """Time from the first request's time to the last answer's end."""
     offered_rps: float | None
-    """Rate of arrivals; None: a single one."""
+    """Rate of arrivals; None for a single request."""
     throughput_rps: float
-    """Of whole answers."""
+    """Rate of complete answers."""
     output_tokens_per_s: float
     total_tokens_per_s: float
     concurrency: float
     """Mean number of requests in flight."""
     ttft_s: Distribution | None
-    """From sending to the first token."""
+    """Time from sending to the first token."""
     tpot_s: Distribution | None
-    """Over requests: time per token after the first."""
+    """Per request: time per token after the first."""
     itl_s: Distribution | None
-    """Over tokens: a gap of s seconds before a chunk of k tokens counts as k gaps of s / k."""
+    """Per token: a gap of s seconds before a chunk of k tokens counts as k gaps of s / k."""
     chunk_gap_s: Distribution | None
-    """Over chunks: what clients see between two pieces of text."""
+    """Per chunk: the gap that clients see between two pieces of text."""
     e2e_s: Distribution | None
-    """From sending to the last token."""
+    """Time from sending to the last token."""
     late_s: Distribution | None
-    """From a request's time to its sending: this machine's delay, in none of the others."""
+    """Delay of this machine from a request's time to its sending. No other latency includes it."""
     prompt_tokens: int
-    """Of whole answers, by the engine where it reports them."""
+    """Prompt tokens of complete answers, by the engine's count if reported."""
     output_tokens: int
     num_unlike_prompts: int
-    """Prompts that the engine counts otherwise than asked for."""
+    """Prompts for which the engine's count differs from the requested length."""
     num_short: int
-    """Answers with fewer tokens than asked for."""
+    """Answers with fewer tokens than requested."""
     num_merged: int
-    """Answers with several tokens in some chunk, where the engine does not say in which: the gaps of their tokens are
-    spread evenly."""
+    """Answers with chunks of several tokens that the engine does not count: the gaps of their tokens are spread evenly.
+    """
     tokens_per_chunk: float | None
     cached_prompt_share: float | None
-    """Share of prompts' tokens that the engine had in its prefix cache; None: not reported."""
+    """Share of prompt tokens that the engine found in its prefix cache; None: not reported."""
     unshared_cached_share: float | None = None
-    """The same of prompts that share no text with another prompt of the load."""
+    """The same share for prompts that share no text with other prompts of the load."""
     slo_attainment: float | None = None
-    """Share of the requests that met all SLOs; None: there are none."""
+    """Share of the requests that met all SLOs; None without SLOs."""
 
 
 class Slo(Struct, frozen=True):
@@ -90,7 +90,7 @@ class Slo(Struct, frozen=True):
 
 
 def measured(sent: Sequence[Sent], slo: Slo | None = None) -> Measured:
-    """The statistics of a load, or of a part of it."""
+    """The results of a load, or of a part of it."""
     done = [each for each in sent if each.answer.is_whole]
     answers = [each.answer for each in done]
     begun_s = min((each.request.arrival_s for each in sent), default=0.0)
@@ -142,13 +142,13 @@ def _prompt_tokens(sent: Sent) -> int:
 
 
 def tpot_s(answer: Answer) -> float:
-    """Time per token after the first; NaN for a single one."""
+    """Time per token after the first; NaN for a single token."""
     num = answer.output_tokens - answer.chunk_tokens[0]
     return (answer.last_s - answer.first_s) / num if num > 0 and len(answer.chunk_s) > 1 else math.nan
 
 
 def token_gaps_s(answer: Answer) -> Floats:
-    """Time before each token after those of the first chunk."""
+    """Time before each token after the first chunk."""
     if len(answer.chunk_s) < 2:
         return np.empty(0)
     if answer.is_merged:
@@ -158,7 +158,7 @@ def token_gaps_s(answer: Answer) -> Floats:
 
 
 def attainment(sent: Sequence[Sent], slo: Slo) -> float:
-    """Share of the requests that met all SLOs. A request that failed met none; one that was stopped does not count."""
+    """Share of the requests that met all SLOs. A failed request met none; a stopped request does not count."""
     judged = [each for each in sent if each.answer.kind != STOPPED]
     return sum(_meets(each, slo) for each in judged) / len(judged) if judged else math.nan
 
@@ -182,7 +182,7 @@ def _errors(sent: Sequence[Sent]) -> dict[str, Errors]:
 
 
 def notes(found: Measured) -> Iterator[str]:
-    """What a reader of the numbers should know."""
+    """Notes for the reader of the numbers."""
     whole = found.num_completed
     for kind, errors in found.errors.items():
         yield f"{errors.num:,} of {found.num_requests:,} requests failed, {kind}: {errors.example}"

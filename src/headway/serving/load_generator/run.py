@@ -1,4 +1,4 @@
-"""One load: a workload's requests, sent to an engine at their times, and what was measured."""
+"""One load: sends a workload's requests to an engine at their times, and returns the results."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from headway.workload.spec import WorkloadSpec
 from headway.workload.table import Workload
 
 ENDLESS = 100_000
-"""Requests of a closed loop that a time ends."""
+"""Requests of a closed loop that is limited by time."""
 FIRST = 1000
 """Requests whose lengths count as typical."""
 
 
 class Load(Struct, frozen=True):
-    """One load, and what was measured of it."""
+    """One load and its results."""
 
     sent: list[Sent]
-    """Without those that were in flight in a standstill at the beginning."""
+    """Requests, without those in flight during an initial standstill."""
     table: Workload
-    """All requests, those left out, too."""
+    """All requests, including those that are left out of the results."""
     measured: Measured
     first_uses: tuple[Interval, ...]
-    """Standstills at the beginning, in seconds since the start: requests in flight then are left out."""
+    """Initial standstills, in seconds since the start. Requests in flight then are left out."""
     num_left_out: int
     is_stopped: bool
-    """Before its end, by Ctrl-C."""
+    """Whether Ctrl-C stopped the load before its end."""
     later_stalls: tuple[Interval, ...] = ()
 
     def notes(self) -> Iterator[str]:
@@ -58,7 +58,7 @@ async def load(
     slo: Slo | None = None,
     report: Report | None = None,
 ) -> Load:
-    """Send the workload's requests. HeadwayError for a workload that cannot be made, or one without a request."""
+    """Send the workload's requests. HeadwayError for an invalid workload, or one without requests."""
     source = build(spec, seed, base_dir)
     driver = Driver(source, target.asker(prompts), duration_s, report)
     sent = await driver.run()

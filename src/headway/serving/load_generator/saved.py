@@ -1,4 +1,5 @@
-"""A load as records, which simulations replay, and as the JSON of `vllm bench serve --save-result --save-detailed`."""
+"""Saves a load as records, which simulations replay, and in the JSON of `vllm bench serve --save-result
+--save-detailed`."""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ DATE = "%Y%m%d-%H%M%S"
 
 
 def records(sent: Sequence[Sent], table: Workload, replica: ReplicaRecord) -> Records:
-    """The records of a load on one engine. `table`: the requests that were issued.
+    """The records of a load on one engine. `table`: the issued requests.
 
-    Requests that were stopped are left out, and the others are numbered anew. Lengths are those by the engine.
+    Stopped requests are left out, and the others are numbered again. Lengths are the engine's counts.
     """
     kept = sorted((each for each in sent if each.outcome is not Outcome.UNFINISHED), key=lambda each: each.request.id)
     rows = table.take(np.array([each.request.id for each in kept], "i8"))
@@ -69,7 +70,7 @@ def records(sent: Sequence[Sent], table: Workload, replica: ReplicaRecord) -> Re
 
 
 def _end_s(answer: Answer) -> float:
-    """The last token of a whole answer; else when it failed."""
+    """The time of the last token of a complete answer; otherwise the time of the failure."""
     return answer.last_s if answer.is_whole else answer.end_s
 
 
@@ -84,9 +85,9 @@ def vllm_bench(
     temperature: float | None,
     endpoint: str,
 ) -> dict[str, Any]:
-    """What vLLM's client writes, with its keys and units; a `temperature` that requests asked for is one more.
+    """The output of vLLM's client, with its keys and units, plus `temperature` if requests set one.
 
-    `itls` are gaps between chunks, as in vLLM's, but their statistics are over tokens.
+    `itls` are gaps between chunks, as in vLLM's output, but the statistics are over tokens.
     """
     chosen = sorted((each for each in sent if each.outcome is not Outcome.UNFINISHED), key=lambda each: each.request.id)
     answers = [each.answer for each in chosen]

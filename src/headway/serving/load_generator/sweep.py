@@ -1,4 +1,5 @@
-"""Loads from one request at a time to beyond saturation: where throughput stops to grow, and the highest rate in time.
+"""Loads from one request at a time to beyond saturation. Finds where throughput stops growing, and the highest rate
+within the SLOs.
 
 The rates are shares of the throughput of a closed loop with many clients. The knee is the rate of an open loop with the
 greatest power, throughput over mean latency (L. Kleinrock, "Power and deterministic rules of thumb for probabilistic
@@ -18,21 +19,22 @@ from headway.planning.stability import stability
 from headway.serving.load_generator.run import Load
 
 SHARES = (0.2, 0.4, 0.6, 0.75, 0.9, 1.05, 1.25)
-"""Rates of the open loops, over the throughput of the closed loop."""
+"""Rates of the open loops relative to the throughput of the closed loop."""
 FURTHER, MOST_FURTHER = 1.4, 4
-"""Factor to the next rate while waits do not grow, and how often it is tried."""
+"""Factor to the next rate while waits do not grow, and how often a higher rate is tried."""
 PRECISION = 1.1
-"""The search ends once the lowest rate that misses its SLOs is at most so many times the highest that meets them."""
+"""The search ends when the lowest rate that misses its SLOs is at most this factor above the highest that meets them.
+"""
 MOST_TRIALS = 6
 BELOW = 0.5
-"""Share of the lowest rate so far that is tried if all rates miss the SLOs."""
+"""If all rates miss the SLOs, this share of the lowest rate is tried next."""
 
 
 class Point(Struct, frozen=True):
     """One load of a sweep."""
 
     rate_rps: float | None
-    """Of an open loop; None: a closed loop."""
+    """Rate of an open loop; None for a closed loop."""
     concurrency: int | None
     load: Load
 
@@ -42,7 +44,7 @@ class Point(Struct, frozen=True):
 
     @property
     def e2e_s(self) -> float:
-        """Mean; NaN if no answer is whole."""
+        """Mean end-to-end latency; NaN without a complete answer."""
         found = self.load.measured.e2e_s
         return math.nan if found is None else found.mean
 
@@ -66,14 +68,14 @@ class HighestRate(Struct, frozen=True):
     """The highest rate at which enough requests met their SLOs."""
 
     rate_rps: float
-    """That met them; 0: none did."""
+    """The highest rate that met the SLOs; 0 if none did."""
     missed_rps: float | None
-    """The lowest rate that missed them; None: none did."""
+    """The lowest rate that missed the SLOs; None if none did."""
 
 
 class Sweep(Struct, frozen=True):
     points: tuple[Point, ...]
-    """In order of the rate, closed loops first."""
+    """Points in order of the rate, closed loops first."""
     highest: HighestRate | None
     """None without SLOs."""
     is_stopped: bool
@@ -95,13 +97,14 @@ class Sweep(Struct, frozen=True):
 
 
 Measure = Callable[[float | None, int | None], Awaitable[Load]]
-"""A load at a rate, or with so many clients."""
+"""Runs a load at a rate, or with a number of clients."""
 
 
 async def sweep(measure: Measure, many: int, attainment: float | None = None) -> Sweep:
-    """One client, `many`, then rates up to beyond saturation; with an `attainment`, the highest rate that has it, too.
+    """Run one client, then `many`, then rates up to beyond saturation. With an `attainment`, also search the highest
+    rate that reaches it.
 
-    A load that was stopped is the last one. HeadwayError if the closed loop answers nothing.
+    A stopped load ends the sweep. HeadwayError if no request of the closed loop is answered.
     """
     points: list[Point] = []
 
@@ -140,9 +143,9 @@ async def sweep(measure: Measure, many: int, attainment: float | None = None) ->
 
 
 def highest_of(points: Sequence[Point], attainment: float) -> HighestRate:
-    """The highest rate below all that miss: noise may let a higher rate meet what a lower one missed.
+    """The highest rate below all rates that miss, because by noise a higher rate may pass where a lower one missed.
 
-    A load whose waits grow misses: only its shortness kept its requests in time.
+    A load with growing waits misses: its requests were in time only because it was short.
     """
     judged = [each for each in points if each.rate_rps is not None]
     missed = [each.rate_rps for each in judged if each.rate_rps is not None and not _meets(each, attainment)]
@@ -158,7 +161,7 @@ def _meets(point: Point, attainment: float) -> bool:
 
 
 def next_trial(found: HighestRate, lowest_rps: float) -> float | None:
-    """The rate to try next; None: the highest is known well enough, or no rate of the sweep misses."""
+    """The rate to try next; None if the highest rate is known precisely enough, or no rate of the sweep misses."""
     if found.missed_rps is None:
         return None
     if not found.rate_rps:

@@ -1,7 +1,7 @@
-"""First uses: an engine that compiles a kernel, or captures a graph, at its first requests stands still for seconds.
+"""Warm-up: an engine that compiles a kernel, or captures a graph, at its first requests stands still for seconds.
 
-Rounds of short requests are sent until none of them waits unusually long. A standstill early in the load itself is
-found by its streams, which all pause together.
+Rounds of short requests are sent until none waits unusually long. A standstill early in the load itself is detected
+because all streams pause together.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from headway.serving.load_generator.prompts import Vocabulary
 from headway.serving.load_generator.results import tpot_s
 
 STALL_S, STALL_FACTOR = 0.5, 3.0
-"""A round's longest wait is a stall if it is longer than the shortest of such rounds by this time and this factor."""
+"""A round's longest wait is a stall if it exceeds the shortest such wait by this time and this factor."""
 LEAST_ROUNDS, MOST_ROUNDS = 4, 12
 OUTPUT_TOKENS = 32
 PAUSE_S, PAUSE_FACTOR = 1.0, 20.0
-"""A pause of all streams is a standstill if it is longer than this, and than so many median gaps."""
+"""A pause of all streams is a standstill if it exceeds this time and this many median gaps."""
 FIRST_USE_S = 30.0
-"""A standstill that begins later in a load is no first use."""
+"""A standstill that begins later in a load is not caused by a first use."""
 Interval = tuple[float, float]
 
 
 class WarmUp(Struct, frozen=True):
-    """Requests and stalls of the warm-up, and the pace of a request alone."""
+    """Requests and stalls of the warm-up, and the token time of a request that runs alone."""
 
     num_requests: int
     stalls_s: tuple[float, ...]
-    """Waits that did not happen again."""
+    """Unusual waits that did not recur."""
     is_steady: bool
-    """The last rounds had no stall."""
+    """Whether the last rounds had no stall."""
     token_s: float | None
-    """Seconds a token of a request alone; None: unknown."""
+    """Seconds per token of a request that runs alone; None if unknown."""
 
 
 async def warm_up(
     target: Target, words: Vocabulary, prompt_tokens: int, output_tokens: int, together: int, seed: int
 ) -> WarmUp:
-    """Send rounds of one request, and of `together`, in turn. HeadwayError if the engine answers none."""
+    """Send rounds of one request and of `together` requests in turn. HeadwayError if the engine answers none."""
     begun_s = perf_counter()
     now: Callable[[], float] = lambda: perf_counter() - begun_s  # noqa: E731
     tokens, length = max(prompt_tokens - words.extra_tokens, 1), min(output_tokens, OUTPUT_TOKENS)
@@ -74,12 +74,12 @@ def prompt_of(target: Target, text: str) -> dict[str, object]:
 
 
 def longest_wait_s(answer: Answer) -> float:
-    """For the first token, or between two chunks."""
+    """The longest wait for the first token or between two chunks."""
     return float(np.diff([answer.sent_s, *answer.chunk_s]).max())
 
 
 def stalls_s(waits: Sequence[tuple[int, float]]) -> list[float]:
-    """Of the longest waits of rounds, by their size: those that are no part of the usual."""
+    """The unusually long waits among the longest waits of the rounds."""
     usual = {size: min(wait for other, wait in waits if other == size) for size, _ in waits}
     return [wait for size, wait in waits if _is_stall(wait, usual[size])]
 
@@ -94,7 +94,7 @@ def _is_stall(wait_s: float, usual_s: float) -> bool:
 
 
 def standstills(sent: Sequence[Sent]) -> list[Interval]:
-    """When all streams that had begun paused together, unusually long."""
+    """Intervals in which all running streams paused together, unusually long."""
     streams = [each.answer.chunk_s for each in sent if len(each.answer.chunk_s) > 1]
     if not streams:
         return []
@@ -111,7 +111,7 @@ def first_uses(found: Sequence[Interval]) -> list[Interval]:
 
 
 def without(sent: Sequence[Sent], left_out: Sequence[Interval]) -> list[Sent]:
-    """The requests that were not in flight in any of these times."""
+    """The requests that were not in flight during any of these intervals."""
     return [
         each
         for each in sent
