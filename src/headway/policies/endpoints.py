@@ -1,4 +1,4 @@
-"""Memory utilisation of endpoints, and which pools serve batch or interactive requests (SageServe)."""
+"""Memory utilisation of endpoints, and pools for batch or interactive requests (SageServe)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def footprint(replica: ReplicaView, host_counts: bool = True) -> int:
-    """KV blocks of a replica's requests (PASCAL, Algorithm 1: m_i): on the GPU, and with `host_counts` those that
-    preempted requests have in host memory, or need again since they were paused."""
+    """KV blocks of a replica's requests (PASCAL, Algorithm 1: m_i): blocks on the GPU and, with `host_counts`, blocks
+    of preempted requests in host memory and blocks that paused requests will need again."""
     if not host_counts:
         return replica.kv_blocks_used
     block = replica.block_size_tokens
@@ -48,7 +48,7 @@ def effective_use(replicas: Iterable[ReplicaView]) -> float:
 
 
 def fullest_use(replicas: Iterable[ReplicaView]) -> float:
-    """The highest `effective_use` of a role: a combo is full when its prefill or its decode replicas are."""
+    """The highest `effective_use` over roles: a combo is full when its prefill or its decode replicas are full."""
     return max(map(effective_use, grouped(replicas, attrgetter("role")).values()), default=1.0)
 
 
@@ -73,7 +73,7 @@ def is_below(threshold: float, replicas: Sequence[ReplicaView]) -> bool:
 
 
 class Silos:
-    """Pools that serve only interactive or only batch requests, told by the suffix of their names.
+    """Pools that serve only interactive or only batch requests, recognised by the suffix of their names.
 
     Requests of tier `batch_tier` and above are batch requests. An empty suffix matches no pool.
     """
@@ -101,11 +101,11 @@ class Silos:
 
 
 def fewest_and_most(pool: PoolCounts) -> tuple[int, int]:
-    """The pool's bounds, and at least 1: an empty pool shows no load to scale by."""
+    """The pool's bounds, at least 1, because an empty pool shows no load to scale by."""
     return min(max(pool.min_replicas, 1), pool.max_replicas), pool.max_replicas
 
 
 def within_bounds(pool: PoolCounts, number: int) -> int:
-    """A step's number limited to the pool's bounds. Plans are not limited afterwards: their problem has the bounds."""
+    """The number limited to the pool's bounds. Plans need no such limit: their problem contains the bounds."""
     fewest, most = fewest_and_most(pool)
     return min(max(number, fewest), most)

@@ -1,4 +1,4 @@
-"""What a replica's engine needs: by its step-time model if there is one, corrected by what is observed."""
+"""Expected times of a replica's engine: from its step-time model if there is one, corrected by observations."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ _UNKNOWN_TOKEN_S: Final = 1e-4
 _UNKNOWN_STEP_S: Final = 0.02
 _UNKNOWN_SEQUENCE_S: Final = 1e-4
 _UNKNOWN_CONTEXT_TOKEN_S: Final = 1e-7
-"""Assumed of an engine without a model: the same for all of them, so that only observations tell them apart."""
+"""Assumed for every engine without a model, so that only observations distinguish such engines."""
 
 _LEAST_WINDOW_S: Final = 0.25
 _MOST_WINDOW_S: Final = 1.5
-"""Times between two samples of a replica of which the second counts: enough iterations, and no pause in between."""
+"""Longest time between two samples for the second to count. Longer ones may contain a pause."""
 _LEAST_RUNNING: Final = 2
-"""Requests that run at both samples; with fewer, the replica may have been idle in between."""
+"""Least number of requests running at both samples. With fewer, the replica may have been idle in between."""
 _KEPT: Final = 0.9
-"""Share of the observations so far that is kept at the next one: they are those of some ten windows."""
+"""Share of the past observations that is kept at each new one. About ten windows count."""
 _PRIOR_S: Final = 0.5
-"""Seconds as expected that are added to what was observed."""
+"""Prior weight, in seconds of expected service, mixed into the observed ratio."""
 _LIKELY: Final = 1.3
-"""A model is believed within this factor."""
+"""A model is trusted if the ratio is within this factor."""
 _MOST: Final = 20.0
 _MOST_SPEEDS: Final = 256
-"""Kinds of engines that are kept; a gateway makes new ones as it corrects what it expects of a replica."""
+"""Number of engine kinds that are kept. A gateway creates new ones when it corrects a replica's expected times."""
 _STALE_S: Final = 60.0
-"""Age of the last observation from which on it is forgotten, so that a replica that is avoided is tried again."""
+"""Age at which the last observation is forgotten, so that an avoided replica is tried again."""
 
 
 class EngineSpeed:
-    """Times of one kind of engine as numbers: seconds of a prompt token, and lines of iterations.
+    """Numeric times of one kind of engine: seconds per prompt token, and the lines of iteration times.
 
-    Beyond `most` sequences, requests wait for a seat. An iteration grows on as if they ran: they take as long.
+    Beyond `most` sequences, requests wait for a batch slot. The iteration time keeps growing with them, because waiting
+    costs as much.
     """
 
     __slots__ = ("_lines", "_most", "first_s", "is_known", "times", "token_s")
 
-    # Defaults, since pickle makes objects of compiled classes without arguments.
+    # Defaults, because pickle creates objects of compiled classes without arguments.
     def __init__(self, times: EngineTimes | None = None, most: int = 2) -> None:
         self.times = times
         self.is_known = times is not None
@@ -51,7 +52,7 @@ class EngineSpeed:
             self.token_s = (times.prefill_s(8193) - self.first_s) / 8192
 
     def line(self, num: int) -> tuple[float, float]:
-        """(seconds, seconds per KV token) of an iteration of so many sequences."""
+        """(seconds, seconds per KV token) of an iteration with this many sequences."""
         if num >= len(self._lines):
             if num > 4 * self._most:
                 return self._compute(num)
@@ -77,7 +78,7 @@ class EngineSpeed:
 
 
 class EngineSpeeds:
-    """The speeds of many replicas: those whose engines are expected to need the same times have one."""
+    """The speeds of many replicas. Replicas whose engines have equal expected times share one."""
 
     __slots__ = ("_found",)
 
@@ -85,8 +86,8 @@ class EngineSpeeds:
         self._found: dict[int | str, EngineSpeed] = {}
 
     def of(self, pool: str, times: EngineTimes | None, most: int) -> EngineSpeed:
-        """Of a replica's pool, its times and the most sequences that it runs."""
-        key: int | str = pool if times is None else id(times)  # which `EngineSpeed` keeps from being used again
+        """The speed for a replica's pool, expected times and largest number of sequences."""
+        key: int | str = pool if times is None else id(times)  # `EngineSpeed` keeps the object, so its id is not reused
         speed = self._found.get(key)
         if speed is None:
             if len(self._found) >= _MOST_SPEEDS:
@@ -96,9 +97,9 @@ class EngineSpeeds:
 
 
 class ObservedRatio:
-    """How many times as long as expected a replica takes for what it does, over the last seconds in which it was busy.
+    """Ratio of a replica's actual to its expected time for its work, over the last busy seconds.
 
-    What it does is counted: prompt tokens computed and output tokens generated between two samples.
+    Work is the prompt tokens computed and the output tokens generated between two samples.
     """
 
     __slots__ = (
@@ -117,7 +118,7 @@ class ObservedRatio:
         self._start_s = self._updated_s = -inf
         self._num_running = self._done_tokens = self._output_tokens = 0
         self.factor = 1.0
-        """The ratio; 1 where a model is known and may well be right."""
+        """The ratio; 1 if a model is known and its error is not significant."""
 
     def update(
         self,
@@ -128,9 +129,9 @@ class ObservedRatio:
         done_tokens: int,
         output_tokens: int,
     ) -> None:
-        """Compare what has been done since the last sample with the time since then.
+        """Compare the work since the last sample with the time since then.
 
-        `done_tokens` and `output_tokens` are the prompt tokens computed and tokens generated so far, in all.
+        `done_tokens` and `output_tokens` are the total prompt tokens computed and tokens generated so far.
         """
         took_s = now - self._start_s
         if took_s < _LEAST_WINDOW_S:

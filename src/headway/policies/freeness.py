@@ -29,7 +29,7 @@ class Headroom:
         if decay != "auto":
             require_at_least(0, decay=decay)
         self.shares = _shares(num_tiers, h_max, decay, kind)
-        """By tier; later tiers have the last value."""
+        """Shares by tier; later tiers have the last value."""
 
     def share(self, tiers: Iterable[int]) -> float:
         """The share of the KV cache to keep free on a replica with requests of these tiers."""
@@ -38,7 +38,7 @@ class Headroom:
         return fsum([shares[tier] for tier in {min(tier, last) for tier in tiers}])
 
     def learn(self, record: Ended) -> None:
-        """Do nothing: fixed budgets do not adapt."""
+        """Do nothing, because fixed budgets do not adapt."""
 
 
 def _shares(num_tiers: int, h_max: float, decay: Decay, kind: Kind) -> tuple[float, ...]:
@@ -51,11 +51,12 @@ def _shares(num_tiers: int, h_max: float, decay: Decay, kind: Kind) -> tuple[flo
 
 
 class AdaptiveHeadroom(Headroom):
-    """Headroom that follows each tier's SLO violations. The paper's section 6.5 asks for it, without a rule.
+    """Headroom that follows each tier's SLO violations. The paper's section 6.5 asks for such headroom without giving a
+    rule.
 
     Shares start as `Headroom`'s. When a request of tier p ends, the share of tier p is multiplied by `exp(step *
-    (violated - target))`. So it rises while more than `target` of the tier's requests violate an SLO, falls slowly
-    while fewer do, and is stable at `target`. It stays between `lowest` and `highest` times its start value, and no
+    (violated - target))`. The share rises while more than `target` of the tier's requests violate an SLO, falls slowly
+    below `target`, and is stable at `target`. It stays between `lowest` and `highest` times its start value, and no
     tier gets more than the tier above, so that a starved background tier does not displace an urgent one. Requests
     without SLOs have no effect.
     """
@@ -102,7 +103,7 @@ def violated_slo(record: Ended) -> bool | None:
     """Whether the request violated one of its SLOs; None if it has no SLO or was unfinished when the run ended.
 
     A rejected or cancelled request violated its SLOs. A request with a single output token has no TPOT. Of an answer
-    that was not streamed, the duration alone is known.
+    that was not streamed, only the duration is known.
     """
     limits = record.slo_ttft_s, record.slo_tpot_s, record.slo_e2e_s
     if record.outcome is Outcome.UNFINISHED or limits == (None, None, None):
@@ -124,9 +125,9 @@ def violated_slo(record: Ended) -> bool | None:
 def freeness(replica: ReplicaView, headroom_share: float = 0.0) -> float:
     """`F = (M - sum of V) / B` (eq. 1, 2), in KV blocks per running request; -inf while the replica drains.
 
-    Virtual usage V is the blocks that the first waiting request needs, the blocks in use, and `headroom_share` of the M
-    blocks; other waiting requests count for nothing. B is the number of running requests, or 1 if none runs. Computed
-    from counters alone.
+    Virtual usage V sums the blocks that the first waiting request needs, the blocks in use, and `headroom_share` of the
+    M blocks. Other waiting requests do not count. B is the number of running requests, at least 1. Computed from
+    counters alone.
     """
     if replica.is_draining:
         return -inf
@@ -141,6 +142,6 @@ def full_freeness(replica: ReplicaView, headroom: Headroom) -> float:
 
 
 def free_share(replica: ReplicaView) -> float:
-    """Normal freeness as a share of an empty replica's, `(M - sum of V) / M`: at most 1, whatever M and B are."""
+    """Normal freeness as a share of an empty replica's freeness, `(M - sum of V) / M`: at most 1 for every M and B."""
     total = max(replica.kv_blocks_total, 1)
     return (total - replica.kv_blocks_used - replica.head_demand_blocks) / total

@@ -1,7 +1,7 @@
-"""Policies of the user's own, whose calls may change nothing of what they are given.
+"""Checks that users' policies do not change their arguments.
 
-Requests and views are the drivers' own objects, which would take a write. A call of a guarded policy compares what it
-was given before and after, puts a request's values back and names the policy, its method and what it has changed.
+Requests and views are the drivers' own objects and can be written to. A guarded call compares its arguments before and
+after, restores a request's values, and names the policy, its method and the change.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from headway.core.view import (
 P = TypeVar("P")
 _ABSENT = object()
 _OPTIONAL = ("next_change", "next_change_tokens", "queue", "share", "started", "ended", "is_below_share")
-"""Methods that an ordering may have."""
+"""Optional methods of an ordering."""
 _RARE = frozenset(("moves", "release", "scale"))
-"""Methods that are not called for each request: all that they find in their view is compared each time."""
+"""Methods that are not called for each request: everything in their view is compared each time."""
 _LOOKS_AT_PARTS = 32
-"""Of other methods, the first calls whose replicas are compared, and from then on one call in so many."""
+"""For the other methods, replicas are compared in the first calls, and then in one of this many calls."""
 
 
 def _names(*protocols: type) -> frozenset[str]:
@@ -45,17 +45,18 @@ _SHOWN = {
 
 
 def guarded(policy: P, verbs: Iterable[str]) -> P:
-    """The same policy, whose `verbs` raise HeadwayError if they change an argument, and `rank` if it returns None."""
+    """The same policy with guarded `verbs`: they raise HeadwayError if they change an argument, and `rank` also if it
+    returns None."""
     made_by = type(policy)
 
     def reduced(self: Any, protocol: Any) -> Any:
-        """As an instance of its own class, which a pickle can name."""
+        """Pickle support: reduce to an instance of the original class, which a pickle can name."""
         make, arguments, *rest = super(made, self).__reduce_ex__(max(int(protocol), 2))
         make = _new if make is copyreg.__newobj__ else make  # type: ignore[attr-defined]  # refuses another class
         return make, tuple(made_by if each is made else each for each in arguments), *rest
 
     space = {"__slots__": (), "__module__": made_by.__module__, "__qualname__": made_by.__qualname__}
-    with suppress(TypeError):  # a class whose instances cannot change theirs
+    with suppress(TypeError):  # for a class whose instances cannot be assigned to
         made: Any = type(made_by.__name__, (made_by,), {**space, "__reduce_ex__": reduced})
         for verb in (*verbs, *_OPTIONAL):
             if callable(getattr(made_by, verb, None)):
@@ -69,12 +70,12 @@ def _new(made_by: type, *arguments: Any) -> Any:
 
 
 def _guard(made: Any, verb: str) -> Callable[..., Any]:
-    """The method, which compares its arguments before and after."""
+    """A wrapper of the method that compares the arguments before and after."""
     kept = dict[type, tuple[str, ...]]()
     num_calls = 0
 
     def state(what: str, thing: Any) -> list[Any]:
-        """The values that the object keeps. A property computes its value, and takes none."""
+        """The stored values of the object. Properties are left out, because they store none."""
         names = kept.get(type(thing))
         if names is None:
             names = kept[type(thing)] = tuple(
@@ -105,7 +106,7 @@ def _guard(made: Any, verb: str) -> Callable[..., Any]:
 
 def _things(arguments: Iterable[Any], with_parts: bool, with_requests: bool) -> Iterator[tuple[str, Any]]:
     for each in arguments:
-        if getattr(type(each), "refuses_writes", False):  # and notes each read
+        if getattr(type(each), "refuses_writes", False):  # such a view also notes each read
             continue
         if hasattr(each, "prompt_tokens"):
             yield "request", each
@@ -120,7 +121,7 @@ def _things(arguments: Iterable[Any], with_parts: bool, with_requests: bool) -> 
 
 
 def _error(policy: object, verb: str, what: str, thing: Any, changed: list[tuple[str, Any]]) -> HeadwayError:
-    """The error, after a request has its values again."""
+    """The error, raised after the request's values are restored."""
     if what == "request":
         for name, old in changed:
             setattr(thing, name, old)

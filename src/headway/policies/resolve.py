@@ -1,8 +1,8 @@
-"""Policies from a user's specification: a name, a name with arguments, or a class of the user's own.
+"""Turns a user's specification into a policy: a name, a name with arguments, or a user's class.
 
-A specification is `"least-loaded"`, or `{"name": "edf", "default_deadline_s": 30}`, or either of them with
-`module:Class` as the name. In Python, the name may be the class itself, or an instance, which every run copies.
-Without a `load` function, modules are imported from the current directory or `sys.path`.
+A specification is `"least-loaded"`, or `{"name": "edf", "default_deadline_s": 30}`, or either with `module:Class` as
+the name. In Python, the name may also be the class itself, or an instance, which every run copies. Without a `load`
+function, modules are imported from the current directory or `sys.path`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ LoadModule = Callable[[str], ModuleType]
 
 
 _HIDDEN = frozenset({"tasks"})
-"""Arguments that no file gives, and no table shows: how a policy runs work in the background."""
+"""Arguments that files cannot set and tables do not show: how a policy runs background work."""
 
 
 @dataclass(frozen=True)
 class PolicyChoice(Generic[P]):
-    """A policy and its arguments. Calling it makes a fresh instance, for one run."""
+    """A policy and its arguments. Calling it creates a new instance for one run."""
 
     name: str
     made_by: type[P]
     arguments: Mapping[str, Any]
     guarded_verbs: tuple[str, ...] = ()
-    """Of a policy of the user's own: methods that may change nothing of what they are given."""
+    """Guarded methods of a user's policy: they must not change their arguments."""
 
     def __call__(self) -> P:
         policy = self.made_by(**self.arguments)
@@ -56,7 +56,7 @@ class PolicyChoice(Generic[P]):
         return bool(getattr(self.made_by, "oracle", False))
 
     def __str__(self) -> str:
-        """As in tables: `edf`, or `edf(default_deadline_s=30)`. Arguments that are the defaults are left out."""
+        """The policy in tables' notation: `edf`, or `edf(default_deadline_s=30)`. Default arguments are left out."""
         defaults = {each.name: each.default for each in inspect.signature(self.made_by).parameters.values()}
         shown = [
             f"{name}={_text(value)}"
@@ -67,7 +67,7 @@ class PolicyChoice(Generic[P]):
 
 
 def identity(choice: Callable[[], object]) -> str:
-    """A policy's text, the same for arguments in any order: by it a gateway and an engine compare what they run."""
+    """A policy's text, equal for arguments in any order. A gateway and an engine compare their policies by it."""
     if isinstance(choice, PolicyChoice):
         choice = replace(choice, arguments=dict(sorted(choice.arguments.items())))
     return str(choice)
@@ -75,7 +75,7 @@ def identity(choice: Callable[[], object]) -> str:
 
 @dataclass(frozen=True)
 class InstanceChoice(PolicyChoice[P]):
-    """An instance that a program handed in. Calling it copies the instance."""
+    """An instance that a program provided. Calling it copies the instance."""
 
     instance: Any = None
 
@@ -131,7 +131,7 @@ def scaler(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Scaler]:
 def _resolved(
     kind: str, spec: Spec, registered: Mapping[str, type[P]], load: LoadModule | None, verbs: Verbs
 ) -> tuple[PolicyChoice[P], P]:
-    """The choice, and one instance: constructors refuse bad arguments now rather than in the run."""
+    """The choice, and one instance: creating it now reports bad arguments before the run."""
     arguments = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
     name = arguments.pop("name", None)
     given = None
@@ -173,7 +173,7 @@ def _resolved(
 
 
 def _handed_in(kind: str, instance: Any, arguments: Mapping[str, Any], verbs: Verbs) -> tuple[PolicyChoice[Any], Any]:
-    """An instance as a policy."""
+    """The choice for a provided instance."""
     name = type(instance).__name__
     if arguments:
         raise HeadwayError(f"{kind} {name}: an instance takes no arguments, got {next(iter(arguments))!r}")
@@ -238,7 +238,7 @@ def _arguments(where: str, made_by: type[Any], given: Mapping[str, Any], load: L
 
 
 def _parameters(where: str, made_by: type[Any]) -> Mapping[str, inspect.Parameter]:
-    """The arguments of a class."""
+    """The parameters of a policy's constructor."""
     try:
         return inspect.signature(made_by).parameters
     except ValueError:  # some of Python's own classes
@@ -263,7 +263,7 @@ def _converted(where: str, value: Any, hint: Any) -> Any:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
         raise HeadwayError(f"{where}: {mismatch(str(error))}: {value!r}") from None
-    except TypeError:  # a type that msgspec does not know: the class must check it
+    except TypeError:  # msgspec does not know the type: the class must check it
         return value
 
 
@@ -287,7 +287,7 @@ def _check_interval(kind: str, name: str, policy: object, otherwise: str = "") -
 
 
 def _one_line(error: Exception) -> str:
-    """An exception of the user's code, with its file and line, in one line."""
+    """An exception of the user's code with its file and line, on one line."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else ""
     if not at and frames:
@@ -297,12 +297,12 @@ def _one_line(error: Exception) -> str:
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether an argument is the default. True is not 1."""
+    """Whether an argument equals the default. True does not equal 1."""
     return isinstance(value, bool) == isinstance(default, bool) and bool(value == default)
 
 
 def _text(value: Any) -> str:
-    """A struct's fields that have their defaults are left out, as arguments are."""
+    """The text of a value. Struct fields with default values are left out, like arguments."""
     if isinstance(value, msgspec.Struct):
         fields = msgspec.structs.fields(value)
         defaults = {

@@ -1,1 +1,1 @@
-"""What arrives: sources of requests, readers of public traces, generators."""
+"""Workloads: sources of requests, readers of public traces, generators."""

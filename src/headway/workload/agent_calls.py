@@ -56,7 +56,7 @@ class _Call(msgspec.Struct, gc=False):
 
     @property
     def gap_ms(self) -> float | None:
-        """Time after the calls before it; None: not said."""
+        """Time after the earlier calls; None if the line does not give it."""
         delay = self.delay_ms if self.delay is None else self.delay
         return delay if self.tool_wait_ms is None else (delay or 0.0) + self.tool_wait_ms
 
@@ -75,7 +75,7 @@ def read(path: Path, options: ReadOptions) -> Workload:
 def read_calls(path: Path, options: ReadOptions) -> TracedCalls:
     """Read the programs, in order of their starts. Lines of different programs may be mixed.
 
-    HeadwayError names the line of a call that waits for one that is unknown, or, with others, for itself.
+    HeadwayError names the line of a call that waits for an unknown call, or for itself through a loop.
     """
     bad: list[str] = []
     numbered = list(_lines(path, options, bad))
@@ -147,7 +147,7 @@ def _problem(call: _Call) -> str:
 
 
 def _order(calls: Sequence[_Call], numbers: Sequence[int], path: Path) -> tuple[list[tuple[int, ...]], list[float]]:
-    """By call, the calls before it, and the seconds from their end."""
+    """For each call: the calls before it, and the seconds from their end."""
     names: dict[str, int] = {}
     for i, call in enumerate(calls):
         if call.request_id is not None and names.setdefault(call.request_id, i) != i:
@@ -185,8 +185,8 @@ def _order(calls: Sequence[_Call], numbers: Sequence[int], path: Path) -> tuple[
 def _programs(
     calls: Sequence[_Call], numbers: Sequence[int], after: Sequence[tuple[int, ...]], path: Path
 ) -> tuple[list[int], list[float]]:
-    """By call, the number of its program, and by program, when it starts. Calls that share a session, or of which one
-    waits for the other, are of one program."""
+    """For each call, the number of its program; for each program, its start. Calls of one session, or of which one
+    waits for the other, belong to one program."""
     of: list[int] = list(range(len(calls)))
 
     def root(i: int) -> int:
@@ -220,7 +220,8 @@ def _sorted(
     numbers: Sequence[int],
     path: Path,
 ) -> list[int]:
-    """All calls by program, each after those that it waits for, else as in the file. HeadwayError for a loop."""
+    """All calls by program, each after the calls that it waits for, otherwise in file order. HeadwayError for a loop.
+    """
     depth = [0] * len(after)
     waits = [len(each) for each in after]
     followers: dict[int, list[int]] = {}
@@ -228,7 +229,7 @@ def _sorted(
         for other in others:
             followers.setdefault(other, []).append(i)
     ready = [i for i, num in enumerate(waits) if not num]
-    for i in ready:  # grows
+    for i in ready:  # `ready` grows during the loop
         for follower in followers.get(i, ()):
             depth[follower] = max(depth[follower], depth[i] + 1)
             waits[follower] -= 1

@@ -22,7 +22,8 @@ LEAST_CV, MOST_CV = 1e-3, 1e3
 
 
 def check_positive(struct: Struct, *names: str) -> None:
-    """Raise ValueError for the first of these fields that is not above 0, or a count too large. None is allowed."""
+    """Raise ValueError for the first of these fields that is not positive, or for a count that is too large. None is
+    allowed."""
     for name in names:
         value = getattr(struct, name)
         if value is not None and not 0 < value < math.inf:
@@ -41,7 +42,7 @@ class Poisson(Struct, frozen=True, forbid_unknown_fields=True, tag="poisson", ta
         check_positive(self, "rate")
 
     def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
-        """Arrival times from 0, not falling: `num` of them, or those before `duration_s`."""
+        """Nondecreasing arrival times from 0: `num` of them, or those before `duration_s`."""
         return _renewal(lambda n: random.exponential(1 / self.rate, n), self.rate, num, duration_s)
 
 
@@ -81,7 +82,7 @@ class Deterministic(Struct, frozen=True, forbid_unknown_fields=True, tag="determ
 
 
 class Diurnal(Struct, frozen=True, forbid_unknown_fields=True, tag="diurnal", tag_field="kind"):
-    """A day's and a week's curve: a sine over the day, less at weekends. Poisson at each moment."""
+    """A sine over the day with a lower rate at weekends. Poisson at each moment."""
 
     rate: float
     """Requests per second, averaged over a working day."""
@@ -141,9 +142,9 @@ class BurstWindow(Struct, frozen=True, forbid_unknown_fields=True):
     """A period with more (or fewer) requests than usual."""
 
     from_s: float
-    """When it begins."""
+    """Start of the period."""
     to_s: float
-    """When it ends."""
+    """End of the period."""
     factor: float
     """Factor on the base rate."""
 
@@ -162,7 +163,7 @@ class Bursts(Struct, frozen=True, forbid_unknown_fields=True, tag="bursts", tag_
     bursts: tuple[BurstWindow, ...]
     """The windows."""
     repeat_s: float | None = None
-    """Period after which the windows repeat; nothing = once."""
+    """Period after which the windows repeat; without it, they occur once."""
 
     def __post_init__(self) -> None:
         check_positive(self, "rate")
@@ -194,7 +195,7 @@ class Replay(Struct, frozen=True, forbid_unknown_fields=True, tag="replay", tag_
     path: str
     """The trace, in any supported format, relative to the scenario's folder."""
     format: str | None = None
-    """Its format; nothing = recognised by the first line."""
+    """Its format; without it, recognised by the first line."""
     rate_scale: float = 1.0
     """2 = twice the rate, in half the time."""
     sort: bool = False
@@ -217,7 +218,7 @@ def _renewal(gaps: Callable[[int], Floats], rate: float, num: int | None, durati
 
 
 def _check_number(expected: float) -> None:
-    """HeadwayError for more draws than a workload can have."""
+    """HeadwayError for more draws than a workload may have."""
     if expected > MOST_OTHER:
         raise HeadwayError(f"workload: arrivals: {expected:.3g} would be drawn; expected at most {MOST_OTHER:,}")
 

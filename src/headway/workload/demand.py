@@ -1,6 +1,6 @@
 """Rows of a workload with `demand`: a rate per cell and minute, a Poisson count, and times spread evenly in the minute.
 
-Each cell (tier, model, region) has its own random streams, so leaving some out does not change the others.
+Each cell (tier, model, region) has its own random streams, so omitting a cell does not change the others.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _times(
 
 
 def _surge_factors(surges: tuple[BurstWindow, ...], num_bins: int, bin_s: float) -> Floats:
-    """Factor of each bin, weighted by the part of each surge that falls into the bin."""
+    """The factor of each bin: the surge factors weighted by their overlap with the bin."""
     start_s = np.arange(num_bins) * bin_s
     factor = np.ones(num_bins)
     for each in surges:

@@ -1,4 +1,4 @@
-"""Summarise a workload: counts, rate, burstiness and token percentiles."""
+"""Summarises a workload: counts, rate, burstiness and token percentiles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Description(Struct, frozen=True):
     interarrival_cv: float | None
     """Standard deviation of the gaps divided by their mean: 1 for a Poisson process, more for bursty arrivals."""
     peak_rate: float | None
-    """Requests per second in the busiest minute."""
+    """Requests per second in the busiest minute; None if undefined."""
     prompt_tokens: Spread | None
     output_tokens: Spread | None
     reasoning_tokens: Spread | None
@@ -93,7 +93,7 @@ def _counts(column: npt.NDArray[Any]) -> dict[int, int]:
 
 
 NO_NAME = "none"
-"""In place of an empty name, such as the region of a client that gave none."""
+"""Shown for an empty name, such as the region of a client that gave none."""
 
 
 def _named(workload: Workload, column: str, names: tuple[str, ...]) -> dict[str, int]:

@@ -1,9 +1,9 @@
-"""Headway's own workload files, Parquet and CSV: write and read. Writes are atomic.
+"""Reads and writes Headway's own workload files in Parquet and CSV. Writes are atomic.
 
-Parquet has one column per column of the table, names as dictionary columns, and prefixes as two list columns. A run's
-records are such a file. CSV has columns named as in the table, an empty cell for none, `model`, `region`, `tenant`
-and `lora` as names, and `prefix` as `id:tokens` pairs separated by spaces; it may lack `arrival_s`, or have
-`arrival_ms` or `timestamp` in its place. Epochs and dates are read as seconds from the first arrival.
+A Parquet file has one column per table column, names as dictionary columns, and prefixes as two list columns. A run's
+records are such a file. A CSV file has columns named as in the table, empty cells for missing values, `model`,
+`region`, `tenant` and `lora` as names, and `prefix` as `id:tokens` pairs separated by spaces; `arrival_s` is optional,
+or replaced by `arrival_ms` or `timestamp`. Epochs and dates are read as seconds from the first arrival.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PREFIX_COLUMNS = ("prefix_ids", "prefix_tokens")
 CSV_ROWS = 1 << 18
 CSV_REQUIRED = ("prompt_tokens", "output_tokens")
 ARRIVALS = {"arrival_s": 1.0, "arrival_ms": 1e3, "timestamp": 1.0}
-"""Columns of arrival times, and their units in a second. Any of them may hold ISO 8601 times instead."""
+"""Arrival-time columns, and how many of their units make a second. Each column may hold ISO 8601 times instead."""
 CELL_TYPES: dict[str, CellType] = {
     "arrival_s": csv_table.SECONDS,
     "tier": csv_table.SMALL,
@@ -187,7 +187,7 @@ def _prefix_text(workload: Workload) -> list[str] | None:
 
 
 def read_parquet(path: Path, options: ReadOptions) -> Workload:
-    """Read and validate a Parquet file. It has no lines to skip: a bad row is an error."""
+    """Read and validate a Parquet file. Bad rows cannot be skipped: they are errors."""
     workload = from_parquet(path)
     if options.sort:
         workload = workload.sorted()
@@ -224,7 +224,7 @@ def read_csv(path: Path, options: ReadOptions) -> Workload:
 
 
 def _arrival_cells(path: Path, name: str, header: list[str]) -> tuple[CellType, float]:
-    """The type of the cells of a column of arrival times, and their units in a second."""
+    """The cell type of an arrival-time column, and how many of its units make a second."""
     with open_unpacked(path) as file:
         lines = (line.decode("utf-8", "replace").strip() for line in islice(file, 1, 100))
         cells = header_of(next((line for line in lines if line), ""))

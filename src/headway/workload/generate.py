@@ -1,6 +1,6 @@
-"""From the `workload:` section to requests: a source for a driver, or a table.
+"""Turns the `workload:` section into requests: a source for a driver, or a table.
 
-Arrivals, lengths and every other property have their own random streams, so changing one leaves the others.
+Arrivals, lengths and all other properties have their own random streams, so a change of one does not affect the others.
 """
 
 from __future__ import annotations
@@ -151,17 +151,18 @@ def _program_calls(spec: WorkloadSpec, agents: AgentsSpec, seed: int, base_dir: 
 
 
 class _CallGraph:
-    """The calls of all programs, each after those that it depends on."""
+    """The calls of all programs, each after the calls that it depends on."""
 
     def __init__(self, agents: AgentsSpec) -> None:
         self._agents = agents
         self.context: list[int] = []
         self.after: list[tuple[int, ...]] = []
         self.results: list[tuple[int, list[int]]] = []
-        """Calls whose new tokens contain the answers of others."""
+        """Calls whose new tokens contain the answers of other calls: row, and the rows of these calls."""
 
     def add_program(self, fans: Sequence[bool], most: int) -> None:
-        """Add a program with a step for each of `fans`, which says whether it calls sub-agents; `most` calls in all."""
+        """Add a program with a step for each item of `fans`, which tells whether the step calls sub-agents. `most`:
+        total calls."""
         agents, last = self._agents, -1
         answers: list[int] = []
         for i, has_fan in enumerate(fans):
@@ -185,7 +186,7 @@ class _CallGraph:
 
 
 def _trace_rows(spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
-    # Readers import pyarrow, which synthetic workloads do not need.
+    # Readers import pyarrow; synthetic workloads do not need it.
     from headway.workload.read import detect, read
 
     trace, path = spec.trace, _path(spec, base_dir)
@@ -223,7 +224,7 @@ def _has_programs(spec: WorkloadSpec, base_dir: Path) -> bool:
 
 
 def _traced_calls(spec: WorkloadSpec, seed: int, base_dir: Path) -> TracedCalls:
-    """The programs of a trace; options of the trace that are about time choose and move whole programs."""
+    """The programs of a trace. Trace options about time select and move whole programs."""
     from headway.workload.agent_calls import read_calls
     from headway.workload.read import check_unsaid
     from headway.workload.readers.shared import ReadOptions
@@ -290,7 +291,7 @@ def _renamed(rows: Workload, models: dict[str, str] | None, format_name: str, sp
 
 
 def _without_models(rows: Workload, names: Sequence[str], path: Path) -> Workload:
-    """The requests for other models. HeadwayError if there is none."""
+    """The requests without those for the models `names`. HeadwayError if no request names one of them."""
     left_out = [code for code, name in enumerate(rows.models) if name in names]
     if "model" not in rows.columns or not left_out:
         return rows
@@ -338,8 +339,8 @@ def _with_lengths(arrival_s: Floats, spec: WorkloadSpec, seed: int) -> Workload:
 def _token_columns(spec: WorkloadSpec, num: int, seed: int) -> dict[str, Longs]:
     """Prompt, output and, if any request reasons, reasoning tokens (part of the outputs) of `num` requests.
 
-    A request of a mix has the lengths that it would have if all requests were of its kind: changing the shares changes
-    only the kind of each request.
+    A request of a mix has the lengths that it would have if all requests were of its kind. Changed shares therefore
+    change only the kinds of requests.
     """
     if spec.mix is None:
         return _one_kind(spec, num, seed)
@@ -436,12 +437,12 @@ def _with_properties(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
 
 
 def _factors(spec: WorkloadSpec) -> dict[str, float]:
-    """The wanted models, and the factors on their rates."""
+    """The selected models, and the factors on their rates."""
     return {spec.models: 1.0} if isinstance(spec.models, str) else dict(spec.models or {})
 
 
 def _only_models(rows: Workload, factors: dict[str, float], seed: int) -> Workload:
-    """The requests of a trace that are for these models; of each, a share as large as its factor."""
+    """A trace's requests for these models. Of each model, a share equal to its factor is kept."""
     unwanted = [name for name in factors if name not in rows.models]
     if unwanted:
         raise unknown("model", unwanted[0], rows.models, "workload: models: the trace has requests of its own models")
@@ -470,7 +471,7 @@ def _mixed(mix: str | dict[str, float], num: int, seed: int, name: str) -> tuple
 
 
 def _turn_counts(spec: WorkloadSpec, seed: int, base_dir: Path) -> Longs:
-    """Turns of each session. They sum to `num_requests`, if the spec gives it."""
+    """Number of turns of each session. The sum is `num_requests` if the spec sets it."""
     assert spec.sessions is not None and not isinstance(spec.sessions.turns, str)
     turns, random = spec.sessions.turns, stream(seed, "turns")
     draw: Callable[[int], Longs] = lambda n: lengths.sample(turns, "prompt_tokens", random, n, "turns")  # noqa: E731

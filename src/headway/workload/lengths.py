@@ -1,4 +1,4 @@
-"""Lengths of prompts and outputs: one class per distribution, and distributions fitted on public traces by name."""
+"""Distributions of prompt and output lengths: one class per distribution, and fits of public traces by name."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Uniform(Struct, frozen=True, forbid_unknown_fields=True, tag="uniform", ta
 
 
 class Geometric(Struct, frozen=True, forbid_unknown_fields=True, tag="geometric", tag_field="kind"):
-    """1 or more, each further one with the same probability, as for the turns of a session."""
+    """Counts from 1, where each further step has the same probability, such as the turns of a session."""
 
     mean: float
     """Mean, 1 or more."""
@@ -123,7 +123,7 @@ class QuantileTable(Struct, frozen=True, forbid_unknown_fields=True, tag="quanti
     quantiles: tuple[float, ...]
     """Rising, from 0 to 1."""
     tokens: tuple[float, ...]
-    """The value at each of them; not falling."""
+    """The values at these quantiles, nondecreasing."""
 
     def __post_init__(self) -> None:
         at, tokens = np.asarray(self.quantiles), np.asarray(self.tokens)

@@ -1,4 +1,4 @@
-"""Agent programs: calls that depend on each other, with tools between them and contexts that grow."""
+"""Agent programs: calls that depend on each other, with tool times between them and growing contexts."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from headway.workload.table import Floats, Ints, Longs, Prefix, Workload
 
 R = TypeVar("R")
 _FIRST_OUTPUT_ID = 1 << 62
-"""Ids of answers in traces, which do not say them. Hash ids of traces are smaller."""
+"""First id of answers in traces, which give no such ids. Hash ids of traces are smaller."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProgramCalls:
-    """A plan of programs, call by call: directed acyclic graphs.
+    """Planned programs: directed acyclic graphs of calls.
 
-    Row i of `rows` is one call; program p owns rows `offsets[p]:offsets[p + 1]`, a call after all that it depends on.
-    `prompt_tokens` counts the *new* tokens of a call, which follow the prompt and the answer of call `context[i]`, or
-    the program's shared opening if that is -1. Call i arrives `delay_s[i]` after the last of the calls `after[i]` has
-    ended; `arrival_s` is the start of the program, at which calls without such arrive. `group` maps a program to the
-    shared opening, such as a system prompt of `group_tokens` tokens; -1 = none.
+    Row i of `rows` is one call. Program p owns rows `offsets[p]:offsets[p + 1]`, where each call comes after all calls
+    that it depends on. `prompt_tokens` counts a call's *new* tokens, which follow the prompt and the answer of call
+    `context[i]`, or the program's shared opening if `context[i]` is -1. Call i arrives `delay_s[i]` after the last of
+    the calls `after[i]` has ended. Without such calls it arrives at `arrival_s`, the start of the program. `group` maps
+    a program to its shared opening, such as a system prompt of `group_tokens` tokens; -1 = none.
     """
 
     rows: Workload
@@ -80,8 +80,8 @@ class ProgramCalls:
     def segments(self, program: int) -> list[tuple[Segment, ...]]:
         """The segments of each prompt of a program.
 
-        The new prompt of row r has the id `num_groups + 2r` and its answer the next id. What a call follows does not
-        change, so an id also identifies all content before it.
+        The new prompt of row r has the id `num_groups + 2r` and its answer the next id. The context of a call is fixed,
+        so an id also identifies all content before it.
         """
         first, stop = int(self.offsets[program]), int(self.offsets[program + 1])
         new, out = self.rows.prompt_tokens[first:stop].tolist(), self.rows.output_tokens[first:stop].tolist()
@@ -95,7 +95,7 @@ class ProgramCalls:
         return prompts
 
     def prefixes(self, rows: Sequence[int]) -> Prefix:
-        """The segments of these calls' prompts."""
+        """The prompt segments of these calls."""
         program, kept = self.program_of_row(), dict[int, list[tuple[Segment, ...]]]()
         of_row = []
         for row in rows:
@@ -111,10 +111,10 @@ class ProgramCalls:
 
 @dataclass(frozen=True, eq=False)
 class TracedCalls:
-    """Programs of a trace, whose prompts are known. Rows, `offsets`, `after` and `delay_s` as in `ProgramCalls`.
+    """A trace's programs, whose prompts are known. Rows, `offsets`, `after` and `delay_s` are as in `ProgramCalls`.
 
-    `rows` have whole prompts, with their prefix; `arrival_s` is the start of the program. An answer comes back in later
-    prompts under ids of their own, so that its KV is computed again.
+    `rows` have whole prompts with their prefixes; `arrival_s` is the start of the program. In later prompts an answer
+    has an id of its own, so its KV is computed again.
     """
 
     rows: Workload
@@ -126,7 +126,8 @@ class TracedCalls:
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def requests(self) -> Workload:
-        """The calls, with the program as session; answers that others wait for have ids, as their programs go on."""
+        """The calls with the program as session. Answers that other calls wait for have ids, because their programs go
+        on."""
         rows = np.arange(len(self.rows))
         waited_for = np.isin(rows, [other for others in self.after for other in others])
         output_id = np.where(waited_for, _FIRST_OUTPUT_ID + rows, -1)
@@ -143,7 +144,7 @@ class TracedCalls:
         return [tuple(segments[low:high]) for low, high in pairwise(bounds)]
 
     def prefixes(self, rows: Sequence[int]) -> Prefix:
-        """The segments of these calls' prompts."""
+        """The prompt segments of these calls."""
         assert self.rows.prefix is not None
         return self.rows.prefix.take(np.array(rows, "i8"))
 
@@ -169,16 +170,16 @@ class _Progress:
     def __init__(self, fields: list[tuple[Any, ...]], segments: list[tuple[Segment, ...]], waits: list[int]) -> None:
         self.fields, self.segments = fields, segments
         self.waits = waits
-        """Of each call, the number of calls that it still waits for."""
+        """For each call, the number of calls that it still waits for."""
         self.num_left = len(fields)
-        """Calls that have not ended."""
+        """Number of calls that have not ended."""
 
 
 class Programs:
     """A source in which a call arrives some time after the calls that it depends on have ended.
 
-    What depends on a call that did not finish (cancelled, timed out or rejected) never arrives. `num_requests` is
-    reduced by these.
+    If a call does not finish (cancelled, timed out or rejected), its dependent calls never arrive, and `num_requests`
+    is reduced by their number.
     """
 
     reactive = True
@@ -191,7 +192,7 @@ class Programs:
         self._offsets = calls.offsets.tolist()
         self._program = calls.program_of_row().tolist()
         self._next: dict[int, list[int]] = {}
-        """The calls that wait for a call."""
+        """By call: the calls that wait for it."""
         for row, after in enumerate(calls.after):
             for other in after:
                 self._next.setdefault(other, []).append(row)
@@ -221,7 +222,7 @@ class Programs:
         return make(*self._issued.add(row, at_s, fields))
 
     def ended(self, request: RequestView, now_s: float, outcome: Outcome) -> None:
-        """Schedule the calls that waited for this one alone; without its answer, drop them."""
+        """Schedule the calls that waited only for this one. If it has no answer, drop its dependent calls."""
         row = self._issued.rows[request.id]
         program = self._program[row]
         running = self._running[program]
@@ -243,7 +244,8 @@ class Programs:
         while lost:
             for follower in self._next.get(lost.pop(), ()):
                 if running.waits[follower - start] >= 0:
-                    running.waits[follower - start] = -len(self._program)  # 0 is not reached, whatever else ends
+                    # large enough never to reach 0, whatever else ends
+                    running.waits[follower - start] = -len(self._program)
                     running.num_left -= 1
                     if self.num_requests is not None:
                         self.num_requests -= 1

@@ -1,4 +1,4 @@
-"""Score tables: the quality of each model's answer to each request, and the effect of thresholds. Pure."""
+"""Score tables: the quality of each model's answer to each request, and the effect of thresholds."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Scores:
 
     models: tuple[str, ...]
     scores: Floats
-    """[request, model]."""
+    """Scores with shape [request, model]."""
     output_tokens: Longs
-    """[request, model]: length of each model's answer."""
+    """Length of each model's answer, with shape [request, model]."""
     prompt_tokens: Longs
-    """[request]."""
+    """Prompt lengths with shape [request]."""
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Scores:
         return len(self.prompt_tokens)
 
     def take(self, index: npt.NDArray[np.int64] | Bools) -> Scores:
-        """The requests at these positions, in this order, or those that a mask selects."""
+        """The requests at these positions in this order, or the requests that a mask selects."""
         return replace(
             self,
             scores=self.scores[index],
@@ -94,16 +94,16 @@ class Scores:
         return self.quality_of(self.final_stage(thresholds))
 
     def quality_of(self, final: Longs) -> float | None:
-        """Mean score of the answers of the stages in `final`; None if none of them was judged."""
+        """Mean score of the answers of the stages in `final`; None if none of these answers was judged."""
         scores = self.scores[np.arange(len(self)), final]
         scores = scores[~np.isnan(scores)]
         return float(scores.mean()) if len(scores) else None
 
     def reweighted(self, first_scores: Floats) -> Scores:
-        """As many rows, with the first model's scores distributed as `first_scores`.
+        """A table of the same size, with the first model's scores distributed as `first_scores`.
 
-        Each request is replaced by the one whose first score is nearest to the score of the same rank among
-        `first_scores`. The table itself where these, or its own, are unknown.
+        Each request is replaced by the request whose first score is nearest to the score of the same rank in
+        `first_scores`. Returns the table itself if either set of first scores is unknown.
         """
         own, known = self.scores[:, 0], first_scores[~np.isnan(first_scores)]
         if not len(known) or np.isnan(own).any():
@@ -130,9 +130,9 @@ def check_thresholds(thresholds: Sequence[float], num_stages: int) -> None:
 
 
 def with_scores(workload: Workload, scores: Scores, seed: int = 0, reasoning_share: float = 0.0) -> Workload:
-    """Give the workload's arrivals the prompts, answers and scores of rows drawn at random from the table.
+    """Give the workload's arrivals the prompts, answers and scores of random rows of the table.
 
-    Numbers of draws per row differ by at most one. `reasoning_share` of each answer is reasoning.
+    Rows are drawn equally often, to within one. `reasoning_share` of each answer is reasoning.
     """
     if not len(scores):
         raise HeadwayError("scores: no requests in the table")

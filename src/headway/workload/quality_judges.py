@@ -1,6 +1,6 @@
-"""Imperfect judges: the reference with bias and noise, and a trained linear judge. Both turn score tables into others.
+"""Imperfect judges: the reference with bias and noise, and a trained linear judge. Both convert score tables.
 
-An imperfect judge decides which requests escalate; the reference scores the answers:
+An imperfect judge decides which requests escalate, while the reference scores the answers:
 `reference.quality_of(imperfect.final_stage(thresholds))`.
 """
 
@@ -22,9 +22,9 @@ class JudgeNoise(Struct, frozen=True, forbid_unknown_fields=True):
     """The error of a judge's scores against the reference."""
 
     bias: float = 0.0
-    """Relative: at -0.094 scores are 9.4% lower, as with GPT-4o-mini (Cascadia, Table 6)."""
+    """Relative bias: at -0.094 scores are 9.4% lower, as with GPT-4o-mini (Cascadia, Table 6)."""
     spread: float = 0.0
-    """Standard deviation of a normal error, in points."""
+    """Standard deviation of the normal error, in points."""
 
     def __post_init__(self) -> None:
         if not -1 <= self.bias < float("inf") or not 0 <= self.spread < float("inf"):
@@ -44,7 +44,7 @@ def misjudged(scores: Scores, noise: JudgeNoise, seed: int = 0) -> Scores:
 def noisy_score(score: float, bias: float, noise: float, seed: int, request: int, stage: int) -> float:
     """Score of one answer by a judge with a mean error of `bias` points and a standard deviation of `noise` points.
 
-    It depends only on the arguments, not on the order in which answers are judged.
+    The score depends only on the arguments, not on the order of the calls.
     """
     error = bias
     if noise:
@@ -55,7 +55,8 @@ def noisy_score(score: float, bias: float, noise: float, seed: int, request: int
 class LinearJudge:
     """Each model's score as a linear function of the logarithms of prompt and answer tokens.
 
-    With `blind`, of the prompt only, which is all that a router knows before generation (Cascadia, appendix I).
+    With `blind`, a function of the prompt only, because a router knows only the prompt before generation (Cascadia,
+    appendix I).
     """
 
     def __init__(self, blind: bool = False) -> None:

@@ -33,9 +33,9 @@ class AnswerLayout(Struct, frozen=True, forbid_unknown_fields=True):
     no_score: tuple[str, ...] = ()
     """Values that mean no score, besides an empty cell."""
     output: str | None = "output_tokens"
-    """None: the file has no lengths, and every answer has `default_tokens`."""
+    """Column of the answers' lengths. None: every answer has `default_tokens`."""
     output_scale: float = 1.0
-    """Tokens per unit of `output`, if that counts words or characters."""
+    """Tokens per unit of `output`, if the column counts words or characters."""
     prompt: str | None = None
     prompt_scale: float = 1.0
     default_tokens: int = 430
@@ -59,9 +59,10 @@ class QualitySpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """In place of a trace: a CSV file with one line per answer, relative to the scenario's folder. Or the
     `requests.parquet` of a run with a cascade, whose answers have scores."""
     layout: AnswerLayout | None = None
-    """For a file: its columns. Nothing = request, model, score, output_tokens."""
+    """The file's columns. Default: request, model, score, output_tokens."""
     models: tuple[str, ...] | dict[str, str] | None = None
-    """Only these, the smallest first; {name in the file: name in the fleet} if they differ. Nothing = all of them."""
+    """Only these models, the smallest first, or {name in the file: name in the fleet} if the names differ. Default: all
+    models."""
     reasoning_share: float = 0.0
     """Share of every answer that is reasoning, which comes first."""
 
@@ -112,13 +113,13 @@ LEAST_COMPLETE = 20
 
 
 def served_scores(path: Path, models: Sequence[str] | None = None) -> Scores:
-    """The scores in the records of a run (None: of all models, from the lowest mean score of complete requests).
+    """The scores in the records of a run. `models` None: all models, ordered by the mean score of complete requests.
 
-    Easy requests have no answer of the larger models, and the last model's answers are not judged. So the table has the
-    requests that every model answered and the judge scored: those that replanning audits, a random share. They are
-    weighted so that the first model's scores are distributed as those of all requests.
+    Easy requests have no answer of the larger models, and the last model's answers are not judged. The table therefore
+    has only requests that every model answered and the judge scored: the random share that replanning audits. They are
+    weighted so that the first model's scores are distributed as in all requests.
     """
-    from headway.workload.files import read_parquet  # imports pyarrow, which other sources do not need
+    from headway.workload.files import read_parquet  # imports pyarrow; other sources do not need it
 
     rows = read_parquet(path, ReadOptions())
     known = [name.removeprefix(QUALITY) for name in rows.columns if name.startswith(QUALITY)]
@@ -156,9 +157,9 @@ class AnswerLine(Struct, frozen=True):
 
 
 def read_scores(path: str | Path, models: Sequence[str] | None = None, layout: AnswerLayout | None = None) -> Scores:
-    """Read the scores of these models, in this order (None: all, from the lowest mean score to the highest).
+    """Read the scores of these models, in this order. None: all models, in order of their mean score.
 
-    A request without a score of some model stays, with NaN. An answer that occurs twice is an error.
+    A request without a score of some model stays, with NaN. A repeated answer is an error.
     """
     path, layout = Path(path), layout or AnswerLayout()
     lines = list(_lines(path, layout))

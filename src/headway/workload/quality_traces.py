@@ -60,7 +60,7 @@ class ScoreDistributions(Struct, frozen=True):
     first: Knots
     second: Knots
     last: tuple[float, float]
-    """Range of the last model's scores, spread evenly, except for `hard` requests."""
+    """Range of the last model's scores, spread evenly. `hard` requests have other ranges."""
     hard: tuple[tuple[float, float, float, float], ...]
     """(h1, h2, low, high): if the first two scores are below (h1, h2), the last one lies between (low, high). The first
     matching entry counts."""
@@ -112,7 +112,7 @@ MEAN_TOKENS = {"deepseek": (1100.0, 1300.0, 1531.0), "llama": (430.0, 430.0)}
 """Mean answers by model where lengths differ. DeepSeek-R1's are those of a public trace of it (ServeGen's reasoning
 requests: thoughts and answer); its distilled models' are assumed to be somewhat shorter."""
 HARDEST_TO_EASIEST = 4.0
-"""How much longer the answers to the hardest request are than those to the easiest, where lengths differ: assumed."""
+"""Ratio of answer lengths between the hardest and the easiest request, where lengths differ: assumed."""
 
 
 def generate_scores(
@@ -126,8 +126,8 @@ def generate_scores(
 ) -> Scores:
     """Generate a score table of a trace (1 to 3). `output`: one distribution for all models, or one per model.
 
-    `lengths`: whether answers have `output` whatever the request, or means by model that grow with its difficulty, the
-    rank of the first model's score; then only the variation of `output` counts.
+    `lengths`: either all answers follow `output`, or each model's mean length grows with the request's difficulty,
+    which is the rank of the first model's score. In the second case only the variation of `output` is used.
 
     Shares match Table 2 to within about 1 / num_requests^0.5 / 3, because draws are spread evenly, not independent.
     """
@@ -156,7 +156,7 @@ def generate_scores(
 
 
 def _growth(first_scores: Floats) -> Floats:
-    """By request: how its answers compare with the mean in length, by the rank of its first score."""
+    """For each request, the length of its answers relative to the mean, by the rank of its first score."""
     ease = np.argsort(np.argsort(first_scores, axis=0, kind="stable"), axis=0) / max(1, len(first_scores) - 1)
     growth = HARDEST_TO_EASIEST ** (0.5 - ease)
     return np.asarray(growth / growth.mean())
@@ -179,7 +179,7 @@ def _scores(trace: ScoreDistributions, cascade: Cascade, num: int, random: np.ra
 
 
 def _inverse(knots: Knots, shares: Floats) -> Floats:
-    """Scores below which the given shares of the answers lie."""
+    """Scores below which these shares of the answers lie."""
     scores, below_ = zip(*knots, strict=True)
     if any(b[1] <= a[1] for a, b in pairwise(knots)) or (below_[0], below_[-1]) != (0, 1):
         raise ValueError(f"knots {knots}: shares do not rise from 0 to 1")

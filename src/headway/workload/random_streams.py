@@ -13,7 +13,7 @@ from headway.core.errors import HeadwayError
 
 
 def stream(seed: int, name: str) -> Generator:
-    """Return the generator of this name under this seed. It draws the same numbers on every machine."""
+    """The generator of this name under this seed. It draws the same numbers on every machine."""
     return Generator(PCG64(SeedSequence([seed, crc32(name.encode())])))
 
 

@@ -31,7 +31,7 @@ FORMATS: dict[str, tuple[Callable[[str], bool], Callable[[Path, ReadOptions], Wo
     "servegen": (_with_columns(servegen.LENGTHS), servegen.read),
     "servegen-batch": (servegen.matches_batch, servegen.read_batch),
 }
-"""By name: whether a first line is of this format, and the reader."""
+"""By format name: a test of a file's first line, and the reader."""
 
 
 UNSAID = {
@@ -39,7 +39,7 @@ UNSAID = {
     "block_tokens": ("mooncake", "mooncake-agents"),
     "spread_ticks": ("mooncake",),
 }
-"""Options for what files of a format do not say, and the formats that take them."""
+"""Options for facts that some files omit, and the formats that take each option."""
 
 
 def read(
@@ -56,9 +56,9 @@ def read(
     """Read the workload in a file, gzip or not, or in the records of a run's folder. Its `notes` list what was skipped.
 
     `format` is a key of `FORMATS`; None = recognised by the first line. `timestamp_unit` (`s`, `ms`) and `block_tokens`
-    are those of files that do not say them; `spread_ticks` spreads requests that share a tick of a coarse clock over
-    it. HeadwayError for a file that is empty,
-    truncated, out of order (unless `sort`) or has a bad line (unless `skip_bad`) names the line and what was expected.
+    describe files that omit these facts. `spread_ticks` spreads requests with the same tick of a coarse clock over the
+    tick. HeadwayError for a file that is empty, truncated, out of order (unless `sort`) or has a bad line (unless
+    `skip_bad`) names the line and what was expected.
     """
     file = _file(Path(path))
     if limit is not None and limit < 1:
@@ -73,13 +73,13 @@ def read(
 
 
 def _file(path: Path) -> Path:
-    """The trace's file, or the folder of a run that is under way or was killed."""
+    """The trace's file, or the folder of a running or killed run."""
     folder = path.parent if path.name == REQUESTS and not path.is_file() else path
     return folder if is_under_way(folder) else trace_file(path)
 
 
 def check_unsaid(options: ReadOptions, name: str, file: Path) -> None:
-    """HeadwayError for an option for what files do not say, of a format whose files say it."""
+    """HeadwayError if an option describes a fact that files of the format contain."""
     given = {option: getattr(options, option) or None for option in UNSAID}
     for option, value in given.items():
         if value is not None and name not in UNSAID[option]:
@@ -90,7 +90,7 @@ def check_unsaid(options: ReadOptions, name: str, file: Path) -> None:
 
 
 def detect(path: Path) -> str:
-    """Return the name of the file's format. HeadwayError if no format matches its first line."""
+    """The name of the file's format. HeadwayError if no format matches its first line."""
     file = _file(path)
     if file.is_dir():
         return "headway-parquet"

@@ -1,4 +1,4 @@
-"""Demand as regular time series, read from CSV in wide or long form."""
+"""Demand as regular time series, read from CSV files in wide or long form."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _groups(table: pa.Table, keys: list[str]) -> list[tuple[tuple[str, ...], npt
 def _checked_series(
     name: str, at_s: Floats, values: Floats, rows: npt.NDArray[np.int64], column: str, file: Path
 ) -> DemandSeries:
-    """A series of two or more values, none missing, evenly spaced."""
+    """A series of at least two evenly spaced values without gaps."""
     if len(values) < 2:
         raise HeadwayError(f"{file}: {name}: {len(values)} value; expected two or more")
     good = np.isfinite(values) & (values >= 0)

@@ -1,4 +1,4 @@
-"""Sources of requests: the protocol, and sources that play a table at its own times or in a closed loop."""
+"""Sources of requests: the protocol, and sources that replay a table at its own times or in a closed loop."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class RequestSource(Protocol):
     """Requests in order of arrival. Closed loops and sessions react to the end of a request."""
 
     reactive: bool
-    """False: `ended` never adds an arrival, so a driver need not call it."""
+    """Whether `ended` may add arrivals. If False, a driver need not call it."""
     num_requests: int | None
-    """Number of requests in all, for progress; None if unknown."""
+    """Total number of requests, for progress; None if unknown."""
 
     def peek_s(self) -> float | None:
-        """Arrival time of the next known request. None if there is none, or none yet if the source is reactive."""
+        """Arrival time of the next request. None if there is none, or if a reactive source does not know it yet."""
 
     def pop(self, make: Callable[..., R]) -> R:
         """Return the next request as `make(*fields)`, positional in `Request`'s order. Its id is its row in `table`."""
@@ -41,7 +41,7 @@ class RequestSource(Protocol):
 
 
 class TraceSource:
-    """Every row of a table at its own arrival time, whatever the outcomes."""
+    """Each row of a table at its own arrival time, independent of outcomes."""
 
     reactive = False
 
@@ -72,9 +72,9 @@ class TraceSource:
 
 
 class IssuedRows:
-    """The rows that a reactive source has issued, with their real arrival times. Each row takes 16 bytes.
+    """The rows that a reactive source has issued, with their actual arrival times. Each row takes 16 bytes.
 
-    `plan` is the table with everything that does not depend on the arrival times.
+    `plan` is the table of everything that does not depend on arrival times.
     """
 
     def __init__(self, plan: Workload) -> None:
@@ -124,7 +124,7 @@ class ClosedLoop:
         self._num_left = len(workload) - len(self._starts)
 
     def peek_s(self) -> float | None:
-        """When the next ready client sends. None if every client waits for an answer or is done."""
+        """When the next ready client sends a request. None if every client waits for an answer or is done."""
         return self._starts[0] if self._starts else None
 
     def pop(self, make: Callable[..., R]) -> R:

@@ -1,4 +1,4 @@
-"""The workload as a table: one column per property, one row per request. Ten million rows fit in memory."""
+"""The workload as a table with one column per property and one row per request. Ten million rows fit in memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CHUNK_ROWS = 8192
 FIELDS = Request.__struct_fields__
 FIELD_DEFAULTS = dict(zip(FIELDS[::-1], Request.__struct_defaults__[::-1], strict=False))
 FIELD_PREFIXES = {"quality": QUALITY, "lengths": LENGTH}
-"""Fields of `Request` with a value for each model -> begin of the names of their columns."""
+"""Fields of `Request` with a value for each model, and the prefix of their column names."""
 
 
 def default_of(name: str) -> float | int:
@@ -152,7 +152,7 @@ class Workload:
         return np.full(len(self), default_of(name), dtype_of(name))
 
     def names(self, column: str) -> tuple[str, ...]:
-        """The names that the codes of a column of `NAMED` stand for."""
+        """The names for the codes of a column in `NAMED`."""
         names: tuple[str, ...] = getattr(self, NAMED[column])
         return names
 
@@ -161,7 +161,7 @@ class Workload:
         return [name for name in self.columns if name.startswith(prefix)]
 
     def slice(self, start: int, stop: int) -> Workload:
-        """Rows `start` to `stop`, as views."""
+        """Rows `start` to `stop`, as array views."""
         prefix = None if self.prefix is None else self.prefix[start:stop]
         return replace(self, columns={n: c[start:stop] for n, c in self.columns.items()}, prefix=prefix)
 
@@ -169,7 +169,7 @@ class Workload:
         return self if num_rows >= len(self) else self.slice(0, num_rows)
 
     def take(self, index: npt.NDArray[Any]) -> Workload:
-        """The rows at these positions, in this order, or those that a boolean mask selects."""
+        """The rows at these positions in this order, or the rows that a boolean mask selects."""
         at = np.flatnonzero(index) if index.dtype == np.bool_ else index.astype("i8", copy=False)
         prefix = None if self.prefix is None else self.prefix.take(at)
         return replace(self, columns={n: c[at] for n, c in self.columns.items()}, prefix=prefix)
@@ -205,7 +205,7 @@ class Workload:
         return self
 
     def tuples(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[Any, ...]]:
-        """Yield the fields of each row, positional in `Request`'s order, without defaults at the end."""
+        """Yield the fields of each row in `Request`'s order, without trailing defaults."""
         names = _present_fields(self)
         end = len(self) if stop is None else min(stop, len(self))
         for a in range(start, end, CHUNK_ROWS):
@@ -366,7 +366,7 @@ CHECKS: tuple[tuple[str, _Check], ...] = (
     ("output_id", _ID),
     ("acceptance", (lambda rates, _: np.isnan(rates) | ((rates >= 0) & (rates <= 1)), "0 to 1, or nothing")),
 )
-"""Column, or the begin of its name -> which values are valid, and what is expected."""
+"""By column or column prefix: a test for valid values, and the text of what is expected."""
 
 
 def _check_prefix(workload: Workload, prefix: Prefix, where: str) -> None:

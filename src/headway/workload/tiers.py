@@ -1,4 +1,4 @@
-"""Tiers of requests: their objectives, and the mixes that K-tier Llumnix is measured with (section 4.2)."""
+"""Tiers of requests: their objectives, and the tier mixes in the evaluation of K-tier Llumnix (section 4.2)."""
 
 from __future__ import annotations
 

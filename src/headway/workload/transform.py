@@ -1,4 +1,4 @@
-"""Transform workloads. Each function returns a new table that shares the columns it does not change."""
+"""Transforms workloads. Each function returns a new table that shares unchanged columns."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def with_slo(
 ) -> Workload:
     """Set SLOs, a deadline relative to arrival, and the client timeout, for all requests or for one tier.
 
-    A value of None leaves its column unchanged. HeadwayError for a value that is not above 0.
+    None leaves a column unchanged. HeadwayError for a value that is not positive.
     """
     limits = {"slo_ttft_s": ttft_s, "slo_tpot_s": tpot_s, "slo_e2e_s": e2e_s, "timeout_s": timeout_s}
     chosen = np.ones(len(workload), np.bool_) if tier is None else workload.column("tier") == tier

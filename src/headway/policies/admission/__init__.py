@@ -1,1 +1,1 @@
-"""Admission policies: which requests are held back, and when they are released."""
+"""Admission policies decide which requests are held, and when they are released."""

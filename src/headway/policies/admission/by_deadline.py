@@ -1,4 +1,4 @@
-"""Hold the requests whose deadlines allow it until they delay nobody."""
+"""Holds requests with late deadlines until they delay no other request."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from headway.policies.engine_pace import EngineSpeed, EngineSpeeds
 from headway.policies.routing.work_left import MeanOutput, pending_tokens
 
 _FORGET = 0.999
-"""Share of the tightest SLOs that is kept with each request, so that those of requests that come no more fade."""
+"""Share of the tightest SLOs that is kept with each request, so that old SLOs fade."""
 _DEFAULT_TTFT_S, _DEFAULT_TPOT_S = 1.0, 0.05
-"""SLOs assumed of requests that are not held, until they have some."""
+"""SLOs assumed for requests that are not held, until some have SLOs."""
 
 
 class ByDeadlineAdmission:
-    """Hold what may wait: requests with a deadline later than `least_s` after their arrival, and no SLO.
+    """Holds requests that may wait: those with a deadline more than `least_s` after arrival and no SLO.
 
-    A request's tier says nothing about that. Held requests are released, the earliest deadline first, while a replica
-    has room beside the others: no request waits there, its iterations take at most `share` of the tightest time per
-    token that others ask for, its prompts yet to compute at most `share` of their tightest time to first token, and at
-    most `kv_share` of its KV blocks are in use. An idle replica always has room for one. Each release is counted
-    against the room; the router chooses the replica.
+    A request's tier does not matter. Held requests are released, earliest deadline first, while a replica has room: no
+    request waits there, its iterations take at most `share` of the tightest TPOT SLO of other requests, its prompts yet
+    to compute take at most `share` of their tightest TTFT SLO, and at most `kv_share` of its KV blocks are in use. An
+    idle replica always has room for one request. Each release is counted against the room; the router chooses the
+    replica.
 
-    A request is released in any case `margin_s` before its deadline, or at half of its time if that is later.
+    A request is released at the latest `margin_s` before its deadline, or halfway to it if that is later.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ByDeadlineAdmission:
         self._least_s, self._margin_s = least_s, margin_s
         self.interval_s = interval_s
         self._ttft_s, self._tpot_s = _DEFAULT_TTFT_S, _DEFAULT_TPOT_S
-        """The tightest SLOs of late."""
+        """The tightest recent SLOs."""
         self._output = MeanOutput()
         self._speeds = EngineSpeeds()
 
@@ -89,7 +89,7 @@ class ByDeadlineAdmission:
 
 
 class _Room:
-    """The room of one replica for requests that may wait."""
+    """The room of one replica for held requests."""
 
     def __init__(
         self, replica: ReplicaView, speed: EngineSpeed, output_tokens: float, limits: tuple[float, float, float]
@@ -103,7 +103,7 @@ class _Room:
         self._is_open = not replica.num_waiting
 
     def takes(self, tokens: int) -> bool:
-        """Whether one more request of so many prompt tokens delays nobody."""
+        """Whether one more request with this many prompt tokens delays no other request."""
         if not self._num:
             return True
         if not self._is_open or self._num >= self._most_num:

@@ -62,11 +62,11 @@ class QueueManagerAdmission:
         self._default_deadline_s = default_deadline_s
         self._urgent_tier = urgent_tier
         self._filled_share = min(interval_s / fill_s, 1.0)
-        """Of its free memory, what an endpoint asks for in an interval."""
+        """Share of its free memory that an endpoint requests in an interval."""
         self._num_held, self._prompt_tokens, self._output = 0, 0.0, MeanOutput()
-        """Batch requests so far, and their mean lengths."""
+        """Batch requests so far, and their mean prompt and output lengths."""
         self._soonest_s = inf
-        """The shortest time from arrival to urgency of all requests so far."""
+        """The shortest time from arrival to urgency over all requests so far."""
 
     def holds(self, request: RequestView) -> bool:
         if not self._silos.is_batch(request):
@@ -120,7 +120,7 @@ class QueueManagerAdmission:
         return regions[:most]
 
     def _asked_for(self, endpoint: Sequence[ReplicaView], per_signal: int) -> int:
-        """The requests that an endpoint's signals of an interval ask for, as far as it has seats."""
+        """The number of requests that an endpoint's signals ask for in an interval, limited by its free slots."""
         total = sum(replica.kv_blocks_total * replica.block_size_tokens for replica in endpoint)
         taken = sum(replica.kv_blocks_used * replica.block_size_tokens for replica in endpoint)
         taken += sum(replica.prefill_tokens_left for replica in endpoint)

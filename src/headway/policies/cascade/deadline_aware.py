@@ -1,4 +1,4 @@
-"""Thresholds that yield when the next model's answer would miss the deadline."""
+"""Thresholds, overridden where the next model's answer would miss the deadline."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from headway.policies.cascade.thresholds import ThresholdsCascade
 
 
 class DeadlineAwareCascade(ThresholdsCascade):
-    """As `thresholds`, but accept any answer if the next model would miss the request's deadline.
+    """Like `thresholds`, but accepts any answer if the next model would miss the request's deadline.
 
-    The deadline is the request's own, or else its arrival plus its end-to-end SLO. A request with neither is decided by
-    the thresholds alone. The expected time of the next model is an exponentially weighted mean of its past times, with
-    `weight` for each new one. A model that has not answered yet is expected to be in time.
+    The deadline is the request's own, or its arrival plus its end-to-end SLO. The thresholds alone decide on a request
+    without both. The expected time of the next model is an exponentially weighted mean of its past times, with `weight`
+    for each new one. A model without past times is assumed to be in time.
     """
 
     def __init__(self, thresholds: float | list[float] = 80.0, weight: float = 0.05) -> None:

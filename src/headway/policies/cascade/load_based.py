@@ -1,4 +1,4 @@
-"""Thresholds that fall as the next model's load rises."""
+"""Thresholds that fall with the load of the next model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from headway.policies.cascade.thresholds import require_thresholds, threshold_at
 
 
 class LoadBasedCascade:
-    """As `thresholds`, but the busier the next model is, the lower the score that is accepted.
+    """Like `thresholds`, but accepts lower scores while the next model is busy.
 
     After CascadeServe, which selects one of several gears by load. The load is the next stage's requests in flight over
-    the sum of its replicas' `max_num_seqs`. While the load goes from `calm` to `full`, the threshold goes from
-    `threshold`, one number for all stages or a list as of `thresholds`, to `lowest`.
+    the sum of its replicas' `max_num_seqs`. As the load rises from `calm` to `full`, the threshold falls from
+    `threshold` (one number for all stages, or a list as in `thresholds`) to `lowest`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One model for each request, chosen before anything is generated."""
+"""Chooses one model for each request before generation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from headway.policies.arguments import require_at_least, require_between
 class PreRoutedCascade:
     """The smallest model whose answer is predicted to score at least `threshold`, or else the largest model.
 
-    After RouteLLM. The prediction is the true score plus a normal error with standard deviation `noise`, which models
-    how well a router can predict the score from the prompt. So this policy runs only where the true scores are known.
+    After RouteLLM. The prediction is the true score plus a normal error with standard deviation `noise`, which models a
+    router that predicts the score from the prompt. The policy therefore runs only where the true scores are known.
     """
 
     oracle = True

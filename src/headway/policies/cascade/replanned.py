@@ -1,4 +1,4 @@
-"""Thresholds of a plan that is recomputed during serving."""
+"""Thresholds of a plan that is recomputed at run time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headway.core.view import CascadeView, RequestView
 
 
 class ReplannedCascade:
-    """As `thresholds`, with the thresholds of a planner that observes the workload (Cascadia, section 4.4).
+    """Like `thresholds`, with the thresholds of a planner that observes the workload (Cascadia, section 4.4).
 
     A request that the planner audits goes through all models that have replicas. If the next model has no replica, any
     answer is accepted.

@@ -1,4 +1,4 @@
-"""Small models first, and larger ones for answers that score too low."""
+"""Small models answer first; answers with low scores go to larger models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def require_thresholds(**arguments: float | list[float]) -> None:
 
 
 def threshold_at(thresholds: float | list[float], stage: int, view: CascadeView) -> float:
-    """A stage's threshold, of one number for all stages or a list. HeadwayError where the list is too short."""
+    """A stage's threshold, given as one number for all stages or as a list. HeadwayError if the list is too short."""
     if not isinstance(thresholds, list):
         return thresholds
     if len(thresholds) < len(view.stages) - 1:

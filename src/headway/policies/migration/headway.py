@@ -1,4 +1,4 @@
-"""Headway's own migration: PASCAL's at phase changes, Llumnix's away from full or draining replicas."""
+"""Headway's own migration: PASCAL's moves at phase changes, and Llumnix's moves away from full or draining replicas."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class HeadwayMigration:
 
     The first part is PASCAL's Algorithm 2 with `host_counts`, among replicas of one role whose engines are equally
     fast: between others, counts of requests say little. The second part is the pairing of `llumnix` with headroom for
-    `num_tiers` tiers. Its sources drain, or lack KV blocks or sequences for their first waiting request. The latter
-    send decoding requests only, to targets without waiting requests: how long an answer gets was not known when it was
-    placed. What waits stays where the router put it: the router knew of the queue, and weighed times, SLOs and caches,
-    of which free blocks say nothing. Between replicas with room, a request gains nothing from a move.
+    `num_tiers` tiers. Its sources drain, or lack KV blocks or sequences for their first waiting request. A source that
+    lacks room sends only decoding requests, to targets without waiting requests, because an answer's length was unknown
+    when it was placed. Waiting requests stay, because the router knew the queue and weighed times, SLOs and caches,
+    which free blocks do not reflect. Between replicas with room, a move gains nothing.
     """
 
     def __init__(self, interval_s: float = 1.0, num_tiers: int = 4) -> None:
@@ -37,7 +37,7 @@ class HeadwayMigration:
 
 
 class _Alike(UnkeptValues):
-    """A view of a replica and those that do the same work as fast. Satisfies `MigrationView`."""
+    """A view of a replica and the equally fast replicas with the same role. Implements `MigrationView`."""
 
     def __init__(self, replica: int, view: MigrationView) -> None:
         self.now, self.random, self.wants_scores = view.now, view.random, view.wants_scores
@@ -47,7 +47,7 @@ class _Alike(UnkeptValues):
 
 
 class _Relief(LlumnixMigration):
-    """Llumnix's pairs, from which decoding requests leave full replicas."""
+    """Llumnix's pairs, limited to decoding requests that leave full replicas."""
 
     def _leaving(self, source: ReplicaView, target: ReplicaView) -> Iterable[PlacedRequestView]:
         if target.num_waiting or not _is_full(source):

@@ -14,7 +14,8 @@ from headway.policies.freeness import Headroom, headroom_of
 
 
 class LlumnixMigration:
-    """Every `interval_s`, the least free replica sends a request to the freest, the second to the second, and so on.
+    """Every `interval_s`, the least free replica sends a request to the freest, the second least free to the second
+    freest, and so on.
 
     Freeness is that of `freest`, with headroom. Two replicas form a pair if their freeness differs by at least
     `threshold`, in blocks per running request, and each replica is in one pair at most. The source sends one request. A
@@ -23,10 +24,10 @@ class LlumnixMigration:
     with a KV cache.
 
     With thousands of blocks in a cache, freeness nearly always differs by the paper's 0.3, and requests would move back
-    and forth. So a request moves only if the destination with it is freer than the source was, and above 0, and only
-    while no other move from that source or to that destination is under way. A draining replica receives no requests
-    and sends up to `evacuations` requests a tick, each to the freest replica that stays above 0. A decoding request is
-    copied live, `stage_blocks` at a time; 16 is the most for which Llumnix stops one.
+    and forth. A request therefore moves only if the destination's freeness with it exceeds the source's freeness and 0,
+    and only while no other move from that source or to that destination is running. A draining replica receives no
+    requests and sends up to `evacuations` requests a tick, each to the freest replica that stays above 0. A decoding
+    request is copied live, `stage_blocks` at a time; 16 is the most for which Llumnix stops one.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class LlumnixMigration:
         return moves
 
     def _relieve(self, source: _Destination, target: _Destination) -> list[Move]:
-        """The move of one request between the replicas of a pair, if one helps."""
+        """The move of one request between the replicas of a pair, if a move helps."""
         if target.replica.num_arriving or target.best_case <= max(source.freeness, 0.0):
             return []
         if any(request.is_moving for request in source.replica.requests):
@@ -93,7 +94,7 @@ class LlumnixMigration:
         return []
 
     def _leaving(self, source: ReplicaView, target: ReplicaView) -> Iterable[PlacedRequestView]:
-        """The requests of a source that may go to the other replica of its pair."""
+        """The requests of a source that may move to the other replica of its pair."""
         return source.requests
 
     def _move(self, request: PlacedRequestView, target: _Destination) -> Move:
@@ -115,7 +116,7 @@ def _reluctance(request: PlacedRequestView) -> tuple[int, int, float, int]:
 
 
 class _Destination:
-    """A replica that does not drain, with the moves of this tick to it."""
+    """A replica that does not drain, including this tick's moves to it."""
 
     __slots__ = ("_free_blocks", "_headroom", "_num_running", "_tiers", "freeness", "has_arrivals", "replica")
 

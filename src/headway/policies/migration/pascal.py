@@ -1,4 +1,4 @@
-"""Where requests answer: PASCAL's Algorithm 2, and its adaptive migration."""
+"""PASCAL's Algorithm 2 chooses the replica for the answer; adaptive migration may cancel the move."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PascalMigration:
         return Move(request.id, selected, scores=tuple(load.items()))
 
     def _fresh(self, replica: ReplicaView, excluded: int) -> int:
-        """Answers within their first quantum at a replica, and requests in transfer to it."""
+        """Answers within their first quantum at a replica, and requests in transfer to the replica."""
         there = [one for one in replica.requests if one.id != excluded and not one.is_moving]
         return replica.num_arriving + sum(
             one.phase is Phase.ANSWERING and one.answer_tokens < self._quantum_tokens
@@ -58,7 +58,7 @@ class PascalMigration:
         )
 
     def _stays(self, request: RequestView, replicas: Sequence[ReplicaView], selected: int) -> bool:
-        """Whether the request's replica has room for it and the selected one has not."""
+        """Whether the request's replica has room for it and the selected replica has none."""
         free = {i.id: i.kv_blocks_total - footprint(i, self._host_counts) for i in replicas}
         block = next(i.block_size_tokens for i in replicas if i.id == selected)
         needed = -(-(request.prompt_tokens + request.generated_tokens) // block) + 1

@@ -1,1 +1,1 @@
-"""Orderings: which request runs first, and which one is preempted first."""
+"""Orderings decide which request runs first, and which request is preempted first."""

@@ -1,4 +1,4 @@
-"""The gateway's queue by the service that tenants or programs have had."""
+"""Orders the gateway's queue by the service that tenants or programs have received."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from headway.policies.ordering.shares import (
 )
 
 _MAX_SHARES = 100_000
-"""Tenants or programs whose service is remembered. Of more, the one served longest ago is forgotten."""
+"""Tenants or programs whose service is kept. Beyond it, the one served longest ago is forgotten."""
 
 
 @dataclass(slots=True)
 class _Attained:
-    """The service of one share, in tokens over its weight."""
+    """The service of one share: tokens divided by its weight."""
 
     tokens: float = 0.0
 
 
 class _ServiceOrdering:
-    """What the orderings by attained service have in common."""
+    """Common part of the orderings by attained service."""
 
     quantum: int | None = None
     preemptive = False
@@ -43,7 +43,7 @@ class _ServiceOrdering:
         self.headroom, self.prompt_window = headroom, prompt_window
         self._attained: OrderedDict[Share, _Attained] = OrderedDict()
         self._busy: dict[int, dict[Share, _Attained]] = {}
-        """By tier, the shares with requests in flight."""
+        """Shares with requests in flight, by tier."""
 
     def share(self, request: RequestView) -> Share:
         return request.tier, request.tenant
@@ -55,7 +55,7 @@ class _ServiceOrdering:
         return request.tier, self._counter(share), own, request.tier_since_s
 
     def _counter(self, share: Share) -> float:
-        """The counter with which the share would start a request now."""
+        """The counter at which the share would start a request now."""
         attained = self._attained.get(share)
         return 0.0 if attained is None else attained.tokens
 
@@ -64,7 +64,7 @@ class _ServiceOrdering:
 
     def started(self, request: RequestView, now: float) -> None:
         if request.id in self._in_flight:
-            return  # placed again
+            return  # the request is placed again
         share = self.share(request)
         weight, charge = self._weight(share), self._charges.at_start(request, share)
         attained = self._lifted(share)
@@ -73,7 +73,7 @@ class _ServiceOrdering:
         self._give(share, attained, charge)
 
     def _lifted(self, share: Share) -> _Attained:
-        """The share's service as it starts a request now. What it was is forgotten last."""
+        """The share's service at the start of a request now. Its old service is forgotten last."""
         counter, attained = self._counter(share), self._attained.setdefault(share, _Attained())
         attained.tokens = counter
         self._attained.move_to_end(share)
@@ -85,7 +85,7 @@ class _ServiceOrdering:
         attained.tokens += service / self._weight(share)
 
     def _forgotten(self, share: Share) -> None:
-        """A share's service is remembered no more."""
+        """A share's service is no longer kept."""
 
     def _weight(self, share: Share) -> float:
         return self._weights.get(str(share[1]), 1.0)
@@ -93,7 +93,7 @@ class _ServiceOrdering:
     def learn(self, record: Ended | RequestView) -> None:
         found = self._in_flight.end(record.id)
         if found is None:
-            return  # it never started
+            return  # the request never started
         share, charged = found
         busy = self._busy[share[0]]
         self._give(share, busy[share], self._charges.at_end(record, share, charged))
@@ -107,20 +107,20 @@ class VtcOrdering(_ServiceOrdering):
     """By tier, and within a tier the tenant with the smallest virtual token counter; by arrival within a tenant.
 
     A tenant's counter grows by the service of its requests over its weight in `weights` (1 if it has none there):
-    `prompt_weight` for each prompt token and `output_weight` for each output token. A tenant that comes back with no
-    request in flight is lifted to the smallest counter of those that have some, so that it has no credit for the time
-    without; at equal counters, the one that was lifted goes first.
+    `prompt_weight` for each prompt token and `output_weight` for each output token. A tenant that returns with no
+    request in flight is lifted to the smallest counter of tenants with requests in flight, so that it has no credit for
+    its idle time. At equal counters, the lifted tenant goes first.
 
     Source: virtual token counter (Sheng et al., OSDI 2024), weighted and with length prediction: the mean of the
-    tenant's last answers is counted when a request starts, and the difference when it has ended. `fair` limits how far
-    a tenant may be ahead, lets a tenant be ahead by a burst, and is meant for production.
+    tenant's last answers is charged when a request starts, and the difference when it ends. `fair` limits how far a
+    tenant may be ahead, allows a burst, and is meant for production.
 
-    While two tenants of a tier wait, their services over their weights differ by no more than two requests of each,
-    and the errors of the predictions for their requests in flight. While the head of a tenant's line waits, each other
-    tenant starts requests until its counter has reached that tenant's, and none further. So none starves. Tiers are
-    strict. `headroom` and `prompt_window` are as in `fair`. Several gateways count each other's service.
+    While two tenants of a tier wait, their services over their weights differ by no more than two requests of each, and
+    the errors of the predictions for their requests in flight. While a tenant's first request waits, each other tenant
+    starts requests only until its counter reaches that tenant's counter. No tenant starves. Tiers are strict.
+    `headroom` and `prompt_window` are as in `fair`. Several gateways count each other's service.
 
-    It orders the gateway's queue only.
+    This ordering applies to the gateway's queue only.
     """
 
     def __init__(
@@ -134,10 +134,10 @@ class VtcOrdering(_ServiceOrdering):
         super().__init__(weights, Charges(prompt_weight, output_weight), headroom, prompt_window)
         self._given = GivenService()
         self._peer_counters: dict[int, float] = {}
-        """By tier, the counter with which a request has started elsewhere; the largest."""
+        """By tier: the largest counter at which a request has started at another gateway."""
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Use these weights for the tenants that have one here, from the next request on."""
+        """Use these weights from the next request on, for the tenants that have one here."""
         self._weights |= checked_weights(weights)
 
     def _counter(self, share: Share) -> float:
@@ -149,7 +149,8 @@ class VtcOrdering(_ServiceOrdering):
         return tokens if share in busy else max(tokens, self._least(tier))
 
     def _least(self, tier: int) -> float:
-        """The smallest counter of tenants with requests in flight; without any here, that of elsewhere."""
+        """The smallest counter of tenants with requests in flight; if there are none here, the counter of other
+        gateways."""
         if busy := self._busy.get(tier):
             return min(each.tokens for each in busy.values())
         return self._peer_counters.get(tier, 0.0)
@@ -162,18 +163,18 @@ class VtcOrdering(_ServiceOrdering):
         self._given.forget(share)
 
     def given(self) -> Mapping[tuple[int, str], float]:
-        """The service so far of the shares that got any since the last call (`core.policy.PeerOrdering`)."""
+        """The total service of the shares that received any since the last call (`core.policy.PeerOrdering`)."""
         return self._given.take()
 
     def given_elsewhere(self, share: tuple[int, str], service: float, /) -> None:
-        """See `core.policy.PeerOrdering`: the tenant's counter grows as if its requests had started here."""
+        """See `core.policy.PeerOrdering`. The tenant's counter grows as if its requests had started here."""
         tier, weight = share[0], self._weight(share)
         if service > 0:
             attained = self._lifted(share)
             self._peer_counters[tier] = max(self._peer_counters.get(tier, 0.0), attained.tokens)
             attained.tokens += min(service, MOST_AT_ONCE) / weight
         elif (known := self._attained.get(share)) is not None:
-            # No credit beyond that of a tenant that was idle.
+            # No more credit than an idle tenant has.
             known.tokens = max(known.tokens + service / weight, min(known.tokens, self._least(tier)))
 
 
@@ -181,12 +182,12 @@ class LeastAttainedServiceOrdering(_ServiceOrdering):
     """By tier, and within a tier the program that has had the least service; by arrival within a program.
 
     A program is the calls of one session (`session_id`); a tenant's requests without one count as one program. Service
-    is counted as by `vtc`, over all calls of the program, ended ones too, and is not lifted. So a short program does
-    not wait behind the many calls of a long one, whose end it hardly delays. Long programs may starve. Source:
-    program-level attained service (Autellix, Luo et al., 2025), which compares levels of service and preempts at the
-    engine; here the gateway holds calls back, and a call that has started stays.
+    is counted as by `vtc`, over all calls of the program including ended calls, and is not lifted. A short program
+    therefore does not wait for the many calls of a long program, and hardly delays it. Long programs may starve.
+    Source: program-level attained service (Autellix, Luo et al., 2025), which compares levels of service and preempts
+    at the engine. Here the gateway holds calls, and does not interrupt a started call.
 
-    It orders the gateway's queue only.
+    This ordering applies to the gateway's queue only.
     """
 
     def __init__(self, prompt_weight: float = 1.0, output_weight: float = 2.0) -> None:

@@ -9,11 +9,12 @@ from headway.policies.arguments import require_above, require_at_least
 
 
 def _due_s(request: RequestView, default_s: float) -> float:
-    """The deadline of the first token, from which SageServe counts d_r (section 6.5).
+    """The deadline of the first token, from which SageServe computes d_r (section 6.5).
 
-    It is the arrival plus the TTFT SLO; without one the request's own deadline, the arrival plus the end-to-end SLO, or
-    the arrival plus `default_s`: the first of them that is set. A request that an admission policy has promoted is due
-    as one that arrives then: it would be on a par with nobody by a deadline of hours.
+    The deadline is the arrival plus the TTFT SLO. Without a TTFT SLO it is the first of these that is set: the
+    request's own deadline, the arrival plus the end-to-end SLO, the arrival plus `default_s`. A request that an
+    admission policy has promoted is due as if it had arrived at the promotion, because a deadline hours away would give
+    it no rank among interactive requests.
     """
     since_s, deadline_s, slo_e2e_s = request.tier_since_s, request.deadline_s, request.slo_e2e_s
     if request.slo_ttft_s is not None:
@@ -29,8 +30,8 @@ class EdfOrdering:
     """By the deadline of the first token, and by arrival among equals.
 
     The deadline is the arrival plus the TTFT SLO, as in SageServe (section 6.5). Without a TTFT SLO it is the request's
-    own deadline, the arrival plus the end-to-end SLO, or the arrival plus `default_deadline_s`: the first of them that
-    is set. A request that an admission policy has promoted is due at most `default_deadline_s` after that.
+    own deadline, the arrival plus the end-to-end SLO, or the arrival plus `default_deadline_s`: the first one that is
+    set. A promoted request is due at most `default_deadline_s` after its promotion by the admission policy.
     """
 
     quantum: int | None = None
@@ -89,9 +90,9 @@ class DeadlinePriorityOrdering:
         return next((change_s for change_s in self._bounds(request) if change_s > now), None)
 
     def _bounds(self, request: RequestView) -> tuple[float, float, float]:
-        """The times from which the request is urgent, expired and severely expired.
+        """The times at which the request becomes urgent, expired and severely expired.
 
-        The latter two are the first floating-point times after d = 0 and d = -tau_n.
+        The last two are the first floating-point times after d = 0 and d = -tau_n.
         """
         deadline_s = _due_s(request, self._default_deadline_s)
         return deadline_s - self._tau_p_s, nextafter(deadline_s, inf), nextafter(deadline_s + self._tau_n_s, inf)

@@ -20,40 +20,41 @@ from headway.policies.ordering.shares import (
 )
 
 _MAX_IDLE = 4096
-"""Tenants without a request in flight whose round is remembered. Of more, the one idle for longest is forgotten."""
+"""Tenants without a request in flight whose round is kept. Beyond it, the one idle for longest is forgotten."""
 
 
 @dataclass(slots=True)
 class _Turn:
-    """One tenant's place in the rounds of its tier."""
+    """One tenant's position in the rounds of its tier."""
 
     round: int
     left: float
-    """Tokens of service that the tenant has left in that round; above 0."""
+    """Tokens of service left to the tenant in this round; positive."""
 
 
 class DeficitRoundRobinOrdering:
-    """By tier, and within a tier in rounds, in each of which every tenant gets a quantum; by arrival within a tenant.
+    """By tier; within a tier in rounds that give every tenant a quantum; within a tenant by arrival.
 
     In a round, a tenant starts requests until it has used `quantum_tokens` times its weight in `weights` (1 if it has
-    none there). What its last request takes beyond that is taken from its next rounds. Of the tenants that have some
-    of the round left, the one with the most over its weight goes first, so that a tenant that was idle does not wait
-    for the others' quanta. It joins the present round, with a quantum and no credit for the time before.
+    none there). Service of its last request beyond the quantum is deducted from its next rounds. Of the tenants with
+    some of the round left, the one with the largest remainder over its weight goes first, so that a tenant that was
+    idle does not wait for the others' quanta. Such a tenant joins the current round with one quantum, and without
+    credit for its idle time.
 
     Service is counted in tokens: `prompt_weight` for a token of the prompt and `output_weight` for one of the answer.
-    The mean of the tenant's last answers is charged at the start, and the difference when the request has ended.
+    The mean of the tenant's last answers is charged at the start, and the difference when the request ends.
 
     Source: deficit round robin (Shreedhar and Varghese, 1995), in its form for lengths that are unknown beforehand
     (surplus round robin), with the service of the virtual token counter (Sheng et al., 2024). With the router `dlpm` it
     is the distributed deficit longest prefix match (D2LPM, Cao et al., 2025), whose replicas take waiting requests in
-    such rounds; there, those of one round go by their cached prefix.
+    such rounds, ordered by cached prefix within a round.
 
-    While the head of a tenant's line waits, each other tenant of its tier starts requests of at most 1 + r quanta and
-    one request more. r is what the tenant's own last requests took beyond its quantum, in quanta, rounded up; 0 for a
-    tenant that was idle. So none starves. Tiers are strict. `headroom` and `prompt_window` are as in `fair`.
+    While a tenant's first request waits, each other tenant of its tier starts requests of at most 1 + r quanta and one
+    request more. Here r is the excess of the tenant's own last requests over its quantum, in quanta, rounded up; 0 for
+    a tenant that was idle. No tenant starves. Tiers are strict. `headroom` and `prompt_window` are as in `fair`.
     Several gateways count each other's service.
 
-    It orders the gateway's queue only.
+    This ordering applies to the gateway's queue only.
     """
 
     quantum: int | None = None
@@ -76,12 +77,12 @@ class DeficitRoundRobinOrdering:
         self.headroom, self.prompt_window = headroom, prompt_window
         self._turns: dict[Share, _Turn] = {}
         self._idle: OrderedDict[Share, None] = OrderedDict()
-        """Tenants without a request in flight, the one idle for longest first."""
+        """Tenants without a request in flight, ordered by idle time, longest first."""
         self._round: dict[int, int] = {}
-        """By tier, the latest round of a start."""
+        """The latest round in which a request started, by tier."""
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Use these weights for the tenants that have one here, from the next request on."""
+        """Use these weights from the next request on, for the tenants that have one here."""
         self._weights |= checked_weights(weights)
 
     def share(self, request: RequestView) -> Share:
@@ -102,7 +103,7 @@ class DeficitRoundRobinOrdering:
 
     def started(self, request: RequestView, now: float) -> None:
         if request.id in self._in_flight:
-            return  # placed again
+            return  # the request is placed again
         share = request.tier, request.tenant
         weight, charge, turn = self._weight(share), self._charges.at_start(request, share), self._begin(share)
         self._idle.pop(share, None)
@@ -111,7 +112,8 @@ class DeficitRoundRobinOrdering:
         self._take(turn, charge, weight)
 
     def _begin(self, share: Share) -> _Turn:
-        """A tenant starts a request: its place, in the present round or a later one, which is then the present one."""
+        """A tenant starts a request. Returns its position in the current round, or in a later one, which becomes the
+        current one."""
         tier = share[0]
         present, turn = self._round.get(tier, 0), self._turns.get(share)
         if turn is None or turn.round < present:
@@ -120,11 +122,11 @@ class DeficitRoundRobinOrdering:
         return turn
 
     def given(self) -> Mapping[tuple[int, str], float]:
-        """The service so far of the shares that got any since the last call (`core.policy.PeerOrdering`)."""
+        """The total service of the shares that received any since the last call (`core.policy.PeerOrdering`)."""
         return self._given.take()
 
     def given_elsewhere(self, share: tuple[int, str], service: float, /) -> None:
-        """See `core.policy.PeerOrdering`: the tenant's quanta are used as if its requests had started here."""
+        """See `core.policy.PeerOrdering`. The tenant's quanta are used as if its requests had started here."""
         weight, turn = self._weight(share), self._turns.get(share)
         if service > 0:
             turn = self._begin(share)
@@ -135,7 +137,7 @@ class DeficitRoundRobinOrdering:
             self._mark_idle(share)
 
     def _take(self, turn: _Turn, tokens: float, weight: float) -> None:
-        """Take tokens from a tenant's quantum, and from those of as many further rounds as it needs."""
+        """Deduct tokens from a tenant's quantum, and from as many later rounds as needed."""
         turn.left -= tokens
         if turn.left <= 0:
             quantum = self._quantum_tokens * weight
@@ -146,7 +148,7 @@ class DeficitRoundRobinOrdering:
     def learn(self, record: Ended | RequestView) -> None:
         found = self._in_flight.end(record.id)
         if found is None:
-            return  # it never started
+            return  # the request never started
         share, charged = found
         due = self._charges.at_end(record, share, charged)
         self._given.add(share, due)

@@ -1,4 +1,4 @@
-"""Fair sharing between tenants, by the service that each has been given."""
+"""Fair sharing between tenants, by the service that each tenant has received."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from headway.policies.arguments import require_above, require_at_least, require_
 from headway.policies.ordering.shares import MOST_AT_ONCE
 
 MAX_IDLE = 4096
-"""Tenants without a request in flight whose service is remembered. Of more, the one idle for longest is forgotten."""
+"""Tenants without a request in flight whose service is kept. Beyond it, the one idle for longest is forgotten."""
 _MEAN_OVER = 100
-"""Requests over which the mean of output tokens is taken."""
+"""Requests over which the mean output length is taken."""
 _Share = tuple[int, str]
 """Tier and tenant."""
 
@@ -26,12 +26,12 @@ class _Tenant:
     share: _Share
     weight: float
     burst: float
-    """How far the start of a request may lie before `finish`, in virtual time."""
+    """How far before `finish` a request may start, in virtual time."""
     finish: float = 0.0
-    """Where the tenant's service so far ends in virtual time."""
+    """The end of the tenant's service so far, in virtual time."""
     num_in_flight: int = 0
     given: float = 0.0
-    """The service that was given here."""
+    """The service given at this scheduler."""
 
 
 class FairOrdering:
@@ -43,26 +43,25 @@ class FairOrdering:
 
     This is start-time fair queueing (Goyal, Vin and Cheng, 1996) in each tier, with the service of the virtual token
     counter (Sheng et al., 2024, whose weights are the defaults). A request starts at virtual time max(v, F - B): F is
-    where its tenant's service ends, v the latest start so far, and B is `burst_tokens` over the tenant's weight. So a
-    tenant that was idle starts at v, with no credit for that time but B: requests that come together are not spaced.
-    At equal starts the least F goes first.
-    The length of an answer is unknown at its start: the mean of the last answers is charged then, and the difference
-    when the request has ended.
+    the end of its tenant's service, v the latest start so far, and B is `burst_tokens` over the tenant's weight. A
+    tenant that was idle therefore starts at v with no credit except B, so that requests of one burst are not spaced
+    out. At equal starts the least F goes first. The length of an answer is unknown at its start: the mean of the last
+    answers is charged at the start, and the difference when the request ends.
 
     While two tenants wait, their services over their weights differ by no more than B, one request of each, and the
-    errors of the charges of their requests in flight. While the head of a tenant's line waits, each other tenant starts
-    at most one request whose virtual start is later, so none starves. Tiers are strict: requests of a lower tier wait
-    as long as there are others.
+    errors of the charges of their requests in flight. While a tenant's first request waits, each other tenant starts at
+    most one request with a later virtual start, so no tenant starves. Tiers are strict: a less urgent tier waits while
+    more urgent requests exist.
 
-    What an engine was sent is started in order of arrival, so that all of it is in front of the next tenant's request.
-    A tenant that has its share of the requests in flight is therefore sent on only while a replica's prompts without a
-    first token have no more than `prompt_window` tokens; by default as many as an iteration of the engine computes.
-    Less shortens the engine's iterations, which all tenants then wait for less, and lowers its throughput.
+    An engine starts requests in order of arrival, so everything sent to it is in front of the next tenant's request. A
+    tenant that has its share of the requests in flight therefore sends more only while the replica's prompts without a
+    first token have at most `prompt_window` tokens; by default as many as an iteration of the engine computes. A
+    smaller window shortens the engine's iterations, and so the waits of all tenants, but lowers throughput.
 
-    A share `headroom` of each replica's window and KV cache is kept for tenants that have less than their share of the
-    requests in flight, so that these need not wait for a place. With 0, no place is free while a request waits.
+    A share `headroom` of each replica's window and KV cache is reserved for tenants with less than their share of the
+    requests in flight, so that they need not wait. With 0, nothing is reserved.
 
-    It orders the gateway's queue only. Without tenants it is `priority`.
+    This ordering applies to the gateway's queue only. Without tenants it equals `priority`.
     """
 
     quantum: int | None = None
@@ -89,19 +88,19 @@ class FairOrdering:
         self.headroom, self.prompt_window = headroom, prompt_window
         self._tenants: dict[_Share, _Tenant] = {}
         self._idle: OrderedDict[_Share, None] = OrderedDict()
-        """Tenants without a request in flight, the one idle for longest first."""
+        """Tenants without a request in flight, ordered by idle time, longest first."""
         self._virtual: dict[int, float] = {}
-        """By tier, the latest start of a request in virtual time."""
+        """The latest start of a request in virtual time, by tier."""
         self._charged: dict[int, tuple[_Tenant, float]] = {}
-        """By request in flight, its tenant and what it was charged."""
+        """For each request in flight, its tenant and its charge."""
         self._weight_in_flight = 0.0
-        """The weights of all tenants with requests in flight."""
+        """The total weight of tenants with requests in flight."""
         self._mean_output_tokens, self._num_ended = 0.0, 0
         self._unreported: set[_Share] = set()
-        """Shares whose `given` has changed since it was last reported."""
+        """Shares whose `given` has changed since the last report."""
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Use these weights for the tenants that have one here, from the next request on."""
+        """Use these weights from the next request on, for the tenants that have one here."""
         self._weights |= weights
         for (_, name), tenant in self._tenants.items():
             weight = self._weights.get(name, 1.0)
@@ -129,7 +128,7 @@ class FairOrdering:
     def started(self, request: RequestView, now: float) -> None:
         charged, id = self._charged, request.id
         if id in charged:
-            return  # placed again
+            return  # the request is placed again
         tier = request.tier
         tenant = self._tenants.get((tier, request.tenant))
         if tenant is None:
@@ -148,17 +147,17 @@ class FairOrdering:
         self._unreported.add(tenant.share)
 
     def given(self) -> Mapping[_Share, float]:
-        """The service so far of the shares that got any since the last call (`core.policy.PeerOrdering`)."""
+        """The total service of the shares that received any since the last call (`core.policy.PeerOrdering`)."""
         changed, self._unreported = self._unreported, set()
         return {share: self._tenants[share].given for share in sorted(changed)}
 
     def given_elsewhere(self, share: _Share, service: float, /) -> None:
-        """See `core.policy.PeerOrdering`: the share is charged as if its requests had started here."""
+        """See `core.policy.PeerOrdering`. The share is charged as if its requests had started here."""
         tenant = self._tenants.get(share)
         if tenant is None:
             tenant = self._add(*share)
         if service > 0:
-            # As with requests that started one after the other: what came before the last ones is in the past.
+            # As for requests that started one after the other: only the last ones still count.
             past = max(service - MOST_AT_ONCE, 0.0) / tenant.weight
             start = self._virtual[share[0]] = max(self._virtual[share[0]], tenant.finish + past - tenant.burst)
             tenant.finish = max(tenant.finish, start - past)
@@ -177,7 +176,7 @@ class FairOrdering:
     def learn(self, record: Ended | RequestView) -> None:
         found = self._charged.pop(record.id, None)
         if found is None:
-            return  # it never started
+            return  # the request never started
         tenant, charge = found
         output_tokens = record.generated_tokens
         service = self._prompt_weight * record.prompt_tokens + self._output_weight * output_tokens
@@ -197,7 +196,7 @@ class FairOrdering:
             self._forget_idle()
 
     def _forget_idle(self) -> None:
-        """Forget the tenants that are idle for longest, of more than are remembered."""
+        """Forget the longest idle tenants beyond the limit."""
         while len(self._idle) > MAX_IDLE:
             forgotten = self._idle.popitem(last=False)[0]
             del self._tenants[forgotten]

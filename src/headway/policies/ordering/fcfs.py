@@ -1,4 +1,4 @@
-"""First come, first served, by the time since which a request has its tier."""
+"""First come, first served. Arrival means the time since which a request has its tier."""
 
 from __future__ import annotations
 

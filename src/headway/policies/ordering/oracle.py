@@ -28,9 +28,9 @@ class ShortestRemainingOrdering:
 class ShortestToAnswerOrdering:
     """By output tokens until the answer begins; answering requests go last, by remaining output tokens.
 
-    Only an oracle knows these lengths. Equals are ordered by arrival. Where users do not see the reasoning, this
-    ordering gives the lowest mean time to the first answering token that known lengths allow, at the expense of long
-    chains of thought and of answers that have begun.
+    Only an oracle knows these lengths. Equals are ordered by arrival. If users do not see the reasoning, known lengths
+    allow no lower mean time to the first answering token. Long chains of thought and answers that have begun pay for
+    it.
     """
 
     oracle = True

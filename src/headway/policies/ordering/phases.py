@@ -1,4 +1,4 @@
-"""Reasoning before answering: the queues of PASCAL, alone and within tiers of service."""
+"""Orderings that run reasoning before answering: the queues of PASCAL, alone and within tiers of service."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class PascalOrdering:
     answering requests, so that one long chain of thought does not take the memory of all others. Source: PASCAL,
     section IV-C; the defaults are those of section V-A.
 
-    With `by_quanta`, the request that has used the fewest quanta in its queue goes first. So a new answer goes before
-    the older ones, as the paper says of answers within their first quantum (section IV-B, on Algorithm 2). Among
-    equals the one that has had this number of quanta for longest goes first, so that no peer interrupts a quantum.
-    `levels` limits the numbers of quanta that are told apart: with 2, requests in their first quantum go before all
-    others, and the others take turns. None = no limit.
+    With `by_quanta`, the request that has used the fewest quanta in its queue goes first. A new answer therefore goes
+    before older ones, as in the paper for answers within their first quantum (section IV-B, on Algorithm 2). Among
+    equals, the request that reached this number first goes first, so that no peer interrupts a quantum. `levels` limits
+    the distinguished numbers of quanta: with 2, requests in their first quantum go before all others, and the others
+    take turns. None = no limit.
     """
 
     num_queues: int = 2
@@ -45,7 +45,7 @@ class PascalOrdering:
         self._level = QuantumLevel(quantum_tokens, levels)
 
     def queue(self, request: RequestView) -> int:
-        """0 is the queue with the higher priority."""
+        """The queue of the request; 0 has the higher priority."""
         return 0 if request.phase is Phase.REASONING and self._left(request) >= 0 else 1
 
     def rank(self, request: RequestView, now: float) -> tuple[int, int, int, float]:
@@ -66,7 +66,7 @@ class PascalOrdering:
         return request.generated_tokens if left >= 0 else min(request.generated_tokens, -left - 1)
 
     def _left(self, request: RequestView) -> int:
-        """KV tokens until the request is demoted; negative if it was demoted."""
+        """KV tokens left until the request is demoted; negative once it was demoted."""
         return self._demotion_tokens - request.prompt_tokens - request.generated_tokens
 
 

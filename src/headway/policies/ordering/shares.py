@@ -1,4 +1,4 @@
-"""What the orderings that share service among tenants have in common: weights, charges and requests in flight."""
+"""Common parts of the orderings that share service among tenants: weights, charges and requests in flight."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from headway.policies.arguments import require_above, require_at_least, require_
 Share = tuple[int, str | int]
 """Tier, and tenant or program."""
 _KEPT = 0.8
-"""Part of a share's mean answer that is kept with each further one, so that the mean is that of some five."""
+"""Weight of the old mean answer length when a further answer is averaged in, so that about five answers count."""
 MOST_AT_ONCE = 65_536.0
-"""Service by another scheduler in one message that is held against a tenant. More was given out of reach."""
+"""Most service of another scheduler in one message that is charged to a tenant. The rest was given while it was
+unreachable."""
 _MAX_MEANS = 100_000
-"""Shares whose mean answer is remembered. Of more, the one that ended a request longest ago is forgotten."""
+"""Shares whose mean answer length is kept. Beyond it, the share that ended a request longest ago is forgotten."""
 
 
 def checked_weights(weights: Mapping[str, float] | None) -> dict[str, float]:
-    """The tenants' weights. HeadwayError if one is not above 0."""
+    """The tenants' weights. HeadwayError if one is not positive."""
     for tenant, weight in (weights or {}).items():
         require_above(0, **{f"weights: {tenant}": weight})
     return dict(weights or {})
 
 
 def check_room(headroom: float, prompt_window: int | None) -> None:
-    """HeadwayError unless these are as `SharingOrdering` has them."""
+    """HeadwayError unless both are within the limits of `SharingOrdering`."""
     require_between(0, 0.5, headroom=headroom)
     if prompt_window is not None:
         require_at_least(1, prompt_window=prompt_window)
 
 
 class Charges:
-    """The service of requests in tokens: what is charged at a start, and what is still due at the end.
+    """The service of requests in tokens: the charge at the start, and the rest at the end.
 
-    Tokens of the prompt count `prompt_weight` and those of the answer `output_weight`. The length of an answer is
-    unknown at the start: the mean of the share's last five or so answers is charged, and the difference at the end.
-    Unless it `predicts`, all of the answer is charged at the end.
+    Prompt tokens weigh `prompt_weight` and output tokens `output_weight`. An answer's length is unknown at the start:
+    the mean of the share's last five or so answers is charged, and the difference at the end. Without `predicts`, the
+    whole answer is charged at the end.
     """
 
     def __init__(self, prompt_weight: float, output_weight: float, predicts: bool = True) -> None:
@@ -46,14 +47,14 @@ class Charges:
         require_at_least(0, output_weight=output_weight)
         self._prompt_weight, self._output_weight, self._predicts = prompt_weight, output_weight, predicts
         self._mean_output_tokens: OrderedDict[Share, float] = OrderedDict()
-        """By share."""
+        """Mean output tokens by share."""
 
     def at_start(self, request: RequestView, share: Share) -> float:
         answer_tokens = self._mean_output_tokens.get(share, 0.0)
         return self._prompt_weight * request.prompt_tokens + self._output_weight * answer_tokens
 
     def at_end(self, record: Ended | RequestView, share: Share, charged: float) -> float:
-        """What is still due of a request that was charged this much; below 0: it was charged too much."""
+        """The remaining charge of a request that was charged `charged`; negative if it was charged too much."""
         means, tokens = self._mean_output_tokens, record.generated_tokens
         if self._predicts:
             means[share] = _KEPT * means.get(share, tokens) + (1 - _KEPT) * tokens
@@ -64,12 +65,12 @@ class Charges:
 
 
 class GivenService:
-    """The service that was given here, by tenant, as it is reported to other schedulers."""
+    """The service given here by tenant, in the form that other schedulers receive."""
 
     def __init__(self) -> None:
         self._sums: dict[Share, float] = {}
         self._changed: set[Share] = set()
-        """Tenants whose sum has changed since its last report."""
+        """Tenants whose sum has changed since the last report."""
 
     def add(self, share: Share, service: float) -> None:
         self._sums[share] = self._sums.get(share, 0.0) + service
@@ -90,11 +91,11 @@ class InFlight:
 
     def __init__(self) -> None:
         self._charged: dict[int, tuple[Share, float]] = {}
-        """By request, its share and what it was charged."""
+        """For each request, its share and its charge."""
         self._num: dict[Share, tuple[int, float]] = {}
-        """By share with requests in flight, their number and the share's weight."""
+        """For each share with requests in flight, their number and the share's weight."""
         self._weight = 0.0
-        """The weights of all such shares."""
+        """Total weight of these shares."""
 
     def __contains__(self, request: int) -> bool:
         return request in self._charged
@@ -110,7 +111,7 @@ class InFlight:
         self._charged[request] = share, charge
 
     def end(self, request: int) -> tuple[Share, float] | None:
-        """The request's share and what it was charged; None if it is not in flight."""
+        """Remove a request. Returns its share and its charge; None if it is not in flight."""
         found = self._charged.pop(request, None)
         if found is not None:
             share = found[0]
@@ -123,6 +124,6 @@ class InFlight:
         return found
 
     def is_below(self, share: Share) -> bool:
-        """Whether the share has fewer requests in flight than its part by weight."""
+        """Whether the share has less than its weighted part of the requests in flight."""
         num, weight = self._num.get(share, (0, 0.0))
         return not num or num * self._weight < len(self._charged) * weight

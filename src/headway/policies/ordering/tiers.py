@@ -31,7 +31,7 @@ class PriorityFirstOrdering:
 
     A new class begins at each tier of `classes`. The default, 1 and 2, is SageServe's PF with batch work behind:
     interactive-fast (tier 0), then interactive-normal (1), then the rest. `classes: [2]` is SageServe's FCFS: both
-    interactive tiers alike, and batch requests only when no interactive request waits.
+    interactive tiers are equal, and batch requests run only when no interactive request waits.
     """
 
     quantum: int | None = None
@@ -50,7 +50,7 @@ class PriorityFirstOrdering:
 
 
 class TierPromotionOrdering:
-    """As `priority`, but a request rises by one tier for each `quota_s` since its arrival.
+    """Like `priority`, but a request rises by one tier for each `quota_s` since its arrival.
 
     This is the multi-level feedback queue that K-tier Llumnix proposes against starvation (section 6.5). `quota_s` is
     in seconds: one value for all tiers, or a list by tier whose last value holds for all further tiers. The value of

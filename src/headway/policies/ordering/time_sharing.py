@@ -23,7 +23,7 @@ class RoundRobinOrdering:
 
 
 class QuantumLevel:
-    """The number of quanta that a request has used, of at most `levels` that are told apart; None = all of them."""
+    """The number of quanta that a request has used, with at most `levels` distinguished; None = no limit."""
 
     def __init__(self, quantum_tokens: int, levels: int | None) -> None:
         require_at_least(1, quantum_tokens=quantum_tokens)
@@ -33,24 +33,24 @@ class QuantumLevel:
         self._last = levels and levels - 1
 
     def at(self, tokens: int) -> int:
-        """The level of a request that has been served this many tokens."""
+        """The level of a request that has received this many tokens."""
         used = tokens // self._quantum_tokens
         return used if self._last is None else min(used, self._last)
 
     def tokens_left(self, tokens: int) -> int:
-        """Further tokens with which the present quantum is used up."""
+        """Tokens left in the current quantum."""
         return self._quantum_tokens - tokens % self._quantum_tokens
 
 
 class FewestQuantaOrdering:
     """By the number of quanta of `quantum_tokens` output tokens already used, and in turn among equals.
 
-    In `round-robin` a new request goes behind all waiting requests; here it goes before all that have used up a
-    quantum. Among requests that have used as many, the one that has had this number for longest goes first, so that no
-    peer interrupts a quantum. The PASCAL paper describes its round-robin baseline this way: each used quantum lowers a
-    request's priority, so that a long request loses against a short one that came later (sections II-C and V-B). The
-    default quantum is the paper's. Long requests may starve. `levels` limits the numbers of quanta that are told
-    apart: with 2, requests in their first quantum go before all others, and the others take turns. None = no limit.
+    In `round-robin` a new request goes behind all waiting requests; here it goes before all requests that have used up
+    a quantum. Among requests with the same number of quanta, the one that reached this number first goes first, so that
+    no peer interrupts a quantum. The PASCAL paper describes its round-robin baseline this way: each used quantum lowers
+    a request's priority, so that a long request loses against a later short one (sections II-C and V-B). The default
+    quantum is the paper's. Long requests may starve. `levels` limits the distinguished numbers of quanta: with 2,
+    requests in their first quantum go before all others, and the others take turns. None = no limit.
     """
 
     quantum: int | None = None

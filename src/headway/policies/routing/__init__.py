@@ -1,1 +1,1 @@
-"""Routers: which replica gets a request."""
+"""Routers decide which replica gets a request."""

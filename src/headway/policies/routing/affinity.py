@@ -1,4 +1,4 @@
-"""Requests with a common prefix, or of one session, go to the replica that caches it."""
+"""Sends requests with a common prefix, or of one session, to the replica that caches it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from headway.core.view import FleetView, RequestView
 from headway.policies.arguments import require_at_least
 from headway.policies.routing.least_loaded import least_loaded
 
-_MASK = (1 << 30) - 1  # products of two such numbers are the fastest that Python has
+_MASK = (1 << 30) - 1  # products of two such numbers are the fastest in Python
 
 
 class PrefixAffinityRouter:
     """Requests whose prompts begin alike go to the same replica, with bounded load.
 
     Requests whose first `num_segments` prefix segments are equal form a group. A group ranks the replicas by rendezvous
-    hashing (Thaler and Ravishankar, 1998) and takes the first with room, so that a replica that appears or vanishes
-    moves only its own groups. A replica has room below `ceil(load_factor * (requests in flight + 1) / replicas) +
+    hashing (Thaler and Ravishankar, 1998) and takes the first one with room, so that an added or removed replica
+    affects only its own groups. A replica has room below `ceil(load_factor * (requests in flight + 1) / replicas) +
     spare_requests` requests in flight (Mirrokni et al., 2016; the spare requests keep an idle fleet from scattering its
     groups). A request without a prefix goes to the least loaded replica.
     """
@@ -59,7 +59,7 @@ def scrambled(number: int) -> int:
 
 
 class SessionAffinityRouter:
-    """A session stays with its replica while that exists; a new session goes to the least loaded replica.
+    """A session stays with its replica while the replica exists; a new session goes to the least loaded replica.
 
     The `max_sessions` most recently used sessions are remembered. A request without a session goes to the least loaded
     replica.

@@ -1,4 +1,4 @@
-"""Cauchy's hierarchical request scheduler (section 3.4): a combo, then instances within it."""
+"""Cauchy's hierarchical request scheduler (section 3.4): selects a combo, then instances in it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ Combo = Sequence[ReplicaView]
 
 
 class WorkloadClass(Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests that have combos of their own. Output lengths are unknown, so a class has prompt lengths and tiers."""
+    """A class of requests with its own combos. A class is defined by prompt length and tier, because output lengths are
+    unknown."""
 
     combos: tuple[str, ...]
     """Names of combos or pools; the name of a combo includes all its parts."""
     min_prompt_tokens: int = 0
     max_prompt_tokens: int | None = None
-    """None: no limit."""
+    """Longest prompt of the class; None: no limit."""
     tiers: tuple[int, ...] | None = None
-    """None: all tiers."""
+    """Tiers of the class; None: all tiers."""
 
     def __post_init__(self) -> None:
         if not self.combos:
@@ -45,7 +46,8 @@ class WorkloadClass(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CauchyRouter:
-    """First a combo, in proportion to goodput; then a prefill and a decode replica in it, or one idle replica for both.
+    """Selects a combo in proportion to goodput, then a prefill and a decode replica in it, or one idle replica for
+    both.
 
     `between` selects the combo. `goodput` is round robin weighted by profiled goodput, over the combos present at the
     moment; a combo without a profile has the mean weight of the others. `round-robin` gives all combos equal weight.
@@ -59,8 +61,8 @@ class CauchyRouter:
 
     A decode replica is idle with no request in flight, because a prompt would delay its answers. A prefill replica is
     idle if it has no prompt tokens left to compute, no waiting request, and at most `in_place` times the requests of
-    the decode replica: it decodes between prompts, in smaller batches than the decode replicas, so its tokens are in
-    time too. (The paper monitors remaining tokens and pending requests to find idle capacity, 3.4.2, and gives no
+    the decode replica. It then decodes between prompts in smaller batches than the decode replicas, so its tokens are
+    in time, too. (The paper monitors remaining tokens and pending requests to find idle capacity, 3.4.2, and gives no
     threshold. With `in_place` 0, idle means no request in flight.) A replica for both phases serves the whole request.
 
     `classes` reserve combos by prompt length and tier. The first class that matches a request applies. Requests without
@@ -84,15 +86,15 @@ class CauchyRouter:
         self._between, self._within, self._in_place = between, within, in_place
         self._classes = classes
         self._turns: dict[int, WeightedRoundRobin] = {}
-        """By class index; -1 for requests without a class."""
+        """Round robin by class index; -1 for requests without a class."""
         self._last: dict[tuple[int, str], int] = {}
-        """By combo and role: the replica that had the last turn."""
+        """The replica that had the last turn, by combo and role."""
         self._sent: dict[int, DecodeTargets] = {}
-        """By prefill replica."""
+        """Decode targets by prefill replica."""
 
     @property
     def answers_in_place(self) -> bool:
-        """Whether a replica for one phase may get a whole request."""
+        """Whether a single-phase replica may get a whole request."""
         return self._within == "opportunistic"
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
@@ -101,14 +103,14 @@ class CauchyRouter:
             index = next((i for i, each in enumerate(self._classes) if each.matches(request)), -1)
             replicas = self._reserved(index, replicas)
         combos: Mapping[int, Combo] = by_combo(replicas)
-        if len(combos) > 1:  # one that cannot compute prompts now stands back while another can
+        if len(combos) > 1:  # skip combos that cannot compute prompts now, if another one can
             able = {id: combo for id, combo in combos.items() if any([each.role != "decode" for each in combo])}
             combos = able or combos
         combo = self._combo(index, combos)
         return self._strict(combo) if self._within == "strict" else self._opportunistic(combo)
 
     def _reserved(self, index: int, replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
-        """The replicas that a class may use; all if none of its own is present."""
+        """The replicas that a class may use; all replicas if none of its combos is present."""
         if index >= 0:
             own = [replica for replica in replicas if self._classes[index].includes(replica)]
         else:
@@ -138,7 +140,7 @@ class CauchyRouter:
         return next(replica for replica in able if replica.id == chosen)
 
     def _opportunistic(self, combo: Combo) -> Placement:
-        pending = []  # ids differ, so that what stands behind them is not compared
+        pending = []  # ids differ, so that later elements are not compared
         for each in _prefill(combo):
             load = _load(each)
             pending.append((load > 0, each.prefill_tokens_left, load, each.id, each))
@@ -170,7 +172,8 @@ class CauchyRouter:
 
 
 class DecodeTargets:
-    """Where the requests of a prefill replica will decode. Views do not show it; requests leave in order of arrival."""
+    """The decode replicas of the requests at a prefill replica. Views do not show them; requests leave in order of
+    arrival."""
 
     def __init__(self) -> None:
         self._targets: deque[int] = deque()

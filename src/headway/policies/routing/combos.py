@@ -17,7 +17,7 @@ _LITTLE = 1e-9
 
 @dataclass(frozen=True)
 class NarrowedView(UnkeptValues):
-    """A view with some of the replicas, for a router within a router."""
+    """A view of some of the replicas, for a nested router."""
 
     now: float
     random: Random
@@ -52,10 +52,10 @@ def tokens_left(replicas: Sequence[ReplicaView]) -> int:
 class WeightedRoundRobin:
     """Smooth weighted round robin: at any time, each id has had its share of the turns to within one.
 
-    At each turn every id is credited with its weight, and the served id pays 1. Of the ids in credit, the one that
-    would reach a whole turn first is served. This is earliest deadline first for unit jobs, which keeps each id between
-    one turn ahead and one behind while the weights stay the same. New ids start without credit, and the credit of ids
-    that vanished is divided among the others, so that credits always sum to zero.
+    At each turn every id is credited with its weight, and the served id pays 1. Of the ids with positive credit, the
+    one that would reach a whole turn first is served. This is earliest deadline first for unit jobs: with constant
+    weights, each id is at most one turn ahead or behind. New ids start without credit, and the credit of removed ids is
+    divided among the others, so that credits always sum to zero.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class WeightedRoundRobin:
         """The id whose turn it is; `weights` sum to 1."""
         before = self._credits
         if len(weights) == 1 and before == dict.fromkeys(weights, 0.0):
-            return next(iter(weights))  # it would be credited with a whole turn, and pay it
+            return next(iter(weights))  # its credit and its payment would cancel
         owed = 1.0 - sum(before.get(one, 0.0) for one in weights)
         credits = {one: before.get(one, 0.0) + owed * weight for one, weight in weights.items()}
         due = [one for one, credit in credits.items() if credit > _LITTLE] or list(weights)
@@ -76,6 +76,6 @@ class WeightedRoundRobin:
 
 
 def next_after(ids: Sequence[int], last: int) -> int:
-    """The lowest id above `last`, or the lowest of all."""
+    """The lowest id above `last`, or the lowest id overall."""
     higher = [id for id in ids if id > last]
     return min(higher or ids)

@@ -1,4 +1,4 @@
-"""DualMap: two hashes of a prompt, and the better of the two replicas."""
+"""DualMap: two hashes of a prompt select two replicas, and the better one gets the request."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from headway.policies.routing.least_loaded import least_loaded
 from headway.policies.routing.work_left import pending_tokens, uncached_tokens
 
 _MAX_PREDICTED = 10_000
-"""Requests in flight whose prediction is remembered."""
+"""Requests in flight whose prediction is kept."""
 
 
 class DualMapRouter:
-    """Of two replicas that a prompt is hashed to, the one with more of it cached while that keeps the TTFT SLO.
+    """Hashes a prompt to two replicas; prefers the one with more of it cached, unless that would miss the TTFT SLO.
 
-    The two are the first and second of rendezvous hashing over the segments that begin in the prompt's first
-    `prefix_tokens`, so that requests with a common prefix meet at two replicas, and different prefixes spread as by the
-    power of two choices. If the TTFT that is expected at the one with more cached tokens exceeds the request's TTFT SLO
-    (`slo_ttft_s` without one), the one with the lower expected TTFT is taken.
+    The two replicas rank first and second in rendezvous hashing over the segments that begin in the prompt's first
+    `prefix_tokens`. Requests with a common prefix therefore meet at two replicas, and different prefixes spread as by
+    the power of two choices. If the expected TTFT at the replica with more cached tokens exceeds the request's TTFT SLO
+    (`slo_ttft_s` without one), the replica with the lower expected TTFT is chosen.
 
-    The expected TTFT is the time for the prompt tokens yet to compute there and the request's uncached ones. Seconds a
-    token are those of the last requests, at first `1 / prior_tokens_per_s`. A request without a prefix goes to the
-    least loaded replica. Source: DualMap (ICLR 2026, arXiv 2602.06502), whose migration of waiting requests between
-    the two replicas is not part of a router.
+    The expected TTFT is the time for the replica's prompt tokens yet to compute and the request's uncached tokens. The
+    time per token is measured on the last requests, and is `1 / prior_tokens_per_s` at first. A request without a
+    prefix goes to the least loaded replica. Source: DualMap (ICLR 2026, arXiv 2602.06502), whose migration of waiting
+    requests between the two replicas is not part of a router.
     """
 
     def __init__(self, slo_ttft_s: float = 5.0, prefix_tokens: int = 512, prior_tokens_per_s: float = 10_000.0) -> None:
@@ -34,7 +34,7 @@ class DualMapRouter:
         self._slo_ttft_s, self._prefix_tokens = slo_ttft_s, prefix_tokens
         self._s_per_token = 1 / prior_tokens_per_s
         self._predicted: dict[int, tuple[float, int]] = {}
-        """By request in flight: when it was placed, and the tokens to compute before its first one."""
+        """For each request in flight: when it was placed, and the tokens to compute before its first token."""
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
         if not request.prefix:

@@ -15,11 +15,11 @@ from headway.policies.routing.work_left import pending_tokens, uncached_tokens
 class DynamoCostRouter:
     """The replica with the lowest cost: `overlap_weight` times blocks to prefill, plus active decode blocks.
 
-    Blocks to prefill are the uncached ones of the request and of the prompts that the replica has yet to compute.
-    Active blocks are those in use, and the request's uncached ones. With a `temperature`, the replica is drawn: costs
-    are divided by their range, and a replica has a weight of exp(-cost / temperature). At 0, the lowest cost wins, and
-    the lowest id among equals. Source: the router of NVIDIA Dynamo (its documentation: "KV Router"), whose defaults
-    are these.
+    Blocks to prefill are the uncached blocks of the request and of the prompts that the replica has yet to compute.
+    Active blocks are the blocks in use and the request's uncached blocks. With a `temperature`, the replica is drawn:
+    costs are divided by their range, and a replica has a weight of exp(-cost / temperature). At 0, the lowest cost
+    wins, and the lowest id among equals. Source: the router of NVIDIA Dynamo (its documentation: "KV Router"), whose
+    defaults are these.
     """
 
     def __init__(self, overlap_weight: float = 1.0, temperature: float = 0.0) -> None:
@@ -49,7 +49,7 @@ class DynamoCostRouter:
         return self._overlap_weight * prefill + replica.kv_blocks_used + new
 
     def _bounds(self, replica: ReplicaView) -> Bounds:
-        """The cost of a request without a prefix, by its tokens. Blocks in use only grow from tick to tick."""
+        """The cost of a request without a prefix as a function of its tokens. Blocks in use only grow between ticks."""
         pending, used, block = pending_tokens(replica), replica.kv_blocks_used, replica.block_size_tokens
         kind = None if replica.num_in_flight else (pending, used, block)
         first = self._overlap_weight * pending / block + used

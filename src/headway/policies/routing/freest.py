@@ -15,10 +15,11 @@ from headway.policies.routing.least_loaded import least_loaded
 class FreestRouter:
     """The replica with the most free KV blocks per running request, after headroom for its tiers.
 
-    Freeness is `(M - used - first waiting request - headroom) / running` in blocks (K-tier Llumnix, eq. 1-4). So a
-    replica without running requests is freer by orders of magnitude than a half-full one. Waiting requests behind the
-    first count for nothing, so a burst shorter than a prefill goes to one replica. Among equals, the fewest requests in
-    flight win, then the lower id. A draining replica is chosen only if all drain, and then the least loaded one.
+    Freeness is `(M - used - first waiting request - headroom) / running` in blocks (K-tier Llumnix, eq. 1-4). A replica
+    without running requests is therefore freer by orders of magnitude than a half-full one. Only the first waiting
+    request counts, so a burst shorter than a prefill goes to one replica. Among equals, the fewest requests in flight
+    win, then the lower id. A draining replica is chosen only if all replicas drain; then the least loaded one is
+    chosen.
 
     Headroom: a tier that is present takes `h_max * exp(-decay * tier)` of the cache. `decay: auto` gives the last of
     `num_tiers` a hundredth of the first. `headroom: binary` keeps `h_max` for tier 0 alone, as Llumnix does. With

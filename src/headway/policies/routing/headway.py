@@ -1,4 +1,4 @@
-"""Headway's own router: the replica, or pair of replicas, at which a request adds the least time."""
+"""Headway's own router: chooses the replica, or pair of replicas, at which a request adds the least time."""
 
 from __future__ import annotations
 
@@ -14,47 +14,48 @@ from headway.policies.engine_pace import EngineSpeed, ObservedRatio
 from headway.policies.routing.work_left import MeanOutput
 
 _WAIT_WEIGHT: Final = 8.0
-"""A second before the first token counts as so many seconds between later ones."""
+"""Weight of a second before the first token, relative to a second between later tokens."""
 _LOST_S: Final = 100.0
 """Seconds that a missed SLO counts as."""
 _SLOWED: Final = 2.0
-"""Requests whose time per token one more spoils, for each one that decodes there: as many come while it does."""
+"""Requests whose time per token is spoiled by one more request, per request that decodes there: as many arrive
+meanwhile."""
 _LATE_FROM: Final = 0.8
 _LATE_TO: Final = 1.1
 _SLOW_FROM: Final = 0.9
 _SLOW_TO: Final = 1.4
-"""Expected time over the SLO from which on it may be missed, and is taken to be: of first and last tokens, which come
-later than expected more often than sooner, and of the time per token."""
+"""Ratio of expected time to SLO from which a miss is expected. It applies to first and last tokens, which are more
+often late than early, and to the time per token."""
 _SHARE_WINDOW_S: Final = 4.0
-"""Time over which the share of a replica's time that prompts take is averaged."""
+"""Time constant of the average share of a replica's time that prompts take."""
 _MEAN_OVER: Final = 16.0
 """Prompts or decisions over which a mean is taken."""
 _MOST_SHARE: Final = 0.98
 _RATE_WINDOW_S: Final = 10.0
-"""Time over which the rate of the requests that come to a replica is averaged, and for which it is taken to last."""
+"""Time constant of the average request rate at a replica, and the time for which that rate is assumed to last."""
 _MOST_PLACED: Final = 100_000
-"""Requests in flight that are remembered."""
+"""Requests in flight that are kept."""
 _FORGET_S: Final = 3600.0
-"""Time after which a replica that was not seen may be forgotten."""
+"""A replica that was not seen for this time may be forgotten."""
 _NO_BOUND: Final[Bounds] = (-1e150, 0.0, 0.0, 0.0, None)
-"""Below every score."""
+"""A bound below every score."""
 
 
 class _Candidate(NamedTuple):
-    """A replica, or a pair of them, for the request."""
+    """A replica or pair of replicas for the request."""
 
     score: float
     replica: int
     decode: int
-    """Id of the replica that decodes; -1 = the same."""
+    """Id of the decode replica; -1 if it is the same replica."""
     prompt_s: float
-    """Seconds to compute its prompt, as expected without observations."""
+    """Expected seconds to compute the prompt, without the correction by observations."""
     prompt_tokens: int
-    """Prompt tokens to compute, and not cached."""
+    """Prompt tokens to compute: those not cached."""
 
 
 class _Features:
-    """The request to place, as far as all candidates share it."""
+    """Properties of the request that all candidates share."""
 
     __slots__ = (
         "e2e_slo_s",
@@ -75,13 +76,13 @@ class _Features:
         self.prompt_tokens = request.prompt_tokens + request.generated_tokens
         self.output_tokens = output_tokens
         self.mean_kv_tokens = self.prompt_tokens + 0.5 * output_tokens
-        """KV tokens that the request will have on average."""
+        """Mean KV tokens of the request over its decoding."""
         self.ttft_slo_s, self.tpot_slo_s = request.slo_ttft_s or 0.0, request.slo_tpot_s or 0.0
         self.e2e_slo_s = request.slo_e2e_s or 0.0
 
 
 class _ReplicaState:
-    """What the router has counted and observed of one replica."""
+    """Counts and observations of one replica."""
 
     __slots__ = (
         "decoding_tokens",
@@ -96,20 +97,20 @@ class _ReplicaState:
         "updated_s",
     )
 
-    def __init__(self, speed: EngineSpeed | None = None) -> None:  # pickle passes none to a compiled class
+    def __init__(self, speed: EngineSpeed | None = None) -> None:  # pickle passes no arguments to a compiled class
         self.speed = EngineSpeed() if speed is None else speed
         self.observed = ObservedRatio()
         self.prompts_s = 0.0
-        """Time of the prompts that were placed here, which is forgotten over `_SHARE_WINDOW_S`."""
+        """Time of the prompts placed here, decayed over `_SHARE_WINDOW_S`."""
         self.mean_prompt_s = 0.0
-        """Of the last `_MEAN_OVER` prompts or so that were placed here."""
+        """Mean time of the last `_MEAN_OVER` or so prompts placed here."""
         self.rate_rps = 0.0
-        """Requests with an SLO of their first token that were placed here for their prompt, per second."""
+        """Rate of requests with a TTFT SLO that were placed here for their prompt, per second."""
         self.updated_s = 0.0
         self.num_decoding = self.decoding_tokens = 0
-        """Requests placed by this router that decode here, or will, and their prompt tokens."""
+        """Requests placed by this router that decode here, now or later, and their prompt tokens."""
         self.placed_tokens = 0
-        """Prompt tokens to compute of all requests that were placed here."""
+        """Prompt tokens to compute of all requests placed here."""
         self.ended_tokens = 0
         """Tokens generated by all requests that ended here."""
 
@@ -121,15 +122,15 @@ class _ReplicaState:
             self.updated_s = now
 
     def context_tokens(self, num: int, held_tokens: int, generated_tokens: int) -> int:
-        """Tokens that an iteration of `num` requests here reads. A prefix that several share is held once, and read
-        for each of them."""
+        """Tokens that an iteration of `num` requests reads here. A shared prefix is stored once but read for each
+        request."""
         if not self.num_decoding:
             return held_tokens
         return max(held_tokens, self.decoding_tokens * num // self.num_decoding + generated_tokens)
 
 
 class _Load:
-    """What the router reads of a replica, which is kept until the replica changes (`FleetView.map`)."""
+    """The values that the router reads of a replica, cached until the replica changes (`FleetView.map`)."""
 
     __slots__ = (
         "capacity_tokens", "context_s", "context_tokens", "generated_tokens", "held_tokens", "id", "is_mixed",
@@ -137,7 +138,7 @@ class _Load:
     )  # fmt: skip
 
     def __init__(self, replica: ReplicaView, state: _ReplicaState, num: int) -> None:
-        """`num`: requests that decode at the replica, or will."""
+        """`num`: requests that decode at the replica, now or later."""
         self.replica, self.state, self.num = replica, state, num
         self.id = replica.id
         self.is_mixed = replica.role == "mixed"
@@ -148,18 +149,18 @@ class _Load:
         self.capacity_tokens = replica.kv_blocks_total * block_tokens
         self.generated_tokens = generated = replica.tokens_generated
         self.context_tokens = context = max(state.context_tokens(num, held, generated), held + waiting)
-        """KV tokens that iterations read when all that wait here run."""
+        """KV tokens that iterations read once all waiting requests run."""
         speed = state.speed
         base_s, context_s = speed.line(num)
         self.step_s = base_s + context_s * context
         self.next_base_s, self.context_s = speed.line(num + 1)
         self.start_s = self.step_s + speed.first_s + waiting * speed.token_s
-        """Until a prompt that comes now is begun."""
+        """Seconds until a prompt that arrives now is begun."""
 
     def bounds(self) -> Bounds:
-        """What the score (`HeadwayRouter._added_s`) of a request without SLOs and prefix is at least, if the replica
-        takes as long as expected: with all requests that are here beside it, and with those that run if it has to wait.
-        Weights: its tokens, its output, and its output times its mean KV tokens."""
+        """Lower bounds of the score (`HeadwayRouter._added_s`) of a request without SLOs and prefix, if the replica is
+        as fast as expected: beside all current requests, and beside the running ones if it must wait. Weights: the
+        request's tokens, its output, and its output times its mean KV tokens."""
         speed, num = self.state.speed, self.num
         beside = min(num, max(self.replica.num_running, 1))
         least_s, own_s, per_token_s = inf, inf, inf
@@ -169,7 +170,7 @@ class _Load:
                 context = max(context * here // num, self.held_tokens + self.waiting_tokens)
             base_s, context_s = speed.line(here)
             next_base_s, next_context_s = speed.line(here + 1)
-            if (here + 1) * next_context_s < here * context_s:  # it shrinks as the context grows
+            if (here + 1) * next_context_s < here * context_s:  # the iteration shrinks as the context grows
                 return _NO_BOUND
             step_s, next_step_s = base_s + context_s * context, next_base_s + next_context_s * context
             least_s = min(least_s, step_s)
@@ -182,42 +183,42 @@ class _Load:
 
 
 class HeadwayRouter:
-    """The candidate at which a request adds the least time, to itself and to the requests there.
+    """Chooses the candidate at which a request adds the least time, to itself and to the requests there.
 
     A candidate is a replica, a pair of a prefill and a decode replica of one combo, or one of the two for the whole
-    request (not if its engine does one phase only). The time until the first token is that of the iteration under way,
-    of the prompt tokens yet to compute there and of the request's own, without those that are cached or can be loaded,
-    of the wait for a seat or KV blocks if there are none, and of the way from the request's region. Then an output of
-    mean length is decoded among the requests there, each of which is slowed down by the prompt and by a longer
-    iteration. A second before the first token counts as eight later ones.
+    request (unless its engine runs one phase only). The time until the first token sums: the rest of the current
+    iteration; the prompt tokens yet to compute there; the request's own prompt tokens, except cached or loadable ones;
+    the wait for a batch slot or KV blocks if none is free; and the network latency from the request's region. Then an
+    output of mean length is decoded among the requests there, and each of them is slowed down by the prompt and by a
+    longer iteration. A second before the first token counts as eight later ones.
 
-    Seconds are those of the replica's step-time model (`ReplicaView.times`), times the ratio of the time that it took
-    for its last prompts and tokens to the time expected for these, if that is above 1.3 or below 1/1.3. Engines without
-    a model are taken to be equal, and are told apart by that ratio. Of replicas that other gateways use, too, it is not
-    known. What the gateway counts is preferred to what engines report, so that stale metrics mislead little.
+    Times come from the replica's step-time model (`ReplicaView.times`). They are multiplied by the ratio of the actual
+    to the expected time of its last prompts and tokens, if that ratio is above 1.3 or below 1/1.3. Engines without a
+    model are assumed to be equal, and only that ratio distinguishes them. The ratio is unknown for replicas that other
+    gateways use, too. The gateway's own counts are preferred to engine metrics, which may be stale.
 
-    Where a request has SLOs, a likely miss counts 100 s: its own, and those that its work brings about.
+    If a request has SLOs, a likely miss counts 100 s: its own misses, and the misses that its work causes.
 
-    *First tokens.* Requests that wait are served in the order in which they came, so a newcomer delays none of them,
-    but those that come while its work is there. In a fleet that is busy for a share b of its time (of the time for
-    prompts, the seats or the KV blocks, whichever it has least of), a wait w shrinks by d = 1 - b a second, and r
-    requests come to the replica in a second. Of those that come in the next T seconds, r times the integral of
-    P(w - d t) over t from 0 to T are late, where P(w) is the probability that a first token is late after a wait of w.
-    With G the integral of P, the newcomer's prompt of p seconds makes late
+    *First tokens.* Waiting requests are served in order of arrival, so a new request delays none of them. It delays
+    requests that arrive while its work is there. Let b be the busy share of the fleet, by its scarcest resource: time
+    for prompts, batch slots or KV blocks. A wait w then shrinks by d = 1 - b per second, and r requests arrive at the
+    replica per second. Of the requests that arrive in the next T seconds, r times the integral of P(w - d t) over t
+    from 0 to T are late, where P(w) is the probability that a first token is late after a wait of w. Let G be the
+    integral of P. Then the new request's prompt of p seconds makes this many requests late:
 
         N(w + p) - N(w),    N(w) = r (G(w) - G(w - d T)) / d.
 
-    An idle replica has w = 0: nobody is late unless the prompt alone takes nearly as long as the SLO. A replica that
-    is late already drains p / d seconds later, so that r p / d more are late: it attracts nothing. Only beyond the
-    fleet's capacity (d = 0), where all that come within T are late with or without the newcomer, one more costs
-    nothing. So a request that is late wherever it goes then goes where the others are late in any case, and leaves the
-    rest of the fleet on time; a fast replica, to which more requests come, is kept in time before a slow one, and small
-    requests before large ones. b is the fleet's and not the replica's: where others have time, the router sends less to
-    a replica that is late. T is the time over which r is observed. Those that come are taken to have the SLO of the
-    newcomer.
+    An idle replica has w = 0: no request is late unless the prompt alone takes nearly as long as the SLO. A replica
+    that is already late drains p / d seconds later, so that r p / d more requests are late: it attracts no requests.
+    Only beyond the fleet's capacity (d = 0), where all requests that arrive within T are late anyway, one more costs
+    nothing. A request that is late everywhere then goes to a replica whose requests are late anyway, and the rest of
+    the fleet stays on time. Fast replicas, which receive more requests, are kept on time before slow ones, and small
+    requests before large ones. b is the fleet's value and not the replica's: if other replicas have time, the router
+    sends less to a late one. T is the time over which r is measured. Arriving requests are assumed to have the new
+    request's SLO.
 
-    *Times per token and last tokens* of the requests that decode there: prompts and longer iterations lengthen them.
-    How much of an output is left is not known, so that it is taken to have an exponential length.
+    *Times per token and last tokens* of requests that decode there grow with prompts and longer iterations. The
+    remaining output is unknown, so output lengths are assumed to be exponential.
     """
 
     pairs = True
@@ -225,19 +226,20 @@ class HeadwayRouter:
     def __init__(self) -> None:
         self._output = MeanOutput()
         self._speeds: dict[str, EngineSpeed] = {}
-        """By pool."""
+        """Engine speeds by pool."""
         self._states: dict[int, _ReplicaState] = {}
-        """By replica."""
+        """States by replica."""
         self._decoding: dict[int, tuple[int, int]] = {}
-        """By request in flight: the replica that decodes it, or will, and its prompt tokens."""
+        """For each request in flight: its decode replica and its prompt tokens."""
         self._busy = self._seen_busy = 0.0
-        """How busy replicas are, averaged over them and over the last decisions."""
+        """Busy share, averaged over replicas and over the last decisions."""
         self._num_seen = 0
         self._turn = 0
         self._off: dict[int, int] = {}
-        """By replica that takes longer than expected, or less long: its place among all when that was observed."""
+        """Replicas that are slower or faster than expected, with their position among all replicas at the observation.
+        """
         self._reads_all = False
-        """Whether a request has had an SLO, for which all replicas count, or a replica a role."""
+        """Whether all replicas must be read: a request has had an SLO, or a replica has a role."""
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
         features = _Features(request, self._output.tokens, view.now)
@@ -262,7 +264,7 @@ class HeadwayRouter:
     # Candidates.
 
     def _search(self, request: RequestView, features: _Features, view: FleetView) -> _Candidate | None:
-        """The best replica by `_Load.bounds`, where these hold; None: all have to be read."""
+        """The best replica by `_Load.bounds`, if the bounds are valid; None if all replicas must be read."""
         if features.ttft_slo_s or features.tpot_slo_s or features.e2e_slo_s:
             self._reads_all = True
         if self._reads_all or features.has_prefix or view.wants_scores:
@@ -291,7 +293,7 @@ class HeadwayRouter:
     def _scan(
         self, request: RequestView, features: _Features, view: FleetView, scores: list[tuple[int, float]]
     ) -> _Candidate:
-        """The best candidate of all, whose scores are added to `scores` if somebody wants them."""
+        """The best of all candidates. Scores are appended to `scores` if it is given."""
         split: list[ReplicaView] = []
         least, chosen = inf, None
         for load in view.map(self._load):
@@ -306,7 +308,7 @@ class HeadwayRouter:
         found = [] if chosen is None else [self._candidate(request, features, chosen, least)]
         if split or not found:
             others = self._in_combos(request, features, split)
-            if not others and not found:  # engines for one phase without their partner: control chooses the decoder
+            if not others and not found:  # single-phase engines without a partner: control chooses the decode replica
                 one = next((replica for replica in split if replica.role == "prefill"), split[0])
                 others.append(self._single(request, features, one, one.num_in_flight))
             found += others
@@ -317,7 +319,7 @@ class HeadwayRouter:
         return _Load(replica, self._state_of(replica), replica.num_in_flight)
 
     def _single(self, request: RequestView, features: _Features, replica: ReplicaView, num: int) -> _Candidate:
-        """The replica for the whole request, beside `num` others that decode there or will."""
+        """The replica for the whole request, beside `num` others that decode there now or later."""
         load = _Load(replica, self._state_of(replica), num)
         return self._candidate(request, features, load, self._added_s(request, features, load))
 
@@ -332,12 +334,12 @@ class HeadwayRouter:
         speed, ratio = state.speed, state.observed.factor
         prompt_s = self._prompt(request, features, load.replica, speed)[0]
         needed = held + load.waiting_tokens + features.prompt_tokens
-        if 2 * needed > load.capacity_tokens:  # young answers will have grown by the time that others have ended
+        if 2 * needed > load.capacity_tokens:  # current answers will have grown by the time that others have ended
             needed += max(int(num * features.output_tokens) - load.generated_tokens, 0)
         beside, step_s, next_base_s, context_s = num, load.step_s, load.next_base_s, load.context_s
         start_s, context, room_s, more_room_s = load.start_s, load.context_tokens, 0.0, 0.0
         if num >= load.max_num_seqs or needed > load.capacity_tokens:
-            beside = min(num, max(load.replica.num_running, 1))  # of those that wait already, none is held up
+            beside = min(num, max(load.replica.num_running, 1))  # requests that already wait are not slowed down
             context = max(context * beside // max(num, 1), held + load.waiting_tokens)
             base_s, context_s = speed.line(beside)
             step_s = base_s + context_s * context
@@ -373,7 +375,7 @@ class HeadwayRouter:
         )
 
     def _pair(self, request: RequestView, features: _Features, first: ReplicaView, last: ReplicaView) -> _Candidate:
-        """One replica for the prompt, and another one for the answer."""
+        """A pair: one replica for the prompt and another for the answer."""
         at_first, at_last = self._state_of(first), self._state_of(last)
         at_first.pass_time(features.now)
         at_last.pass_time(features.now)
@@ -421,7 +423,7 @@ class HeadwayRouter:
         return _Candidate(score, first.id, last.id, prompt_s, tokens)
 
     def _in_combos(self, request: RequestView, features: _Features, split: Sequence[ReplicaView]) -> list[_Candidate]:
-        """Candidates among replicas that serve one phase: pairs, and replicas that could do both."""
+        """Candidates among single-phase replicas: pairs, and replicas that could run both phases."""
         found: list[_Candidate] = []
         for one in split:
             state = self._state_of(one)
@@ -437,7 +439,7 @@ class HeadwayRouter:
         return found
 
     def _see_busy(self, prompts: float, seats: float, blocks: float) -> None:
-        """Count how busy a replica is: the share in use of what it has least of."""
+        """Count how busy a replica is, by its scarcest resource."""
         self._seen_busy += max(prompts, seats, blocks)
         self._num_seen += 1
 
@@ -456,8 +458,8 @@ class HeadwayRouter:
         num: int,
         share: float,
     ) -> float:
-        """Seconds added, in all: to the request, to those beside its prompt and beside its answer, and to the `delayed`
-        ones that will come and be late for it."""
+        """Total seconds added: to the request, to the requests beside its prompt and its answer, and to the `delayed`
+        future requests that it makes late."""
         output_tokens = features.output_tokens
         own_s = move_s + output_tokens * next_step_s
         score = _WAIT_WEIGHT * wait_s + own_s + num_beside * prompt_s
@@ -488,7 +490,7 @@ class HeadwayRouter:
     def _prompt(
         request: RequestView, features: _Features, replica: ReplicaView, speed: EngineSpeed
     ) -> tuple[float, int]:
-        """Seconds of the request's own prompt, to compute it or to load it, and the tokens to compute."""
+        """Seconds to compute or load the request's own prompt, and the tokens to compute."""
         tokens = features.prompt_tokens
         if not features.has_prefix:
             return tokens * speed.token_s, tokens
@@ -516,14 +518,14 @@ class HeadwayRouter:
         return speed
 
     def _place(self, request: RequestView, features: _Features, best: _Candidate) -> None:
-        """Add a request to the prompts and the rate that are expected of its replica."""
+        """Add a request to the replica's expected prompts and request rate."""
         state = self._states[best.replica]
         state.prompts_s += best.prompt_s
         if features.ttft_slo_s:
             state.rate_rps += 1.0 / _RATE_WINDOW_S
         state.mean_prompt_s += (best.prompt_s - state.mean_prompt_s) / _MEAN_OVER
         state.placed_tokens += best.prompt_tokens
-        self._forget(request.id)  # a request that is placed again
+        self._forget(request.id)  # for a request that is placed again
         if len(self._decoding) < _MOST_PLACED:
             decode = best.replica if best.decode < 0 else best.decode
             state = self._states[decode]
@@ -538,13 +540,13 @@ class HeadwayRouter:
             state.decoding_tokens -= placed[1]
 
     def _observe(self, replicas: Sequence[ReplicaView], now: float) -> None:
-        """Observe what one of the replicas has done, at each decision at another one."""
+        """Observe one of the replicas. Each decision observes another one."""
         self._turn += 1
         place = self._turn % len(replicas)
         replica = replicas[place]
         state = self._state_of(replica)
         state.pass_time(now)
-        if replica.is_shared:  # what ends elsewhere is not known, so what was done is not, either
+        if replica.is_shared:  # ends at other gateways are unknown, so the done work is unknown, too
             return
         left = max(replica.prefill_tokens_left - replica.expected_cached_tokens, 0)
         num_running, generated = replica.num_running, replica.tokens_generated
@@ -563,7 +565,8 @@ class HeadwayRouter:
 
 
 def _room_s(replica: ReplicaView, num: int, needed: int, held: int, request_s: float) -> float:
-    """Seconds until a replica has a seat, and KV blocks for so many tokens, if each request takes `request_s`."""
+    """Seconds until a replica has a batch slot, and KV blocks for `needed` tokens, if each request takes `request_s`.
+    """
     seat_s = (num + 1 - replica.max_num_seqs) * request_s / max(replica.max_num_seqs, 1)
     lacking = needed - replica.kv_blocks_total * replica.block_size_tokens
     blocks_s = lacking * request_s / held if held else 0.0
@@ -571,12 +574,12 @@ def _room_s(replica: ReplicaView, num: int, needed: int, held: int, request_s: f
 
 
 def _late_probability(share: float) -> float:
-    """How likely a first or last token misses its SLO that is expected after this share of it."""
+    """Probability that a first or last token misses its SLO, if it is expected after this share of the SLO."""
     return max(0.0, min(1.0, (share - _LATE_FROM) / (_LATE_TO - _LATE_FROM)))
 
 
 def _late_integral(share: float) -> float:
-    """The integral of `_late_probability` from 0 on."""
+    """The integral of `_late_probability` from 0."""
     if share <= _LATE_FROM:
         return 0.0
     if share < _LATE_TO:
@@ -585,7 +588,8 @@ def _late_integral(share: float) -> float:
 
 
 def _late_time_s(slo_s: float, wait_s: float, drain: float) -> float:
-    """Seconds of the next `_RATE_WINDOW_S` in which who comes is late, if the wait shrinks by `drain` a second."""
+    """Seconds of the next `_RATE_WINDOW_S` in which an arriving request will be late, if the wait shrinks by `drain`
+    per second."""
     fall_s = drain * _RATE_WINDOW_S
     if fall_s < 0.01 * slo_s:
         return _RATE_WINDOW_S * _late_probability((wait_s - 0.5 * fall_s) / slo_s)
@@ -593,9 +597,9 @@ def _late_time_s(slo_s: float, wait_s: float, drain: float) -> float:
 
 
 def _num_delayed(slo_s: float, rate_rps: float, wait_s: float, more_s: float, busy: float) -> float:
-    """Requests that `more_s` of work makes late, of those that come `rate_rps` a second and wait `wait_s` without it.
+    """Requests made late by `more_s` of extra work, if `rate_rps` arrive per second and would wait `wait_s` without it.
 
-    `busy`: seconds of work that come in a second, so that the queue shrinks by the rest.
+    `busy`: seconds of work that arrive per second, so that the queue shrinks by the rest.
     """
     if wait_s + more_s <= _LATE_FROM * slo_s or not slo_s:
         return 0.0
@@ -604,10 +608,10 @@ def _num_delayed(slo_s: float, rate_rps: float, wait_s: float, more_s: float, bu
 
 
 def _long_probability(left_s: float, mean_s: float) -> float:
-    """How likely an output takes longer than the time left, of which only the mean is known."""
+    """Probability that an output takes longer than the time left, when only its mean is known."""
     return exp(-left_s / mean_s) if left_s > 0.0 else 1.0
 
 
 def _slow_probability(share: float) -> float:
-    """How likely a time per token misses its SLO."""
+    """Probability that a time per token misses its SLO."""
     return max(0.0, min(1.0, (share - _SLOW_FROM) / (_SLOW_TO - _SLOW_FROM)))

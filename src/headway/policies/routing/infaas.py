@@ -12,15 +12,15 @@ from headway.policies.arguments import require_at_least, require_between
 
 
 class State(Enum):
-    """State of a replica; the value is its penalty."""
+    """State of a replica. Its value is the penalty."""
 
     ACTIVE = 0.0
     INTERFERED = 0.5
     """Slow without a queue: another workload uses its GPU."""
     OVERLOADED = 1.0
-    """More requests wait than it can admit soon."""
+    """More requests wait than the replica can admit soon."""
     INACTIVE = 2.0
-    """It drains, and is chosen only if all replicas drain."""
+    """The replica drains, and is chosen only if all replicas drain."""
 
 
 class InfaasRouter:
@@ -81,6 +81,6 @@ class InfaasRouter:
             self._ewma_s[record.replica] = before_s + self._weight * (took_s - before_s)
 
     def _mean_s(self, replicas: Sequence[ReplicaView]) -> float:
-        """The mean over the replicas of their EWMA; 0 until a request has finished."""
+        """The mean of the replicas' EWMA; 0 until a request has finished."""
         latency_s = [self._ewma_s[replica.id] for replica in replicas if replica.id in self._ewma_s]
         return sum(latency_s) / len(latency_s) if latency_s else 0.0

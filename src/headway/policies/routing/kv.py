@@ -1,4 +1,4 @@
-"""Routing by the KV cache in use."""
+"""Routing by KV cache use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.policies.endpoints import footprint
 class LeastKvRouter:
     """The replica with the smallest share of KV blocks used or needed by prompts yet to compute.
 
-    Counting waiting prompts (`block_size_tokens` to a block) tells two full caches apart, and spreads a burst before
+    Counting waiting prompts (`block_size_tokens` per block) distinguishes two full caches, and spreads a burst before
     the caches show it. Among equals, the fewest requests in flight win, then the first in the view.
     """
 
@@ -46,9 +46,9 @@ class LeastKvRouter:
 class LeastFootprintRouter:
     """The replica with the smallest KV footprint: blocks on the GPU, and blocks of preempted requests.
 
-    The latter are in host memory, or to be computed again by requests that were paused at the replica and are held.
-    Among equals, the lowest id wins. This is the placement of the PASCAL paper's baselines (section V-A). Unlike
-    `least-kv`, it counts held blocks, not shares of the capacity, and no waiting prompts.
+    Blocks of preempted requests are in host memory, or must be computed again by paused requests that are held. Among
+    equals, the lowest id wins. This is the placement of the PASCAL paper's baselines (section V-A). Unlike `least-kv`,
+    it counts held blocks, not shares of the capacity, and no waiting prompts.
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
@@ -63,7 +63,7 @@ def _footprint_and_id(replica: ReplicaView) -> tuple[int, int]:
 
 
 class PascalRouter:
-    """The replica with the smallest KV footprint, GPU and host, of those whose answers keep their pace.
+    """The replica with the smallest KV footprint, GPU and host, among replicas whose answers keep their pace.
 
     If no replica's answers keep their pace, all replicas are eligible. Among equals, the lowest id wins. The policy
     places new requests, which begin to reason; the migration policy of the same name decides where they answer. Source:

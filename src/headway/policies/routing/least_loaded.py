@@ -9,7 +9,7 @@ from headway.core.decision import Placement
 from headway.core.view import FleetView, ReplicaView, RequestView
 
 _MANY: Final = 128
-"""With fewer replicas, reading one count of most of them is faster than keeping values of all."""
+"""With fewer replicas, reading one count of each is faster than caching values."""
 
 
 class LeastLoadedRouter:
@@ -37,7 +37,7 @@ def least_loaded(replicas: Sequence[ReplicaView]) -> int:
     least = -1
     for replica in replicas:
         load = replica.num_in_flight
-        if load < least or least < 0:  # the other counts can only add to it, and cost more to read
+        if load < least or least < 0:  # the other counts can only add to it, and are slower to read
             seen = replica.num_waiting + replica.num_running
             if seen > load:
                 load = seen

@@ -12,14 +12,13 @@ from headway.policies.arguments import require_at_least
 class LlmDScorersRouter:
     """The replica with the highest weighted sum of three scores from 0 to 1.
 
-    Prefix: the share of the request's tokens that the replica has cached. Queue: how short its queue is between the
-    longest and the shortest of all. KV: the share of its KV blocks that is free. One of the best is drawn at random, as
-    by llm-d's picker.
+    Prefix: the share of the request's tokens that the replica has cached. Queue: 1 for the shortest queue of all
+    replicas, 0 for the longest. KV: the share of free KV blocks. One of the best replicas is drawn at random, as in
+    llm-d's picker.
 
-    Before, replicas with more than `max_waiting` waiting requests, or a larger share than `max_kv` of their KV blocks
-    in use, are left out, unless that leaves none.. Source: the inference scheduler
-    of llm-d and the Gateway API Inference Extension (kubernetes-sigs): prefix-cache, queue and kv-cache-utilization
-    scorers with the weights of its guides.
+    First, replicas with more than `max_waiting` waiting requests, or more than `max_kv` of their KV blocks in use, are
+    left out, unless no replica would remain. Source: the inference scheduler of llm-d and the Gateway API Inference
+    Extension (kubernetes-sigs): prefix-cache, queue and kv-cache-utilization scorers with the weights of its guides.
     """
 
     def __init__(

@@ -12,9 +12,9 @@ from headway.policies.routing.work_left import pending_tokens, uncached_tokens
 class LmetricRouter:
     """The replica with the smallest product of new prefill tokens and batch size, both with the request.
 
-    New prefill tokens are the uncached ones of the request and of those that wait there. The batch size is the number
-    of requests in flight. A product needs no weights, as factors cancel in comparisons; counting the request itself
-    keeps it above 0. Among equals, the lowest id wins. Source: LMetric (Zhang et al., 2026, arXiv 2603.15202).
+    New prefill tokens are the uncached tokens of the request and of the requests that wait there. The batch size is the
+    number of requests in flight. A product needs no weights, as factors cancel in comparisons; counting the request
+    itself keeps it above 0. Among equals, the lowest id wins. Source: LMetric (Zhang et al., 2026, arXiv 2603.15202).
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
@@ -32,6 +32,6 @@ def _score(request: RequestView, replica: ReplicaView) -> int:
 
 
 def _bounds(replica: ReplicaView) -> Bounds:
-    """The product of a request without a prefix, by its tokens."""
+    """The product for a request without a prefix, as a function of its tokens."""
     pending, num = pending_tokens(replica), replica.num_in_flight + 1
     return float(pending * num), float(num), 0.0, 0.0, (pending, num)

@@ -1,4 +1,4 @@
-"""Requests for a LoRA adapter go to replicas that have it in a slot."""
+"""Sends requests for a LoRA adapter to replicas that have the adapter in a slot."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from headway.policies.routing.least_loaded import LeastLoadedRouter
 
 
 class LoraAffinityRouter:
-    """Of the replicas with the best place for the request's LoRA adapter, the one that another router chooses.
+    """Another router chooses among the replicas with the best rank for the request's LoRA adapter.
 
-    The best place is a slot that holds the adapter, then a free slot, then a queue that waits for the adapter already,
-    then any other: the order of the LoRA affinity scorer of the Gateway API Inference Extension (kubernetes-sigs),
-    where it is one score among others. Here it goes first, but within bounds as in `prefix-affinity`: a combo whose
-    requests in flight reach `ceil(load_factor * (requests in flight + 1) / combos) + spare_requests` is passed over
-    while another has room. A replica on its own is a combo; a combo counts as its worst replica. Requests without an
-    adapter are left to the other router, `among`: the name of any router, with its arguments.
+    The ranks from the best are: a slot that holds the adapter, a free slot, a queue that already waits for the adapter,
+    any other replica. This is the order of the LoRA affinity scorer of the Gateway API Inference Extension
+    (kubernetes-sigs), where it is one score among others. Here the rank decides first, with bounded load as in
+    `prefix-affinity`: a combo whose requests in flight reach `ceil(load_factor * (requests in flight + 1) / combos) +
+    spare_requests` is passed over while another has room. A replica on its own is a combo; a combo counts as its worst
+    replica. Requests without an adapter are left to the other router, `among`: the name of any router, with its
+    arguments.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class LoraAffinityRouter:
         return self._among.route(request, NarrowedView(view.now, view.random, replicas))
 
     def learn(self, record: Ended) -> None:
-        """Let the other router learn, if it does."""
+        """Let the other router learn, if it can."""
         if isinstance(self._among, Learner):
             self._among.learn(record)
 
     def _best(self, lora: str, combos: Sequence[Sequence[ReplicaView]]) -> Sequence[ReplicaView]:
-        """The replicas of the combos with the best place, of those with room."""
+        """The replicas of the best-ranked combos that have room."""
         loads = [sum(replica.num_in_flight for replica in combo) for combo in combos]
         room = ceil(self._load_factor * (sum(loads) + 1) / len(combos)) + self._spare_requests
         able = [combo for combo, load in zip(combos, loads, strict=True) if load < room]
@@ -57,7 +58,7 @@ class LoraAffinityRouter:
 
 
 def _rank(lora: str, replica: ReplicaView) -> int:
-    """The place of an adapter at a replica; 0 is the best."""
+    """The rank of a replica for an adapter; 0 is the best."""
     loras, waiting = replica.loras, replica.loras_waiting
     if lora in loras:
         return 0

@@ -1,4 +1,4 @@
-"""Preble's E2: exploit a cached prefix, or explore another replica."""
+"""Preble's E2: uses a cached prefix, or explores another replica."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from headway.policies.routing.work_left import MeanOutput, uncached_tokens
 
 
 class PrebleRouter:
-    """Where most of the prompt is cached, or, if that is less than what is left to compute, where it costs least.
+    """The replica with the longest cached prefix or, if less than half of the prompt is cached, the replica with the
+    lowest cost.
 
     *Exploit*: if the longest cached prefix is longer than the rest of the prompt, the request goes to the least loaded
-    of the replicas with that prefix, unless its load is above `imbalance` times the lightest one: then to the lightest.
-    *Explore*: else to the replica with the least cost: its load, the uncached tokens of the request, and what these
-    evict, weighted with the share of prompt tokens that the replica has served from its cache.
+    of the replicas with that prefix, unless its load is above `imbalance` times the lightest load of all replicas; then
+    to the lightest replica. *Explore*: otherwise it goes to the replica with the lowest cost. The cost sums the
+    replica's load, the request's uncached tokens, and the tokens that these evict, weighted with the share of prompt
+    tokens that the replica has served from its cache.
 
-    The load of a replica is the work that it was given in the last `window_s`: uncached prompt tokens, and
-    `decode_weight` times output tokens, of which the mean of finished requests is assumed. The paper takes both times
-    from a profile. Tokens are evicted when a request has more uncached tokens than the replica has free blocks.
-    Among equals, the lowest id wins. Source: Preble (Srivatsa et al., ICLR 2025), algorithm E2, with a window of
-    three minutes.
+    The load of a replica is the work assigned to it in the last `window_s`: uncached prompt tokens plus `decode_weight`
+    times output tokens, which are assumed to be the mean of finished requests. The paper takes both times from a
+    profile. Tokens are evicted when a request has more uncached tokens than the replica has free blocks. Among equals,
+    the lowest id wins. Source: Preble (Srivatsa et al., ICLR 2025), algorithm E2, with a window of three minutes.
     """
 
     def __init__(self, window_s: float = 180.0, imbalance: float = 2.0, decode_weight: float = 1.0) -> None:
@@ -33,7 +34,7 @@ class PrebleRouter:
         require_at_least(0, decode_weight=decode_weight)
         self._window_s, self._imbalance, self._decode_weight = window_s, imbalance, decode_weight
         self._placed: deque[tuple[float, int, float, int, int]] = deque()
-        """(time, replica, work, prompt tokens, cached ones) of the requests placed in the window, oldest first."""
+        """Requests placed in the window, oldest first: (time, replica, work, prompt tokens, cached tokens)."""
         self._work: dict[int, float] = {}
         self._prompt_tokens: dict[int, int] = {}
         self._cached_tokens: dict[int, int] = {}
@@ -60,7 +61,7 @@ class PrebleRouter:
         holders = [i for i, tokens in enumerate(uncached) if tokens == least]
         chosen = min(holders, key=lambda i: (loads[i], replicas[i].id))
         lightest = min(range(len(replicas)), key=lambda i: (loads[i], replicas[i].id))
-        # An idle fleet is not out of balance: a replica may be ahead by one request of this size.
+        # An idle fleet counts as balanced: a replica may be ahead by one request of this size.
         slack = least + self._decode_weight * self._output.tokens
         return lightest if loads[chosen] > self._imbalance * loads[lightest] + slack else chosen
 

@@ -1,4 +1,4 @@
-"""Routing at random, which ignores the state of the replicas."""
+"""Random routing, independent of the replicas' state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replica with the least work left."""
+"""Chooses the replica with the least work left."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from headway.policies.routing.work_left import MeanOutput, pending_tokens, uncac
 class RemainingWorkRouter:
     """The replica with the least work left, the request's own included: tokens to prefill and to generate.
 
-    Work is uncached prompt tokens, of the request and of those that wait, plus `decode_weight` for each output token
-    that is still expected, divided by the replica's capacity: its profiled goodput, or its KV blocks if no replica has
-    one. Output lengths are the mean of finished requests, which begins at `prior_output_tokens` with the weight of
-    16 requests. This is `jsq-tokens` with prefix caches and unlike replicas. Among equals, the lowest id wins.
+    Work is the uncached prompt tokens of the request and of waiting requests, plus `decode_weight` for each output
+    token still expected, divided by the replica's capacity: its profiled goodput, or its KV blocks if no replica has
+    one. Output lengths are the mean of finished requests, which begins at `prior_output_tokens` with the weight of 16
+    requests. This is `jsq-tokens` extended to prefix caches and to replicas of different capacity. Among equals, the
+    lowest id wins.
     """
 
     def __init__(self, decode_weight: float = 1.0, prior_output_tokens: float = 256.0) -> None:
@@ -38,7 +39,7 @@ class RemainingWorkRouter:
         return work / (capacity or 1)
 
     def _to_generate(self, request: RequestView, replica: ReplicaView) -> float:
-        """Output tokens of the request, and those that the replica has still to generate."""
+        """Output tokens of the request, and output tokens that the replica has yet to generate."""
         in_flight, mean = replica.num_in_flight, self._output.tokens
         return max(in_flight * mean - replica.tokens_generated, in_flight) + mean
 
@@ -47,7 +48,8 @@ class RemainingWorkRouter:
 
 
 class RemainingWorkOracleRouter(RemainingWorkRouter):
-    """`remaining-work` with the true output lengths, which only an oracle knows: what their prediction can gain."""
+    """`remaining-work` with the true output lengths, which only an oracle knows: the bound on the gain from length
+    prediction."""
 
     oracle = True
 

@@ -1,4 +1,4 @@
-"""Round robin: each of the replicas that have room in its turn."""
+"""Round robin: replicas with room take turns."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from headway.core.view import FleetView, RequestView
 
 
 class RoundRobinRouter:
-    """Each replica in turn, whatever its load.
+    """Each replica in turn, independent of load.
 
-    The cursor is the id of the last replica, so that replicas which appear or vanish do not change the turns of others.
-    The next replica is the one after it in the view or, if the last one is gone, the first with a higher id.
+    The cursor is the id of the last replica, so that added or removed replicas do not change the turns of others. The
+    next replica is the one after it in the view or, if the last one is gone, the first with a higher id.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class RoundRobinRouter:
         return Placement(replica)
 
     def _after_last(self, view: FleetView) -> int:
-        """The position after the cursor in a view whose replicas have changed."""
+        """The position after the cursor, in a view whose replicas have changed."""
         higher = -1
         for i, replica in enumerate(view.replicas):
             if replica.id == self._last:

@@ -14,7 +14,7 @@ from headway.policies.routing.jsq_tokens import JsqTokensRouter
 
 
 class SageServeRouter:
-    """A region below `threshold`, its least utilised pool, and the replica in it with the fewest tokens left.
+    """Selects a region below `threshold`, its least utilised pool, and the pool's replica with the fewest tokens left.
 
     Utilisation is effective memory utilisation: KV blocks in use over KV blocks. An interactive request goes to the
     first region below `threshold` in order of preference: its own, then `preference`, then the order of the view; if no
@@ -57,7 +57,7 @@ class SageServeRouter:
     ) -> Sequence[ReplicaView]:
         own = [replica for replica in replicas if replica.region == request.region]
         if own and not is_batch and is_below(self._threshold, own):
-            return own  # mostly it is so, and the others need no look
+            return own  # the usual case; the other regions need not be read
         regions = grouped(replicas, attrgetter("region"))
         uses: dict[str, float] = {}
         for region in self._in_order(request, regions):

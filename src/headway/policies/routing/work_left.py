@@ -1,4 +1,4 @@
-"""The work of requests and replicas that is still to do, prefix caches considered."""
+"""The remaining work of requests and replicas, with prefix caches taken into account."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def uncached_tokens(request: RequestView, replica: ReplicaView) -> int:
 
 
 def pending_tokens(replica: ReplicaView) -> int:
-    """Prompt tokens that the replica has yet to compute, without those that are expected in its cache."""
+    """Prompt tokens that the replica has yet to compute, without tokens expected in its cache."""
     return max(0, replica.prefill_tokens_left - replica.expected_cached_tokens)
 
 
 class MeanOutput:
-    """Mean output tokens of the requests that have finished; `prior_tokens` counts as 16 of them."""
+    """Mean output tokens of finished requests. `prior_tokens` counts as 16 requests."""
 
     def __init__(self, prior_tokens: float = 256.0) -> None:
         self.tokens = prior_tokens

@@ -1,1 +1,1 @@
-"""Scalers: how many replicas each pool has."""
+"""Scalers decide the number of replicas of each pool."""

@@ -1,4 +1,4 @@
-"""The cheapest combos for a demand, exactly: branch and bound over a few kinds."""
+"""The cheapest combos for a demand, found exactly by branch and bound over a few kinds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _BranchAndBound:
     def __init__(self, kinds: Sequence[ComboKind], costs: Sequence[float], gpus: Mapping[str, int]) -> None:
         self._kinds, self._costs = kinds, costs
         self._reach = [0.0]
-        """Upper bound on the goodput of kinds i, i + 1, ...; shared GPUs are counted for each kind."""
+        """Upper bound on the goodput of kinds i, i + 1, ...; shared GPUs are counted once for each kind."""
         for kind in reversed(kinds):
             self._reach.insert(0, self._reach[0] + kind.goodput_rps * _fitting(kind, gpus))
         self.best: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ class _BranchAndBound:
             self.go(i + 1, (*counts, num), left_rps - num * kind.goodput_rps, cost + num * self._costs[i], rest)
 
     def _beats(self, short: float, cost: float) -> bool:
-        """Whether a solution covers more than the best so far, or as much for less."""
+        """Whether a solution covers more demand than the best so far, or the same demand at a lower cost."""
         return short < self._short - _LITTLE or (short <= self._short + _LITTLE and cost < self._cost - _LITTLE)
 
 

@@ -1,4 +1,4 @@
-"""Arrival times that are dates: epochs as seconds from the first request."""
+"""Converts arrival times that are epochs to seconds from the first request."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _EPOCH_UNITS = ((1e17, "nanoseconds", 1e9), (1e14, "microseconds", 1e6), (1e11, 
 
 
 def from_first_arrival(workload: Workload) -> Workload:
-    """The rows with epochs of any unit replaced by seconds from the first arrival, and a note that says so.
+    """The rows with epochs of any unit replaced by seconds from the first arrival, and a note about it.
 
-    `arrival_s` holds numbers as they are in the file. Times that are no epochs stay.
+    `arrival_s` holds the numbers of the file. Times that are not epochs stay unchanged.
     """
     first = float(workload.arrival_s.min(initial=0.0 if not len(workload) else float("inf")))
     if first <= _FIRST_EPOCH_S:

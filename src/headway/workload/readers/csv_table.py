@@ -1,4 +1,4 @@
-"""Read CSV into typed columns: fast for blocks of good lines, exact about the line and cell that is bad."""
+"""Reads CSV into typed columns: fast for blocks of valid lines, exact about the line and cell of an error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CellType:
     expected: str
     is_valid: Check
     is_valid_text: Callable[[str], bool]
-    """The same check on the text of one cell."""
+    """The same check for the text of one cell."""
     empty_value: float | int | None = None
     """The value of an empty cell. If None, an empty cell is an error."""
     is_text: bool = False
@@ -51,7 +51,7 @@ class CellType:
             column = column.cast(pa.int64())
         if column.null_count:
             column = column.fill_null(self.empty_value)
-        # Arrow's `to_numpy` imports pandas where that is installed, which takes as long as a comparison.
+        # Arrow's `to_numpy` imports pandas if it is installed, which takes as long as a comparison.
         values: npt.NDArray[Any] = np.from_dlpack(column.combine_chunks())
         return values
 
@@ -73,7 +73,7 @@ def _number(is_valid: Callable[[float], bool], empty: bool) -> Callable[[str], b
 
 
 def _is_time(cell: str) -> bool:
-    """Whether a cell is a date that exists, and a time of day."""
+    """Whether a cell is a valid date and time of day."""
     if TIMESTAMP.fullmatch(cell) is None:
         return False
     try:
@@ -147,7 +147,7 @@ class CsvTable:
 
 
 def header_of(line: str) -> list[str]:
-    """The names in a header; none if the line is not CSV, as with a carriage return inside it."""
+    """The names in a header; empty if the line is not CSV, for example because it contains a carriage return."""
     try:
         return [name.strip() for name in next(csv.reader([line]), [])]
     except csv.Error:

@@ -1,9 +1,9 @@
-"""Public CSV traces with one header line: Azure, BurstGPT, and Mooncake cut down to lengths.
+"""Readers of public CSV traces with one header line: Azure, BurstGPT, and Mooncake reduced to lengths.
 
 Azure LLM inference traces of 2023 and 2024 (Azure/AzurePublicDataset) have timestamps with seven digits of a second
 (2023) or a time zone (2024). BurstGPT (HPMLL/BurstGPT) has arrivals in seconds and the name of a model, and session
-columns in newer files. Mooncake cut down to lengths (kvcache-ai/Mooncake) has arrivals in milliseconds and does not say
-which blocks requests share.
+columns in newer files. Mooncake reduced to lengths (kvcache-ai/Mooncake) has arrivals in milliseconds and no shared
+blocks.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from headway.workload.readers.shared import ReadOptions, first_line, normalised,
 from headway.workload.table import Workload
 
 _NONE = ("nan", "null", "none")
-"""What other tools write into an empty cell."""
+"""Values that other tools write for an empty cell."""
 
 
 class CsvTrace(Struct, frozen=True):
-    """A format: the file's column and its cells, by column of the workload."""
+    """A format: for each workload column, the file's column and its cell type."""
 
     columns: dict[str, tuple[str, CellType]]
     ticks_per_s: float
     """Unit of the arrivals."""
     sessions: str = ""
-    """The column that ties the turns of a conversation, which files may lack; an empty cell is no conversation."""
+    """The optional column that identifies a conversation; an empty cell means no conversation."""
 
     @property
     def names(self) -> list[str]:
@@ -54,7 +54,7 @@ class CsvTrace(Struct, frozen=True):
 
 
 def _numbered(codes: npt.NDArray[Any], names: tuple[str, ...]) -> npt.NDArray[np.int64]:
-    """Conversations as numbers; -1: none."""
+    """Conversations as numbers; -1 for none."""
     known = np.array([-1 if not name.strip() or name.strip().lower() in _NONE else i for i, name in enumerate(names)])
     return known.astype("i8")[codes] if len(known) else np.full(len(codes), -1, "i8")
 

@@ -1,9 +1,9 @@
 """Mooncake traces, JSON lines: {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}, and Bailian's.
 
 A hash id identifies a block of 512 prompt tokens together with all tokens before it. Source: kvcache-ai/Mooncake. Other
-tools write the same keys with seconds (guidellm), or with other blocks (Dynamo, AIPerf), and do not say so.
-Traces of Alibaba's Bailian have seconds, blocks of 16 tokens, and `chat_id` and `parent_chat_id`, which tie the turns
-of a chat. Source: alibaba-edu/qwen-bailian-usagetraces-anon.
+tools write the same keys with seconds (guidellm) or other block sizes (Dynamo, AIPerf) without declaring it. Traces of
+Alibaba's Bailian have seconds, blocks of 16 tokens, and `chat_id` and `parent_chat_id`, which tie the turns of a chat.
+Source: alibaba-edu/qwen-bailian-usagetraces-anon.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from headway.workload.table import MAX_TOKENS, Floats, Longs, Prefix, Workload
 
 BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
 OTHER_BLOCKS = (256, 128, 64, 32, 16, 1024, 2048, 8, 4, 1)
-"""Sizes that are tried where 512 does not fit."""
+"""Block sizes that are tried if 512 does not fit."""
 TICK_S, PER_TICK = 0.5, 2.0
-"""Arrivals on multiples of a longer time, with more requests at one on average, are noted: they come in clumps."""
+"""A note is added if arrivals are multiples of a longer time, with more requests at each on average: they are bunched.
+"""
 
 
 class MooncakeRequest(msgspec.Struct, gc=False):
@@ -34,7 +35,7 @@ class MooncakeRequest(msgspec.Struct, gc=False):
     hash_ids: list[int] = []
     chat_id: int = -1
     parent_chat_id: int = -1
-    """-1: the chat's first turn."""
+    """Parent of the turn; -1 for a chat's first turn."""
 
 
 def matches_bailian(line: str) -> bool:
@@ -94,7 +95,7 @@ def _read(path: Path, options: ReadOptions, unit: str | None, block_tokens: int 
 
 
 def _seconds(timestamps: Floats, unit: str | None) -> tuple[Floats, list[str]]:
-    """Timestamps in seconds. Without a unit whole numbers are Mooncake's milliseconds, fractions are seconds."""
+    """Timestamps in seconds. Without a unit, whole numbers are Mooncake's milliseconds and fractions are seconds."""
     if unit:
         return timestamps / (1.0 if unit == "s" else 1e3), []
     if bool((timestamps == np.floor(timestamps)).all()):
@@ -103,7 +104,7 @@ def _seconds(timestamps: Floats, unit: str | None) -> tuple[Floats, list[str]]:
 
 
 def _on_ticks(arrival_s: Floats, spread: bool) -> tuple[Floats, list[str]]:
-    """Notes on arrivals that come in clumps, as in Mooncake's conversations, whose clock ticks every 3 s."""
+    """Arrivals, and notes if they are bunched, as in Mooncake's conversations, whose clock ticks every 3 s."""
     ticks, index, num = np.unique(arrival_s, return_inverse=True, return_counts=True)
     gaps = np.diff(ticks)
     if len(ticks) < 3 or num.mean() < PER_TICK or gaps.min() < TICK_S:
@@ -121,10 +122,10 @@ def _on_ticks(arrival_s: Floats, spread: bool) -> tuple[Floats, list[str]]:
 def fitting_block(
     counts: Longs, prompt_tokens: Longs, where: str, numbers: Sequence[int] | None = None
 ) -> tuple[int, list[str]]:
-    """The size of hash blocks that explains how many each row has, and a note if it is not Mooncake's.
+    """The block size that explains the number of hash ids in each row, and a note if it is not Mooncake's size.
 
-    Rows may have an id for their last block, which is not full, or none; `numbers` are their lines. HeadwayError if
-    most rows have more hash ids than their prompts have blocks, of any usual size.
+    A row's last block, which is not full, may have an id or none. `numbers` are line numbers. HeadwayError if most rows
+    have more hash ids than their prompts have blocks of any usual size.
     """
     rows = np.flatnonzero(counts > 0)
     counts, prompt_tokens = counts[rows], prompt_tokens[rows]
@@ -201,7 +202,7 @@ def _problem(line: MooncakeRequest) -> str:
 
 
 def hash_prefix(ids: Longs, counts: Longs, prompt_tokens: Longs, block_tokens: int) -> Prefix:
-    """Hash blocks as segments, the last one shorter; row i owns `counts[i]` of the `ids`.
+    """Hash blocks as segments, the last one shorter. Row i owns `counts[i]` of the `ids`.
 
     Blocks after the end of the prompt are dropped.
     """

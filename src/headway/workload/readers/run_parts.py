@@ -1,9 +1,9 @@
-"""Requests of a run that is under way, or was killed: the parts on disk, read as a trace.
+"""Requests of a running or killed run: the parts on disk, read as a trace.
 
-A part is a folder `parts/NUMBER` with three tables, written whole or not at all: `arrivals` (requests as they arrived),
-`requests` and `segments` (as in `core.record`). Ids and times are the gateway's own: times are seconds since its start,
-and the metadata has the wall-clock time of the start. Gateways that were killed and started again with one folder leave
-parts of several runs, whose requests come one after the other.
+A part is a folder `parts/NUMBER` with three tables, written atomically: `arrivals` (arrived requests), `requests` and
+`segments` (as in `core.record`). Ids and times are the gateway's own: times are seconds since its start, and the
+metadata has the wall-clock time of the start. A gateway that was killed and restarted with the same folder leaves parts
+of several runs, whose requests follow each other.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ ARRIVAL_FIELDS = pa.schema([
     ("scores", _BY_MODEL), ("lengths", _BY_MODEL), ("lora", pa.string()), (REQUEST_ID, pa.string()),
     (LONGEST_GAP, pa.float64()), (RESUMED, pa.float64()),
 ])  # fmt: skip
-"""A request as it arrived; `scores` and `lengths` are those of a cascade's answers, by model. The last two columns are
-outcomes that control does not know."""
+"""The row of an arrived request. `scores` and `lengths` are those of a cascade's answers, by model. Control does not
+know the last two columns, which are outcomes."""
 _LATER_TEXTS, _LATER_SECONDS = ("tenant", "lora", REQUEST_ID), (LONGEST_GAP, RESUMED)
 """Columns that parts of older versions lack."""
 ByModel = tuple[tuple[str, float], ...]
@@ -50,11 +50,11 @@ Arrival = tuple[
 ]
 Tables = dict[str, pa.Table]
 _MAX_RUN = 1 << 40
-"""Requests of one run, at most: run and id make one number."""
+"""Largest number of requests of a run. Run and id are combined into one number."""
 
 
 class RunState(Struct, frozen=True):
-    """The run that a part is of, at the time of the part."""
+    """The state of the part's run when the part was written."""
 
     started_s: float
     """Wall-clock time at the gateway's time 0."""
@@ -62,9 +62,9 @@ class RunState(Struct, frozen=True):
     judge_usd: float
     replicas: tuple[ReplicaRecord, ...]
     num_lost: int = 0
-    """Requests of which no record could be written so far."""
+    """Requests so far for which no record could be written."""
     first: int = 0
-    """Number of the first of the parts that this one is made of; 0: it is one of its own."""
+    """Number of the first part that was merged into this one; 0 if no parts were merged."""
     provenance: dict[str, Any] = {}
 
 
@@ -80,7 +80,7 @@ def read_all(folder: Path) -> list[tuple[Tables, RunState]]:
     covered_from: int | None = None
     for number in reversed(numbers(folder)):
         if covered_from is not None and number >= covered_from:
-            continue  # it was made a part of the one after it, and not deleted in time
+            continue  # it was merged into the next part, and not deleted in time
         tables = _read(folder / FOLDER / f"{number:06d}")
         state = _state(folder, tables["requests"])
         parts.append((tables, state))
@@ -111,16 +111,16 @@ class Arrivals:
 
     workload: Workload
     ids: npt.NDArray[np.int64]
-    """By which the other tables of `JoinedParts` name them."""
+    """Ids that the other tables of `JoinedParts` use."""
     first_s: float
     """The first arrival, on the clock of `JoinedParts`."""
     outcomes: Mapping[str, npt.NDArray[np.float64]]
-    """Columns of `requests` that are known where requests arrive."""
+    """Columns of `requests` that are known at arrival."""
     request_ids: pa.ChunkedArray
 
 
 class JoinedParts:
-    """The parts of one run or several, on one clock, with ids of all runs."""
+    """The parts of one or more runs on one clock, with unique ids."""
 
     def __init__(self, parts: Sequence[tuple[Tables, RunState]]) -> None:
         self._parts = [
@@ -129,22 +129,22 @@ class JoinedParts:
         runs = list(dict.fromkeys(state.started_s for _, state in parts))
         last = {state.started_s: state for _, state in parts}
         self.runs = [last[run] for run in runs]
-        """Each run as of its last part."""
+        """Each run's state in its last part."""
         self.offsets_s = _offsets_s(self.runs)
-        """When each run began."""
+        """Start of each run on the common clock."""
         self._of_run = [runs.index(state.started_s) for _, state in parts]
 
     def columns(self, name: str, bases: Sequence[int], *left_out: str) -> Columns:
-        """One table of all parts: ids with their run, times and replicas of all runs.
+        """One table of all parts, with ids, times and replicas made unique across runs.
 
-        `bases`: the replicas of the runs before each run.
+        `bases`: number of replicas in all earlier runs.
         """
         each = [
             _numbered(_numpy(tables[name], left_out), run, self.offsets_s[run], bases[run])
             for (tables, _), run in zip(self._parts, self._of_run, strict=True)
         ]
         for more in OPTIONAL_COLUMNS if name == "requests" else ():
-            if any(more in one for one in each):  # some runs may not have had it
+            if any(more in one for one in each):  # some runs may not have the column
                 each = [{**one, more: one.get(more, np.zeros(len(one["request"]), np.int8))} for one in each]
         return {column: np.concatenate([one[column] for one in each]) for column in each[0]}
 
@@ -161,17 +161,17 @@ class JoinedParts:
 
 
 def is_under_way(path: Path) -> bool:
-    """Whether a folder has a run's parts, and no files of a run that has ended."""
+    """Whether a folder has parts of a run and no files of an ended run."""
     return not (path / REQUESTS).is_file() and bool(numbers(path))
 
 
 def read_requests(folder: Path) -> Workload:
-    """The requests of a run that is under way, or was killed. HeadwayError for a damaged part."""
+    """Read the requests of a running or killed run. HeadwayError for a damaged part."""
     return JoinedParts(read_all(folder)).arrivals().workload
 
 
 def began_s(parts: Sequence[tuple[Tables, RunState]]) -> float | None:
-    """The wall-clock time of the first arrival; None: there is none."""
+    """The wall-clock time of the first arrival; None without arrivals."""
     arrivals_s = [
         state.started_s + compute.min(tables["arrivals"]["arrival_s"]).as_py()
         for tables, state in parts
@@ -181,7 +181,7 @@ def began_s(parts: Sequence[tuple[Tables, RunState]]) -> float | None:
 
 
 def _with_later_columns(arrivals: pa.Table) -> pa.Table:
-    """Arrivals with the columns that an older version did not write, empty."""
+    """Arrivals with empty columns in place of those that an older version did not write."""
     for names, kind, nothing in ((_LATER_TEXTS, pa.string(), ""), (_LATER_SECONDS, pa.float64(), float("nan"))):
         for name in names:
             if name not in arrivals.column_names:
@@ -190,7 +190,7 @@ def _with_later_columns(arrivals: pa.Table) -> pa.Table:
 
 
 def _offsets_s(runs: Sequence[RunState]) -> list[float]:
-    """When each run began, in seconds since the first one's start; not before the end of the one before, whatever the
+    """Start of each run in seconds since the first run's start, never before the end of the previous run, whatever the
     wall clock said."""
     offsets = [0.0]
     for before, run in pairwise(runs):
@@ -203,7 +203,7 @@ def _numpy(table: pa.Table, left_out: Sequence[str]) -> Columns:
 
 
 def _numbered(columns: Columns, run: int, offset_s: float, base: int) -> Columns:
-    """Columns with numbers that are unique among all runs, and times on one clock."""
+    """Columns with numbers that are unique across runs, and times on one clock."""
     changed: Columns = dict(columns)
     changed["request"] = columns["request"].astype(np.int64) + run * _MAX_RUN
     for name, column in columns.items():
@@ -237,7 +237,7 @@ def _workload(arrivals: Columns, table: pa.Table, order: npt.NDArray[np.intp]) -
 
 
 def _by_model(column: pa.ChunkedArray, prefix: str, order: npt.NDArray[np.intp]) -> Columns:
-    """`quality:MODEL` or `output_tokens:MODEL`, from the answers of each model."""
+    """The columns `quality:MODEL` or `output_tokens:MODEL`, from the answers of each model."""
     lists = column.combine_chunks()
     lists = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) else lists
     rows = np.repeat(

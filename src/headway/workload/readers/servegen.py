@@ -1,8 +1,8 @@
 """ServeGen's requests. Source: alibaba/ServeGen.
 
-Reasoning requests are a CSV file, window_start_s,client,input_tokens,reason_tokens,answer_tokens, with the 600-second
-window in which each request arrived, unordered; or it has only the three columns of tokens. Batch jobs are JSON lines,
-{"request_id", "type", "input_length", "output_length", "duration"}, without arrivals.
+Reasoning requests are a CSV file, window_start_s,client,input_tokens,reason_tokens,answer_tokens, where the first
+column is the 600-second window of the arrival, unordered. Some files have only the three token columns. Batch jobs are
+JSON lines, {"request_id", "type", "input_length", "output_length", "duration"}, without arrivals.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LENGTHS = {"input_tokens": TOKENS, "reason_tokens": TOKENS, "answer_tokens": TOK
 
 
 def read(path: Path, options: ReadOptions) -> Workload:
-    """Read prompts, reasoning and answers, with arrivals spread evenly over their window."""
+    """Read prompts, reasoning and answers. Arrivals are spread evenly over their windows."""
     timed = WINDOW in header_of(first_line(path))
     columns = {WINDOW: SECONDS, **LENGTHS} if timed else LENGTHS
     # The order of lines carries no meaning here, so the rows are sorted whatever the options.
@@ -68,7 +68,7 @@ def matches_batch(line: str) -> bool:
 
 
 def read_batch(path: Path, options: ReadOptions) -> Workload:
-    """Read the lengths of a batch job's requests, which are submitted together."""
+    """Read the lengths of a batch job's requests, which all arrive together."""
     decode, bad = msgspec.json.Decoder(_BatchRequest).decode, list[str]()
     lengths: list[tuple[int, int]] = []
     for first, block in blocks(path):

@@ -1,4 +1,4 @@
-"""Parts that all readers share: options, files in blocks of lines, and the last steps from rows to a workload."""
+"""Shared parts of all readers: options, files in blocks of lines, and the last steps from rows to a workload."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_ARRIVALS = "the file has no arrival times: without `arrivals` beside the trac
 
 
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-"""Marks at the beginning of files that Windows PowerShell writes."""
+"""Byte-order marks of files that Windows PowerShell writes."""
 HEAD_BYTES = 1 << 16
 
 
@@ -36,18 +36,18 @@ class ReadOptions(Struct, frozen=True):
     skip_bad: bool = False
     """Skip and count bad lines. If False, the first bad line is an error."""
     timestamp_unit: str | None = None
-    """`s` or `ms`, of formats whose files do not say it. None: by the values, with a note."""
+    """`s` or `ms`, for formats whose files omit the unit. None: guessed from the values, with a note."""
     block_tokens: int | None = None
-    """Prompt tokens of a hash block, of formats whose files do not say it. None: the size that fits all rows."""
+    """Prompt tokens of a hash block, for formats whose files omit it. None: the size that fits all rows."""
     spread_ticks: bool = False
-    """Spread requests that share a time evenly over the time to the next. If False, they arrive together."""
+    """Spread requests with equal times evenly over the time to the next one. If False, they arrive together."""
 
 
 REQUESTS = "requests.parquet"
 
 
 def trace_file(path: Path) -> Path:
-    """The file of a trace: a folder is that of a run's records, with `requests.parquet`. HeadwayError without it."""
+    """The file of a trace. For the folder of a run's records: its `requests.parquet`. HeadwayError if it is missing."""
     if not path.is_dir():
         return path
     file = path / REQUESTS
