@@ -14,16 +14,18 @@ from headway.policies.endpoints import Silos, grouped, within_bounds
 class ChironScaler:
     """Interactive back-pressure sizes interactive and mixed pools; the batch queue sizes batch pools.
 
-    Of a model in a region, pools whose names end in `interactive_suffix` or `batch_suffix` are of that kind, and all
-    others are mixed; use the router `sageserve` with the same suffixes. Interactive back-pressure is the share of
-    interactive and mixed replicas that have an interactive request (tier below `batch_tier`). Above `theta` one replica
-    is added; one is removed if the back-pressure without it is at most `theta`. Interactive pools change before mixed
-    ones. Steps are `cooldown_s` apart. Starting replicas count, and none is removed while one starts.
+    Pools whose names end in `interactive_suffix` or `batch_suffix` are of that kind, and all other pools are mixed; use
+    the router `sageserve` with the same suffixes. Each model is scaled by itself in each region. Interactive
+    back-pressure is the share of interactive and mixed replicas that have an interactive request (tier below
+    `batch_tier`). Above `theta` one replica is added; one is removed if the back-pressure without it is at most
+    `theta`. Interactive pools change before mixed ones. Steps are `cooldown_s` apart. Starting replicas count, and none
+    is removed while one starts.
 
     The number of batch replicas is such that the batch requests placed on them and on mixed replicas finish within
-    `batch_deadline_s`, at `batch_request_s` each. No batch replica is removed while such requests exist; then all are.
+    `batch_deadline_s`, at `batch_request_s` each. No batch replica is removed while such requests exist. Without such
+    requests, all are removed.
 
-    After Chiron (arXiv 2501.08090), whose other half, the batch size of each instance, is the engine's here. The
+    After Chiron (arXiv 2501.08090). Chiron also sets each instance's batch size, which the engine does here. The
     default of 0.6 is SageServe's, whose pools start with 10 interactive, 5 mixed and 5 batch replicas.
     `batch_request_s` is Headway's.
     """
@@ -67,9 +69,9 @@ class ChironScaler:
         return wanted
 
     def _interactive(self, pools: Sequence[PoolView]) -> dict[str, int]:
-        """One replica more or less in an endpoint's interactive or mixed pools."""
+        """Add or remove one replica in an endpoint's interactive or mixed pools."""
         own = [pool for pool in pools if self._silos.serves(pool.name, is_batch=False)]
-        own.sort(key=lambda pool: self._silos.serves(pool.name, is_batch=True))  # mixed ones last
+        own.sort(key=lambda pool: self._silos.serves(pool.name, is_batch=True))  # mixed pools last
         busy = sum(self._num(r, batch=False) > 0 for pool in own for r in pool.replicas if not r.is_draining)
         num = sum(map(_number, own))
         if busy > self._theta * num:

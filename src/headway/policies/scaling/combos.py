@@ -18,20 +18,19 @@ from headway.policies.scaling.demand import ArrivalCounts
 
 _LITTLE = 1e-9
 _Purpose = Literal["out", "anew"]
-""""out": add combos. "anew": the best combos in place of the present ones."""
+""""out": add combos. "anew": replace the current combos by the best ones."""
 
 
 class CombosScaler:
-    """Combos of each kind for the mean demand of the last `local_window_s`.
+    """Scales combos of each kind to the mean demand of the last `local_window_s`.
 
     Every `interval_s`, for each model, the scaler compares the mean rate of requests with the goodput of the combos
     that serve or start. If they differ by more than `ratio`, and `local_window_s` has passed since the last step, it
-    scales. Out: draining combos are taken back, then the cheapest combos that cover the deficit are added, as far as
-    there is room. In: if the excess persists for `grace_s`, combos are removed, each time the one whose goodput is
-    closest to the remaining excess and not above it; at least one combo always serves. After `global_window_s` without
-    a step, the cheapest combos for the mean rate of that time replace the present ones: new combos start first, and
-    redundant ones drain once the new ones serve. Where there is no room for both, they alternate as far as the demand
-    allows.
+    scales. Scaling out reuses draining combos, then adds the cheapest combos that cover the deficit, as far as there is
+    room. Scaling in removes combos if the excess persists for `grace_s`: each time the combo whose goodput is closest
+    to the remaining excess and not above it. At least one combo always serves. After `global_window_s` without a step,
+    the cheapest combos for the mean rate of that window replace the current ones: new combos start first, and redundant
+    ones drain once the new ones serve. Without room for both, starts and drains alternate as far as the demand allows.
 
     The cheapest combos have the lowest sum of prices, or of prices over `cost_efficiency` (tokens per USD by combo, as
     in the paper's eq. 16) if that is given. A program may pass a `planner` that decides instead, and `tasks` to run the
@@ -81,7 +80,7 @@ class CombosScaler:
             stocks = [
                 count_combos(pool, self._cost(pool)) for pool in view.pools if pool.model == model and pool.goodput_rps
             ]
-            # Requests may go by another name of the only model, or by none.
+            # Requests may name the only model differently, or not at all.
             arrived = sum(num for (name, *_), (num, _) in view.arrived.items() if name == model or len(models) == 1)
             state = self._models.setdefault(model, _ModelState(view.now, self._global_s))
             state.arrivals.push(view.now, arrived)
@@ -121,7 +120,7 @@ class CombosScaler:
     def _out(
         self, state: _ModelState, stocks: Sequence[ComboCounts], left: Counter[str], deficit_rps: float
     ) -> dict[str, int]:
-        """Add combos; draining ones are taken back first, since they are running."""
+        """Add combos. Draining ones are reused first, because they are running."""
         more: Counter[str] = Counter()
         for stock in sorted(stocks, key=lambda stock: (stock.cost / stock.goodput_rps, stock.name)):
             for _ in range(min(stock.num_draining, stock.most - stock.num)):
@@ -135,14 +134,15 @@ class CombosScaler:
         return {stock.name: max(stock.num + more[stock.name], stock.fewest) for stock in stocks if more[stock.name]}
 
     def _best_anew(self, state: _ModelState, stocks: Sequence[ComboCounts], left: Counter[str]) -> dict[str, int]:
-        """The cheapest combos for the demand, of which the fewest of each kind are given: others serve the rest."""
+        """The cheapest combos for the demand. Of each kind as few as possible are returned: other combos serve the
+        rest."""
         gpus = Counter(left)
         for stock in stocks:
             for gpu in gpus:
                 gpus[gpu] += (stock.num + stock.num_draining - stock.fewest) * stock.gpus.get(gpu, 0)
         rate_rps = state.arrivals.rate_rps(self._global_s)
         if any(stock.num for stock in stocks):
-            rate_rps = max(rate_rps, 1e-6)  # without demand, the cheapest one
+            rate_rps = max(rate_rps, 1e-6)  # without demand, the cheapest combo
         rest_rps = rate_rps - sum(stock.fewest * stock.goodput_rps for stock in stocks)
         most = {s.name: max((s.num if s.num_failed else s.most) - s.fewest, 0) for s in stocks}
         found = self._best(state, "anew", rest_rps, stocks, most, gpus) if rest_rps > _LITTLE else {}
@@ -151,7 +151,7 @@ class CombosScaler:
     def _refine(
         self, state: _ModelState, stocks: Sequence[ComboCounts], left: Counter[str], now: float
     ) -> dict[str, int]:
-        """Move towards the target: add first, and remove once the additions serve (line 25)."""
+        """Move towards the target: add first, and remove once the added combos serve (line 25)."""
         target = state.target or {}
         if any(stock.num_starting for stock in stocks):
             return {}
@@ -181,8 +181,8 @@ class CombosScaler:
         most: Mapping[str, int],
         gpus: Mapping[str, int],
     ) -> Mapping[str, int]:
-        """The result of the search, or _LaterError while it runs. The result of a slightly older question is used as it
-        is."""
+        """The result of the search; raises _LaterError while it runs. The result for slightly older input is used, too.
+        """
         if self._pending is not None:
             if self._task.is_busy:
                 raise _LaterError
@@ -238,7 +238,7 @@ class CombosScaler:
 
 
 class _LaterError(Exception):
-    """The search is still running or has failed: the fleet stays as it is."""
+    """The search is still running or has failed, so the fleet stays unchanged."""
 
 
 class _ComboSearch:
@@ -258,7 +258,7 @@ class _ModelState:
         self.leaves_s: float | None = None
         """End of the grace period before combos are removed."""
         self.target: dict[str, int] | None = None
-        """Target of a refinement under way."""
+        """Target of the current refinement."""
         self.now = now
         self.failed: dict[_Purpose, _Question] = {}
 
@@ -277,9 +277,9 @@ class _Question:
 class ComboCounts:
     name: str
     goodput_rps: float
-    """Of one combo."""
+    """Goodput of one combo."""
     cost: float
-    """Of one combo, in the unit of the objective."""
+    """Cost of one combo, in the unit of the objective."""
     gpus: Mapping[str, int]
     num_serving: int
     num_starting: int
@@ -287,7 +287,7 @@ class ComboCounts:
     fewest: int
     most: int
     num_failed: int = 0
-    """Combos that are wanted but do not start."""
+    """Wanted combos that fail to start."""
 
     @property
     def num(self) -> int:
@@ -295,12 +295,12 @@ class ComboCounts:
 
     @property
     def room(self) -> int:
-        """How many combos may be added, draining ones counted; 0 while one fails to start."""
+        """How many combos may be added, including reused draining ones; 0 while one fails to start."""
         return 0 if self.num_failed else max(self.most - self.num - self.num_draining, 0)
 
     @property
     def num_removable(self) -> int:
-        """How many combos can be drained: no starting one, and not the last serving one while others start."""
+        """How many combos can be drained: no starting ones, and not the last serving one while others start."""
         return max(min(self.num_serving - bool(self.num_starting), self.num - self.fewest), 0)
 
 
@@ -343,7 +343,7 @@ def surplus(stocks: Sequence[ComboCounts], excess_rps: float, only: Mapping[str,
 
 
 def _fit(stocks: Sequence[ComboCounts], more: Mapping[str, int], left: Counter[str]) -> Counter[str]:
-    """As many of these combos as there is room for; takes their GPUs from `left`."""
+    """As many of these combos as there is room for. Takes their GPUs from `left`."""
     fitting: Counter[str] = Counter()
     for stock in stocks:
         rooms = [left[gpu] // num for gpu, num in stock.gpus.items() if num and gpu in left]

@@ -15,10 +15,11 @@ HOUR_S = 3600.0
 class GreedyCover:
     """The cheapest instances with which each region covers `epsilon` of its own peak, and all regions the total peak.
 
-    `tps` has the input tokens per second that one replica serves, by pool or by model; pools without a value are not
-    planned. A replica that exists costs its price for an hour, a new one its start-up time in addition. Replicas are
-    added one at a time, where a token per second costs least, and among equals in the region with the largest deficit.
-    If a model has one pool in each region and all serve equally much, this is the optimum, GPU limits aside.
+    `tps` gives the input tokens per second that one replica serves, by pool or by model; pools without a value are not
+    planned. An existing replica costs its price for an hour; a new replica also costs its start-up time. Replicas are
+    added one at a time where a token per second is cheapest, and among equals in the region with the largest deficit.
+    If each model has one pool per region and all replicas serve the same rate, the result is optimal apart from GPU
+    limits.
     """
 
     def __init__(self, tps: Mapping[str, float], epsilon: float, startup_s: float) -> None:
@@ -42,7 +43,7 @@ class GreedyCover:
         return counts
 
     def _add(self, pools: Sequence[PoolCounts], tps: float, peaks: Mapping[str, float], counts: dict[str, int]) -> None:
-        """Add replicas until the pools serve `tps`, or until none may be added."""
+        """Add replicas until the pools serve `tps`, or no more may be added."""
 
         def capacity_tps(pools: Iterable[PoolCounts]) -> float:
             return sum(self._tps_of(pool) * counts[pool.name] for pool in pools)

@@ -12,7 +12,7 @@ from headway.core.past_demand import PastDemand
 from headway.core.view import PoolsView
 
 CHANCE = 3.0
-"""Standard deviations: of a thousand counts, one lies further off."""
+"""Number of standard deviations; of a thousand counts, one deviates by more."""
 Cell = tuple[str, str]
 """(model, region)."""
 
@@ -25,9 +25,9 @@ def arrived_by_cell(view: PoolsView) -> Iterator[tuple[Cell, int, int, int]]:
 
 
 def _cells(view: PoolsView) -> Callable[[str, str], Cell]:
-    """The cell of a request's model and region.
+    """Returns the cell of a request's model and region.
 
-    Of one model, or one region, requests may go by another name, or by none: they count for the only one.
+    If there is only one model, or one region, requests may give another name or none; they count for the only one.
     """
     models = {pool.model for pool in view.pools}
     regions = {pool.region for pool in view.pools}
@@ -42,9 +42,9 @@ def _cells(view: PoolsView) -> Callable[[str, str], Cell]:
 def past_by_cell(
     past: PastDemand, view: PoolsView, step_s: float, is_counted: Callable[[int], bool], whole_s: float | None = None
 ) -> dict[Cell, list[float]]:
-    """Rates in steps of `step_s` up to the start of the run, of the tiers that are counted.
+    """Rates in steps of `step_s` up to the start of the run, over the counted tiers.
 
-    As many steps as fill a multiple of `whole_s` (None: of `step_s`); what is older is left out.
+    The number of steps fills a multiple of `whole_s` (None: of `step_s`); older demand is left out.
     """
     cell_of, whole_s = _cells(view), step_s if whole_s is None else whole_s
     num = int(past.length_s / whole_s + 1e-9) * round(whole_s / step_s)
@@ -72,7 +72,7 @@ class ArrivalCounts:
         """Record the count since the start."""
         self._times_s.append(now)
         self._counts.append(count)
-        # What was seen last before the window is its beginning.
+        # The last count before the window is the window's beginning.
         old = bisect_right(self._times_s, now - self._longest_s) - 1
         if old > 0:
             del self._times_s[:old], self._counts[:old]
@@ -84,10 +84,10 @@ class ArrivalCounts:
         return (self._counts[-1] - self._counts[first]) / elapsed_s if elapsed_s > 0 else 0.0
 
     def present_rps(self, window_s: float) -> float:
-        """The mean rate over the last `window_s`; where the rate has risen within it, the mean since then.
+        """The mean rate over the last `window_s`. If the rate has risen within the window, the mean since the rise.
 
-        It has risen where two parts of the window differ by more than `CHANCE` standard deviations of a Poisson
-        process; where it has most likely, if there are several such times.
+        A rise is detected where two parts of the window differ by more than `CHANCE` standard deviations of a Poisson
+        process; of several such times, the most likely one counts.
         """
         first = max(bisect_right(self._times_s, self._times_s[-1] - window_s) - 1, 0)
         now, count, best, rate = self._times_s[-1], self._counts[-1], CHANCE, self.rate_rps(window_s)
@@ -105,7 +105,7 @@ class ArrivalCounts:
 class StepRates:
     """Mean rates over equal time steps, from cumulative counts since the start.
 
-    Between two counts the growth is taken to be linear. `most`: keep the last so many steps; None: all of them.
+    Growth between two counts is assumed to be linear. `most`: number of last steps to keep; None: all of them.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class StepRates:
         """`past`: rates of the steps before the start."""
         self.step_s = step_s
         self.rates: list[float] = list(past)
-        """Per second, of each completed step."""
+        """Rate per second of each completed step."""
         self.num_steps = 0
-        """Steps completed since the start, those that are not kept included."""
+        """Completed steps since the start, including steps that are no longer kept."""
         self._most = most
         self._seen_s, self._count = 0.0, 0.0
         self._count_at_step = 0.0

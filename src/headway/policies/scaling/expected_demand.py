@@ -1,4 +1,4 @@
-"""The demand for a model from a region as it was counted, and what is expected of it: by a forecaster, or by growth."""
+"""The counted demand for a model from a region, and its forecast: by a forecaster, or by recent growth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.policies.scaling.demand import ArrivalCounts, Cell, StepRates
 from headway.policies.scaling.growth import MOST_DAYS, RecentGrowth
 
 RECENT_STEP_S = 60.0
-"""Length of the steps of demand from which growth is read, and of the window for the present demand."""
+"""Step length for measuring growth, and window of the current demand."""
 
 
 class CellDemand:
@@ -33,9 +33,9 @@ class CellDemand:
         self.by_step = StepRates(step_s, nothing_until_s, most=max(round(week_s / step_s), 1), past=by_step)
         self.growth = RecentGrowth(RECENT_STEP_S)
         self.late_until_s = nothing_until_s
-        """Until then, the observed load is that of a backlog."""
+        """Until then, the observed load is the load of a backlog."""
         self._peaks: deque[tuple[float, float]] = deque()
-        """(time, need), falling: what is followed by a larger need is no peak."""
+        """(time, need) in descending order of need. A need that a larger need follows is not a peak."""
 
     def push(self, now: float, requests: int, tokens: int) -> None:
         self.requests, self.tokens = requests, tokens
@@ -44,7 +44,7 @@ class CellDemand:
         self.recent_requests.push(now, requests)
 
     def present_tps(self) -> float:
-        """The mean of the last minute; where requests come faster than at its beginning, at their present rate."""
+        """The mean of the last minute; if requests have become more frequent within it, their current rate."""
         mean_tps, mean_rps = self.recent.rate_rps(RECENT_STEP_S), self.recent_requests.rate_rps(RECENT_STEP_S)
         if mean_rps <= 0:
             return mean_tps
@@ -60,7 +60,7 @@ class CellDemand:
 
 
 class Forecasts:
-    """The demand that is expected until a given time: by the forecaster that was handed in, else by recent growth."""
+    """The expected demand until a given time: by the given forecaster, or by recent growth."""
 
     def __init__(self, make: MakeForecaster | None, tasks: TaskFactory | None, step_s: float, quantile: float) -> None:
         self.step_s = step_s
@@ -69,7 +69,7 @@ class Forecasts:
         self._is_running = False
         self._steps_ahead = 1
         self._num_steps = -1
-        """Completed steps at the last forecast; -1: there was none."""
+        """Completed steps at the last forecast; -1 before the first."""
         self._found: dict[Cell, tuple[float, list[float]]] = {}
 
     def update(self, cells: Mapping[Cell, CellDemand], now: float) -> None:
@@ -90,7 +90,7 @@ class Forecasts:
             self._finish()
 
     def _finish(self) -> None:
-        """Take the forecast that was started, if it is ready; a failed one leaves the last."""
+        """Take over the running forecast if it is ready. After a failure the last forecast stays."""
         if self._is_running and self._task is not None and not self._task.is_busy:
             self._is_running = False
             found: dict[Cell, tuple[float, list[float]]] | None = self._task.result()

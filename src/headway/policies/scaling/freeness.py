@@ -12,15 +12,16 @@ from headway.policies.freeness import free_share, freeness
 
 
 class FreenessScaler:
-    """One replica more while a pool's mean normal freeness is below `out_below`, one less while it is above `in_above`.
+    """Adds a replica while a pool's mean normal freeness is below `out_below`; removes one while it is above
+    `in_above`.
 
     Freeness is in KV blocks per running request, without headroom; the thresholds -0.5 and 1.5 are the paper's. Taken
-    literally they fill caches to the brim: a replica with 10,000 blocks and 100 running requests is above 1.5 until
+    literally they fill caches completely: a replica with 10,000 blocks and 100 running requests is above 1.5 until
     98.5% of its blocks are used, and below -0.5 only when its first waiting request lacks 50 blocks. With `normalised`
     (Headway's own), freeness is the free share of the cache, and the thresholds default to 0.1 and 0.6: removing one of
-    two replicas that are 40% full leaves one that is 80% full, which does not ask for it back. A pool takes no step
-    while replicas start or within `cooldown_s` of its last step, and removes none while one drains; draining replicas
-    do not count in the mean. A pool keeps at least one replica, since an empty pool has no freeness.
+    two replicas that are 40% full leaves one that is 80% full, which does not trigger a new replica. A pool takes no
+    step while replicas start or within `cooldown_s` of its last step, and removes none while one drains. Draining
+    replicas do not count in the mean. A pool keeps at least one replica, because an empty pool has no freeness.
     """
 
     live_settings = frozenset(("out_below", "in_above", "interval_s", "cooldown_s", "normalised"))
@@ -62,7 +63,7 @@ class FreenessScaler:
         return wanted
 
     def _step(self, pool: PoolView) -> int:
-        """+1, 0 or -1 replicas."""
+        """The step: +1, 0 or -1 replicas."""
         staying = [self._freeness(replica) for replica in pool.replicas if not replica.is_draining]
         if not staying:
             return 0

@@ -1,4 +1,4 @@
-"""A forecast by how much demand has grown before, within minutes and at this time of day."""
+"""A forecast from past growth of demand, within minutes and at the same time of day."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from headway.core.policy import Floats
 RECENT_S = 3 * 3600.0
 DAY_S = 86_400.0
 BEFORE_S, AFTER_S = 300.0, 900.0
-"""Of earlier days, growth from so long before the time of the fit until so long after it counts."""
+"""On earlier days, growth in this interval around the time of day of the fit counts."""
 LEAST_DAYS, MOST_DAYS = 2, 7
 REFIT_S = 600.0
 LEAST_S = 3600.0
 DAMPED = 12
-"""Steps after which a level has forgotten where it began."""
+"""Steps after which a level no longer depends on its initial value."""
 DAMPING = 0.5
-"""Weight of the newest step in the level: a single step of few requests is mostly chance."""
+"""Weight of the newest step in the level, because a single step with few requests is mostly noise."""
 FLOOR = 0.1
-"""Share of the mean demand that is added to levels before their ratio is taken, so that an idle hour is not a base."""
+"""Share of the mean demand that is added to both levels of a ratio, so that an idle hour is no base of growth."""
 
 
 class RecentGrowth:
-    """Forecasts the present level times a quantile of its past growth over as many steps.
+    """Forecasts the current level times a quantile of its past growth over as many steps.
 
-    The level is a mean that weighs each step half as much as the next. Growth is that of the last three hours, or that
-    at this time of day on the last days, whichever is more; one day is no pattern. In the first hour, the level is not
-    expected to change. Satisfies `core.policy.Forecaster`.
+    The level is a mean in which each step weighs half as much as the next. Growth is the growth of the last three hours
+    or the growth at this time of day on past days, whichever is larger; a single past day does not count. In the first
+    hour, the level is expected to stay constant. Implements `core.policy.Forecaster`.
     """
 
     cheats = False
@@ -48,7 +48,7 @@ class RecentGrowth:
         return _level(history[-DAMPED:])[-1:] * self._growth
 
     def _fit(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
-        """Growth factors: a row for each quantile, a column for each step ahead."""
+        """Growth factors with a row for each quantile and a column for each step ahead."""
         day, recent, before, after = (round(s / self._step_s) for s in (DAY_S, RECENT_S, BEFORE_S, AFTER_S))
         history = history[-(MOST_DAYS * day + before + DAMPED) :]
         level, mean, end = _level(history), float(history.mean()), len(history)

@@ -1,4 +1,4 @@
-"""Headway's scaler: a forecast as the floor, a guarded reaction above it, and start times as they are measured."""
+"""Headway's scaler: a forecast as the minimum, a guarded reaction above it, and measured start times."""
 
 from __future__ import annotations
 
@@ -18,47 +18,51 @@ from headway.policies.scaling.expected_demand import RECENT_STEP_S, CellDemand, 
 from headway.policies.scaling.start_times import StartTimes
 
 SMOOTHING_S = 60.0
-"""Time constant of the observed load: KV use and unfinished prompts change from iteration to iteration."""
+"""Time constant of the observed load, because KV use and unfinished prompts change from iteration to iteration."""
 LEARNING_S = 1800.0
-"""Time constant of what a replica serves, at full use."""
+"""Time constant of the learnt rate that a replica serves at full use."""
 FULL_S, FULL_USE = 60.0, 0.9
-"""Time constant of what a full replica serves; it is full at that use, if requests wait for longer than their SLO."""
+"""Time constant of the rate of a full replica, and the use from which a replica is full, if requests wait longer than
+their SLO."""
 TOLERANCE = 0.1
-"""A load above the target by less than this share is met, and so is a need of so much of one replica."""
+"""A load above the target by less than this share counts as met, and so does a need of less than this share of a
+replica."""
 LEAST_HOLD_S = 1800.0
-"""Peaks of published demand return within the hour, and what is kept so long is paid back by fewer late requests."""
+"""Peaks of published demand return within the hour, and the cost of keeping replicas that long is repaid by fewer late
+requests."""
 RETRY_S = 60.0
-"""For how long a pool that did not start what was asked for counts as full."""
+"""How long a pool that did not start the requested units counts as full."""
 DEFAULT_TTFT_S = 1.0
 MOST_MORE = 4
-"""Units that may be added in one step beyond as many as there are, as Kubernetes' autoscaler does (100%, or 4 pods)."""
+"""Units that may be added in one step in addition to the current number, as in Kubernetes' autoscaler (100%, or 4
+pods)."""
 FEW_REQUESTS = 20
-"""With fewer, nothing is known about what a replica serves."""
+"""With fewer requests, the rate that a replica serves is unknown."""
 
 
 class HeadwayScaler:
-    """Enough replicas for the forecast until new ones would be up, and more while the observed load asks for it.
+    """Provides replicas for the forecast until new ones would be up, and more while the observed load requires them.
 
-    For each model and region, the need is the largest of three. The floor: the quantile `miss_to_idle / (miss_to_idle +
-    1)` of the demand expected until a replica that is requested now would serve. The present demand of the last minute.
-    The load: KV blocks and batch slots in use, unfinished prompts L per replica as L / (1 + L), and the predicted time
-    to the first token over its SLO, of which the largest should be `use`; and the tokens that wait beyond what is
-    served within the SLO, to be worked off within a start time. Replicas that start count as capacity.
+    For each model and region, the need is the largest of three values. The forecast: the quantile `miss_to_idle /
+    (miss_to_idle + 1)` of the demand expected until a replica requested now would serve. The current demand: that of
+    the last minute. The load: the largest of KV block use, batch slot use, L / (1 + L) for L unfinished prompts per
+    replica, and the predicted TTFT over its SLO should equal `use`; and tokens that cannot be served within the SLO
+    should be processed within one start time. Starting replicas count as capacity.
 
-    What a replica serves is learnt: served input tokens over the use at which they were served. `tps` (input tokens per
-    second, by pool or model) or the profiled goodput of combos is the guess until then, and the ratio between pools;
-    without either, the KV cache is. Start times are those seen in the pool, `startup_s` before the first.
+    The rate of a replica is learnt: served input tokens over the use at which they were served. The initial value, and
+    the ratio between pools, is `tps` (input tokens per second, by pool or model) or the profiled goodput of combos,
+    otherwise the KV cache size. Start times are measured in the pool; `startup_s` applies before the first start.
 
-    Replicas are added where capacity is cheapest; a pool that does not start what was asked for, or fails to, is passed
-    over for a minute. In one step the fleet at most doubles, plus four. A replica is removed, the dearest capacity
-    first, if no need of the last `hold_s` (None: the start time, at least half an hour) and no expected one asks for
-    it, nothing starts in its pool, and another one of its model and region stays. `epsilon` is the share of its own
+    Replicas are added where capacity is cheapest. A pool that does not start the requested replicas is skipped for a
+    minute. In one step the fleet at most doubles, plus four. A replica is removed, the most expensive capacity first,
+    if neither a need of the last `hold_s` (None: the start time, at least half an hour) nor an expected need requires
+    it, nothing starts in its pool, and another replica of its model and region stays. `epsilon` is the share of its own
     need that each region covers itself; all regions together cover all of it.
 
-    Requests of tier `batch_tier` and above are work that can wait, and no demand; None: there is no such work. A
-    program may pass `forecaster(model, region)`, for steps of `step_s`, and `tasks` to run it outside of the event
-    loop. Without it, or until its first forecast, demand is expected to grow as it did lately and at this time on
-    earlier days. `ttft_s` is the SLO of the first token where requests have none.
+    Requests of tier `batch_tier` and above can wait and do not count as demand; None: no tier can wait. A program may
+    pass `forecaster(model, region)`, for steps of `step_s`, and `tasks` to run it outside of the event loop. Without
+    it, or until its first forecast, demand is expected to grow as it did recently and at this time on earlier days.
+    `ttft_s` is the TTFT SLO of requests without one.
     """
 
     live_settings = frozenset(("use", "hold_s", "epsilon", "interval_s"))
@@ -98,7 +102,7 @@ class HeadwayScaler:
         self._models: dict[str, _Served] = {}
         self._loads: dict[str, _PoolLoad] = {}
         self._past: PastDemand | None = None
-        """Until the first view, which has the names of models and regions."""
+        """Past demand until the first view, which gives the names of models and regions; then None."""
         self._requested: dict[str, int] = {}
         self._full_until_s: dict[str, float] = {}
         self._seen_s: float | None = None
@@ -148,20 +152,21 @@ class HeadwayScaler:
         return self._batch_tier is None or tier < self._batch_tier
 
     def _recall(self, past: PastDemand, view: PoolsView) -> None:
-        """Make the cells of the past demand."""
+        """Create the cells of the past demand."""
         step_s = self._forecasts.step_s
         by_step = past_by_cell(past, view, step_s, self._is_demand)
         for cell, rates in past_by_cell(past, view, RECENT_STEP_S, self._is_demand).items():
             self._cells[cell] = CellDemand(0.0, step_s, rates, by_step[cell])
 
     def _note_refusals(self, view: PoolsView) -> None:
-        """Take a pool as full if it has neither started nor taken back what was asked for: views show no GPU limits."""
+        """Count a pool as full if it has neither started nor cancelled the requested units, because views show no GPU
+        limits."""
         for pool in view.pools:
             if _number(pool) < self._requested.get(pool.name, 0) and not pool.num_down:
                 self._full_until_s[pool.name] = view.now + RETRY_S
 
     def _observe(self, model: str, pools: Sequence[PoolView], elapsed_s: float, now: float) -> None:
-        """Load of the pools, and what the model's replicas serve at it."""
+        """Observe the load of the pools, and the rate that the model's replicas serve under it."""
         cells = [cell for name, cell in self._cells.items() if name[0] == model]
         requests, tokens = sum(cell.requests for cell in cells), sum(cell.tokens for cell in cells)
         prompt_tokens = tokens / requests if requests else 0.0
@@ -180,7 +185,7 @@ class HeadwayScaler:
         served.is_known = served.rate > 0 and (requests >= FEW_REQUESTS or served.is_assumed)
 
     def _needs(self, model: str, pools: Sequence[PoolView], now: float) -> dict[str, _Need]:
-        """By region: the capacity needed now, and the largest one lately."""
+        """For each region: the capacity needed now, and the largest recent need."""
         needs: dict[str, _Need] = {}
         by_region = grouped(pools, attrgetter("region"))
         regions = dict.fromkeys((*by_region, *(region for name, region in self._cells if name == model)))
@@ -193,10 +198,11 @@ class HeadwayScaler:
             backlog = self._backlog_capacity(model, own, present_tps, lead_s, now)
             if self._is_late(model, own):
                 cell.late_until_s = now + 2 * SMOOTHING_S
-            if not capacity or now >= cell.late_until_s:  # a batch full of a backlog says nothing of what demand needs
+            # a batch full of a backlog does not show the need of the demand
+            if not capacity or now >= cell.late_until_s:
                 capacity = max(capacity, self._load_capacity(own))
             hold_s = max(lead_s, LEAST_HOLD_S) if self._hold_s is None else self._hold_s
-            # In tokens, as what a replica serves is learnt meanwhile.
+            # In tokens, because the rate of a replica changes as it is learnt.
             rate = self._models[model].rate or 1.0
             lately = cell.peak(now, capacity * rate, hold_s) / rate
             needs[region] = _Need(capacity + backlog, max(capacity, lately) + backlog, hold_s)
@@ -205,7 +211,7 @@ class HeadwayScaler:
     def _demand_capacity(
         self, model: str, region: str, cell: CellDemand, present_tps: float, lead_s: float, now: float
     ) -> float:
-        """The capacity for the present and the expected demand."""
+        """The capacity for the current and the expected demand."""
         served = self._models[model]
         if not served.is_known:
             return 0.0
@@ -213,7 +219,7 @@ class HeadwayScaler:
         return max(present_tps, expected_tps) / served.rate
 
     def _load_capacity(self, pools: Sequence[PoolView]) -> float:
-        """The capacity at which the present load would be the targeted use; 0 within the tolerance."""
+        """The capacity at which the current load would have the target use; 0 within the tolerance."""
         capacity = sum(self._weights[pool] * pool.num_serving for pool in pools)
         used = sum(self._weights[pool] * pool.num_serving * self._loads[pool.name].use for pool in pools)
         needed = used / self._use
@@ -222,11 +228,11 @@ class HeadwayScaler:
     def _backlog_capacity(
         self, model: str, pools: Sequence[PoolView], present_tps: float, lead_s: float, now: float
     ) -> float:
-        """The capacity that works off what will wait, beyond what is served within the SLO, when it comes.
+        """The capacity that processes the expected backlog beyond the tokens that are served within the SLO.
 
-        Of a backlog B at a demand of d, the capacity x works off B in B / x, in which d B / x tokens are late; it is
-        there for about a start time before it is of use. With a late token as dear as `miss_to_idle` idle ones, the
-        least cost is at x = sqrt(miss_to_idle d B / start time).
+        For a backlog B at a demand of d, extra capacity x processes B in B / x, during which d B / x tokens are late.
+        The extra capacity exists for at least about one start time. If a late token costs `miss_to_idle` idle ones, the
+        cost is least at x = sqrt(miss_to_idle d B / start time).
         """
         served = self._models[model]
         if not pools or served.rate <= 0:
@@ -237,14 +243,15 @@ class HeadwayScaler:
         )
         waiting = sum(self._loads[pool.name].backlog_tokens for pool in pools) - self._ttft_s_of(pools) * full_tps
         if served.is_known:
-            # A start time from now, what starts will have served for as long as it has been starting.
+            # One start time from now: tokens that starting units will have served, for as long as they have been
+            # starting.
             waiting += (present_tps - full_tps) * lead_s - started_tokens
         if waiting <= 0:
             return 0.0
         return sqrt(self._miss_to_idle * present_tps * waiting / lead_s) / served.full_rate
 
     def _is_late(self, model: str, pools: Sequence[PoolView]) -> bool:
-        """Whether more waits than is served within the SLO."""
+        """Whether more tokens wait than are served within the SLO."""
         waiting = sum(self._loads[pool.name].backlog_tokens for pool in pools)
         return bool(pools) and waiting > self._ttft_s_of(pools) * self._full_tps(model, pools)
 
@@ -278,13 +285,13 @@ class _Need:
 
 
 class _PoolLoad:
-    """How full a pool is, as means over the last minute."""
+    """How full a pool is, as averages over the last minute."""
 
     def __init__(self, ttft_s: float) -> None:
         self.use = 0.0
-        """Of the fullest resource, 0 to 1."""
+        """Use of the fullest resource, 0 to 1."""
         self.backlog_tokens = 0.0
-        """Prompt tokens that were not computed, now."""
+        """Prompt tokens that are not computed yet."""
         self._default_ttft_s = ttft_s
         self._slos_s: deque[float] = deque(maxlen=32)
         self._num_sampled = 0
@@ -296,7 +303,7 @@ class _PoolLoad:
         return min(self._slos_s, default=self._default_ttft_s)
 
     def observe(self, pool: PoolView, batch_tier: int | None, prompt_tokens: float, elapsed_s: float) -> None:
-        """`prompt_tokens`: of a request, on average."""
+        """`prompt_tokens`: mean of a request."""
         staying = [replica for replica in pool.replicas if not replica.is_draining]
         if not staying:
             self.use = self.backlog_tokens = 0.0
@@ -310,7 +317,7 @@ class _PoolLoad:
         )
         share = 1.0 if self._is_first else 1.0 - exp(-elapsed_s / SMOOTHING_S)
         self._is_first = False
-        # Means are of what is used, not of shares: a new, empty replica halves the share at once, as it should.
+        # Averages are of used amounts, not of shares, so that a new, empty replica halves the share at once.
         num = len(staying)
         for i, value in enumerate(
             (num * max(map(_kv_use, roles)), num * max(map(_seat_use, roles)), self.backlog_tokens)
@@ -322,7 +329,7 @@ class _PoolLoad:
         self.use = min(max(kv / num, seats / num, prompts / (1.0 + prompts)), 1.0)
 
     def _sample_slos(self, replicas: Sequence[ReplicaView], batch_tier: int | None) -> None:
-        """Read the requests of one replica, another one each time."""
+        """Read the requests of one replica, a different replica each time."""
         self._num_sampled += 1
         slos = [
             request.slo_ttft_s
@@ -358,9 +365,9 @@ def _seat_use(pairs: Iterable[tuple[ReplicaView, float]]) -> float:
 
 
 class _Weights:
-    """What a unit of each pool serves, against units of other pools: in `tps` where that is known, else in KV tokens.
+    """Capacity of a unit of each pool relative to other pools: by `tps` where it is known, otherwise by KV tokens.
 
-    A pool that nothing is known of serves in proportion to its price.
+    A pool without either is weighted by its price.
     """
 
     def __init__(self, tps: Mapping[str, float]) -> None:
@@ -395,9 +402,10 @@ class _Weights:
 
 
 class _Served:
-    """What a weight of one serves at the targeted use, in input tokens per second: served tokens over used capacity.
+    """The rate served per unit of weight at the target use, in input tokens per second: served tokens over used
+    capacity.
 
-    Times at another use than the targeted one count little: a batch twice as full serves less than twice as much.
+    Observations at other use count little, because a batch twice as full serves less than twice as much.
     """
 
     def __init__(self, use: float, unit: str, capacity: float, now: float) -> None:
@@ -405,17 +413,17 @@ class _Served:
         self.unit = unit
         self.is_assumed = unit == "tps"
         self.use = use
-        # an assumed value counts as much as five minutes at the targeted use
+        # an assumed value counts as five minutes at the target use
         self._tokens = 300.0 * capacity if self.is_assumed else 0.0
         self._used = 300.0 * capacity * use if self.is_assumed else 0.0
         self._done_tokens: float | None = None
         self.is_known = self.is_assumed
         self._full_rate = 0.0
-        """Seen at full use; 0: not yet."""
+        """Rate observed at full use; 0 before the first observation."""
 
     @property
     def full_rate(self) -> float:
-        """What a weight of one serves at full use: no less than at the targeted one."""
+        """The rate per unit of weight at full use, at least the rate at the target use."""
         return max(self._full_rate, self.rate) if self._full_rate else self.rate / self.use
 
     @property
@@ -425,7 +433,8 @@ class _Served:
     def learn(
         self, tokens: int, backlog_tokens: float, used: float, capacity: float, elapsed_s: float, ttft_s: float
     ) -> None:
-        """`tokens` came so far, of which `backlog_tokens` wait; `used` of `capacity` was used for `elapsed_s`."""
+        """Learn from `elapsed_s` in which `used` of `capacity` was used. `tokens` have arrived so far, of which
+        `backlog_tokens` still wait."""
         done, self._done_tokens = self._done_tokens, tokens - backlog_tokens
         if done is None or used <= 0 or elapsed_s <= 0:
             return
@@ -441,7 +450,7 @@ class _Served:
 
 
 class _Counts:
-    """Numbers of units by pool of one model, and the changes to them."""
+    """Numbers of one model's units by pool, and the changes to them."""
 
     def __init__(self, pools: Sequence[PoolView], weights: _Weights) -> None:
         self._pools, self._weights = pools, weights
@@ -460,7 +469,7 @@ class _Counts:
         return sum(self._weights[pool] * self._after[pool.name] for pool in pools)
 
     def add(self, growing: Sequence[PoolView], needed: float, present: Sequence[PoolView]) -> None:
-        """Add the cheapest capacity until the present pools have what is needed, or nothing may be added."""
+        """Add the cheapest capacity until the present pools have the needed capacity, or no more may be added."""
         while self._left > 0:
             able = [pool for pool in growing if self._after[pool.name] < pool.max_replicas]
             if not able:
@@ -472,7 +481,7 @@ class _Counts:
             self._left -= 1
 
     def remove(self, pools: Sequence[PoolView], least: Mapping[str, float], total: float) -> None:
-        """Remove the dearest capacity that neither its region nor the whole needs."""
+        """Remove the most expensive capacity that neither its region nor the total needs."""
         while True:
             able = [pool for pool in pools if self._can_remove(pool, least.get(pool.region, 0.0), total)]
             if not able:

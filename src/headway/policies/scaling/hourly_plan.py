@@ -25,29 +25,29 @@ _LITTLE = 1e-6
 
 class Planning(Struct, frozen=True, forbid_unknown_fields=True):
     tps: dict[str, float] = {}
-    """Input tokens per second that one replica serves within its SLOs, by pool or model; other pools are not planned.
-    """
+    """Input tokens per second that one replica serves within its SLOs, by pool or model. Pools without a value are not
+    planned."""
     epsilon: float = 1.0
     """Share of its own peak that each region must cover itself."""
     startup_s: float = 60.0
     """Time to start one more replica; 60 s to reclaim a spot instance (7.1)."""
     miss_to_idle: float = 1.0
-    """How much worse missing capacity is than idle capacity. The quantile of the forecast is m / (m + 1), as of the
-    newsvendor. 1 is the median, as in the paper."""
+    """Cost of missing capacity relative to idle capacity. The forecast's quantile is m / (m + 1), as in the newsvendor
+    problem. 1 is the median, as in the paper."""
     buffer: float = 0.1
     """beta: share of the last hour's mean batch load that is added to the forecast."""
     step_s: float = 300.0
-    """Length of the steps of the demand that is forecast; a period is a whole number of steps."""
+    """Length of the forecast's demand steps. A period is a whole number of steps."""
     peak_s: float | None = None
-    """A step's demand is the largest mean over this time within it, since the paper plans for the maximum of an hour
-    (6.3), in windows of "15 mins" (5). None: the mean of the step. A step is a whole number of these times."""
+    """A step's demand is the largest mean over this time within the step, because the paper plans for the maximum of an
+    hour (6.3), in windows of "15 mins" (5). None: the mean of the step. A step is a whole number of these times."""
     lead_s: float = 0.0
-    """The plan is for the demand from this time after the period's begin, and not for the time until then: 1,200 in
-    SageServe's artifact, whose plans are for 20 to 60 minutes ahead. A whole number of steps, below the period."""
+    """The plan covers the demand from this time after the period's start: 1,200 in SageServe's artifact, whose plans
+    are for 20 to 60 minutes ahead. A whole number of steps, shorter than the period."""
     period_s: float = HOUR_S
-    """The period of a plan: the paper's hour, or less where a day is rehearsed in an hour."""
+    """The period of a plan: the paper's hour, or less when a day is rehearsed in an hour."""
     recent_s: float = 60.0
-    """Length of the window for the present demand."""
+    """Window of the current demand."""
     batch_tier: int = 2
     """Requests of this tier and above are batch work, which is not forecast."""
 
@@ -83,7 +83,7 @@ class Planning(Struct, frozen=True, forbid_unknown_fields=True):
         return self.step_s if self.peak_s is None else self.peak_s
 
     def by_step(self, window_tps: Floats) -> Floats:
-        """The demand of each whole step from that of each window: the largest."""
+        """The demand of each whole step: the largest of its windows."""
         per_step = round(self.step_s / self.window_s)
         whole = len(window_tps) // per_step * per_step
         largest: Floats = window_tps[:whole].reshape(-1, per_step).max(axis=1, initial=0.0)
@@ -91,9 +91,9 @@ class Planning(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HourlyPlanner:
-    """Counts demand and plans at the end of each period for the next one; the first plan follows the first step.
+    """Counts demand, and plans at the end of each period for the next one; the first plan follows the first step.
 
-    A plan that takes longer than the period applies once it is done. Until then, and if it fails, the previous plan
+    A plan that takes longer than the period applies once it is ready. Until then, or if it fails, the previous plan
     applies.
     """
 
@@ -117,16 +117,16 @@ class HourlyPlanner:
         self._is_planning = False
         self._cells: dict[Cell, _Cell] = {}
         self._past: PastDemand | None = None
-        """Until the first view, which has the names of models and regions."""
+        """Past demand until the first view, which gives the names of models and regions; then None."""
         self._num_past_steps = 0
         self._seen_s = 0.0
         self._until_s = config.step_s
-        """The end of the present plan's period."""
+        """The end of the current plan's period."""
         self.targets: Mapping[str, int] = {}
         """Planned replicas by pool."""
 
     def remember(self, past: PastDemand) -> None:
-        """Take demand from before the start as seen; the first plan is then made at once."""
+        """Count demand from before the start as observed. The first plan is then made at once."""
         self._past = past
         if past.length_s >= self._config.step_s:
             self._until_s = 0.0
@@ -153,9 +153,9 @@ class HourlyPlanner:
         return True
 
     def ratio(self, pool: PoolView, now: float) -> float | None:
-        """Present demand over forecast demand: infinite for demand of which none was forecast.
+        """Current demand over forecast demand; infinite if only the forecast is 0.
 
-        None without a forecast, and where there is neither.
+        None without a forecast, or if both are 0.
         """
         cell = self._cells.get((pool.model, pool.region))
         if cell is None or not len(cell.expected_tps):
@@ -168,7 +168,7 @@ class HourlyPlanner:
         return inf if present_tps > 0 else None
 
     def _recall(self, past: PastDemand, view: PoolsView) -> None:
-        """Make the cells of the past demand."""
+        """Create the cells of the past demand."""
         config = self._config
         interactive = past_by_cell(past, view, config.window_s, lambda tier: tier < config.batch_tier, config.step_s)
         batch = past_by_cell(past, view, config.step_s, lambda tier: tier >= config.batch_tier)
@@ -179,7 +179,7 @@ class HourlyPlanner:
     def _cell(
         self, nothing_until_s: float, interactive: Sequence[float] | None = None, batch: Sequence[float] | None = None
     ) -> _Cell:
-        """A cell with its rates before the start; None: there was no demand."""
+        """A cell with its rates before the start; None means no demand."""
         num, per_step = self._num_past_steps, round(self._config.step_s / self._config.window_s)
         return _Cell(self._config, nothing_until_s, interactive or [0.0] * (num * per_step), batch or [0.0] * num)
 
@@ -206,7 +206,7 @@ class _Cell:
     def __init__(
         self, config: Planning, nothing_until_s: float, interactive: Sequence[float], batch: Sequence[float]
     ) -> None:
-        """`interactive` and `batch`: rates before the start, of as many whole steps."""
+        """`interactive` and `batch`: rates before the start, with equal numbers of whole steps."""
         self.interactive = StepRates(config.window_s, nothing_until_s, past=interactive)
         self.batch = StepRates(config.step_s, nothing_until_s, past=batch)
         self.past_s = len(batch) * config.step_s
@@ -261,7 +261,8 @@ class _Forecasting:
 
 
 def _check(targets: Mapping[str, int], pools: Sequence[PoolCounts], planner: str) -> None:
-    """HeadwayError for a plan beyond the pools' bounds. It is not cut to them: the rest of it would not suffice."""
+    """HeadwayError for a plan beyond the pools' bounds. It is not clipped, because the clipped plan would not suffice.
+    """
     by_name = {pool.name: pool for pool in pools}
     for name, number in targets.items():
         if name not in by_name:
@@ -288,9 +289,9 @@ class _PoolSnapshot(Struct, frozen=True):
 
 
 class SameTimeYesterday:
-    """Forecasts the values of a day before; the last value until there is a day. The default without a forecaster.
+    """Forecasts the values of the previous day; until there is one, the last value. The default without a forecaster.
 
-    Other quantiles differ from the median by the quantiles of this forecast's past errors.
+    Other quantiles are the median plus quantiles of this forecast's past errors.
     """
 
     cheats = False
@@ -299,7 +300,7 @@ class SameTimeYesterday:
         self._day = steps_per_day
 
     def of(self, model: str, region: str) -> SameTimeYesterday:
-        """The forecaster of any series: it keeps no state."""
+        """The forecaster of any series; it has no state."""
         return self
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:

@@ -1,4 +1,4 @@
-"""Scaling on requests, as KEDA does through Kubernetes' horizontal pod autoscaler."""
+"""Scaling on requests, like KEDA with Kubernetes' horizontal pod autoscaler."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ COOLDOWN_S = 300.0
 
 
 class KedaScaler:
-    """Each pool gets `ceil(requests / threshold)` replicas or combos, as of a metric of type `AverageValue`.
+    """Each pool gets `ceil(requests / threshold)` replicas or combos, as for a metric of type `AverageValue`.
 
-    `requests` are those in flight and in front of the pool (`metric: in_flight`), or only those that wait, in engines
-    and in front (`metric: waiting`, the Prometheus trigger of vLLM's production stack; it asks for the least replicas
-    while nobody waits). The metric is read every `polling_s`. Nothing changes while the number is within `tolerance` of
-    the present one, and a pool shrinks to the highest number needed within `stabilization_s`: both are those of the
-    autoscaler that KEDA creates. KEDA's own cool-down, also 300 s, only delays the step from one replica to none, which
-    Headway does not take. Defaults are those of KEDA's ScaledObject (pollingInterval) and of Kubernetes
-    (keda.sh/docs, Scaling Deployments; kubernetes.io, Horizontal Pod Autoscaling).
+    `requests` counts the requests in flight and in front of the pool (`metric: in_flight`), or only the waiting
+    requests in engines and in front of the pool (`metric: waiting`, the Prometheus trigger of vLLM's production stack,
+    which wants the minimum while no request waits). The metric is read every `polling_s`. Nothing changes while the
+    number is within `tolerance` of the current one, and a pool shrinks to the highest number needed within
+    `stabilization_s`: both rules come from the autoscaler that KEDA creates. KEDA's own cool-down, also 300 s, only
+    delays the step from one replica to none, which Headway does not take. Defaults are those of KEDA's ScaledObject
+    (pollingInterval) and of Kubernetes (keda.sh/docs, Scaling Deployments; kubernetes.io, Horizontal Pod Autoscaling).
     """
 
     live_settings = frozenset(("threshold", "metric", "tolerance", "stabilization_s", "polling_s"))
@@ -45,7 +45,7 @@ class KedaScaler:
         self._threshold, self._metric = threshold, metric
         self._tolerance, self._stabilization_s = tolerance, stabilization_s
         self._recent: dict[str, list[tuple[float, int]]] = {}
-        """By pool: (time, needed replicas)."""
+        """(time, needed replicas) by pool."""
 
     def go_on(self, before: KedaScaler) -> None:
         self._recent = before._recent

@@ -18,13 +18,13 @@ class LongTermImmediateScaler:
 
     Every hour (and once after the first `step_s`) the scaler forecasts the input tokens per second of interactive work
     for each model and region, and adds beta for batch work to the chosen quantile. A planner turns this demand into
-    replicas by pool. `plan` has the settings: `tps` (what a replica serves, by pool or model; a pool without it is not
-    scaled), `epsilon`, `startup_s`, `miss_to_idle`, `buffer`, `step_s`, `peak_s` (forecast the largest mean over
-    this time in each step), `lead_s` (plan for the demand from this time on), `recent_s` and `batch_tier`.
+    replicas by pool. `plan` contains the settings: `tps` (rate of a replica, by pool or model; a pool without it is not
+    scaled), `epsilon`, `startup_s`, `miss_to_idle`, `buffer`, `step_s`, `peak_s` (forecast the largest mean over this
+    time in each step), `lead_s` (plan for the demand from this time on), `recent_s` and `batch_tier`.
 
     A program may pass `forecaster(model, region)`, which makes the forecaster of one series, a `planner` with
     `instances(demand_tps, pools)`, and `tasks` to run both outside of the event loop. Without them, demand is expected
-    to be that of a day before, and is covered at least cost, GPU limits aside.
+    to equal that of the previous day, and is covered at the lowest cost apart from GPU limits.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LongTermImmediateScaler:
 
 
 class LongTermUtilizationScaler(LongTermImmediateScaler):
-    """LT-U: the plan of `lt-i` is approached one replica at a time, and only when memory asks for it.
+    """LT-U: moves towards the plan of `lt-i` one replica at a time, and only when memory use requires it.
 
     A pool below its planned number grows while its utilisation is above `out_above`; a pool above it shrinks while its
     utilisation is below `in_below`. Steps are `cooldown_s` apart. Utilisation is effective memory utilisation, and
@@ -83,21 +83,21 @@ class LongTermUtilizationScaler(LongTermImmediateScaler):
         return wanted
 
     def _step(self, pool: PoolView, target: int, now: float) -> int:
-        """+1, 0 or -1 replicas."""
+        """The step: +1, 0 or -1 replicas."""
         number = pool.num_serving + pool.num_starting
         direction = self._reaction.direction(pool)
         return direction if (number < target if direction > 0 else number > target) else 0
 
 
 class LongTermGapScaler(LongTermUtilizationScaler):
-    """LT-UA: as `lt-u`, but late in the hour, demand far off the forecast overrides the plan.
+    """LT-UA: like `lt-u`, but late in the hour, demand far from the forecast overrides the plan.
 
     In the last `last_s` of each hour, a pool that has reached its planned number grows further, and does not shrink,
     while the interactive input tokens per second are at least `burst` times the forecast. It shrinks further while they
     are at most `lull` times the forecast. Neither happens if the utilisation would then be below `in_below` or above
-    `out_above`: Headway's limits, as memory would undo the step at once. Demand is that of the pool's region over
-    `recent_s`, compared with the median forecast of the present step: with `plan.peak_s`, of its largest mean over that
-    time. Demand of which none was forecast is a burst.
+    `out_above`. These limits are Headway's: memory use would otherwise undo the step at once. The demand of the pool's
+    region over `recent_s` is compared with the median forecast of the current step; with `plan.peak_s`, the forecast is
+    of the step's largest mean over that time. Demand is a burst if the forecast was zero.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The least number of replicas, and no more."""
+"""Keeps the minimum number of replicas."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from headway.policies.endpoints import within_bounds
 
 
 class MinimumScaler:
-    """Each pool has its least number of replicas: `min_replicas`, or what `scheduled_min_replicas` says at this time.
+    """Each pool has its minimum number of replicas: `min_replicas`, or the current value of `scheduled_min_replicas`.
 
-    For fleets that follow a schedule alone, as `headway plan capacity --demand` writes it.
+    For fleets that only follow a schedule, in the form that `headway plan capacity --demand` writes.
     """
 
     def __init__(self, interval_s: float = 30.0) -> None:

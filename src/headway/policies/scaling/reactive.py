@@ -1,4 +1,4 @@
-"""SageServe's reactive scaling (section 4), the baseline of its forecasts."""
+"""SageServe's reactive scaling (section 4), the baseline for its forecasts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ReactiveRule:
         self._stepped_s = before._stepped_s
 
     def direction(self, pool: PoolView) -> int:
-        """+1, 0 or -1 replicas, by memory alone."""
+        """The step by memory use alone: +1, 0 or -1 replicas."""
         use = self._use(pool, pool.num_serving)
         if use is None:
             return 0
@@ -38,7 +38,7 @@ class ReactiveRule:
         return -1 if use < self._in_below and self.may_shrink(pool) else 0
 
     def may_grow(self, pool: PoolView) -> bool:
-        """Whether the pool would still be used enough with one more replica, and the starting ones are not enough."""
+        """Whether the pool would still be used enough with one more replica, and starting replicas do not suffice."""
         if self._guard and pool.num_starting:
             return self.direction(pool) > 0
         use = self._use(pool, pool.num_serving + 1)
@@ -72,12 +72,12 @@ class ReactiveRule:
 
 
 class ReactiveScaler:
-    """One replica more while a pool's memory utilisation is above `out_above`, one less while it is below `in_below`.
+    """Adds a replica while a pool's memory utilisation is above `out_above`; removes one while it is below `in_below`.
 
     Utilisation is KV blocks in use over KV blocks, of the replicas that do not drain. Steps of a pool are `cooldown_s`
     apart. With `pending_guard`, which the paper does not have, starting replicas count as if they carried their part of
-    the load, so that one rise does not add replicas until the first of them is up; and no replica is removed while one
-    starts. The paper checks at each request; here it is every `interval_s`.
+    the load, so that one rise does not add replicas until the first one is up, and no replica is removed while one
+    starts. The paper checks at each request; this scaler checks every `interval_s`.
     """
 
     live_settings = frozenset(("out_above", "in_below", "cooldown_s", "pending_guard", "interval_s"))

@@ -1,4 +1,4 @@
-"""The fleet of a plan that is recomputed during serving, rolled out one replica at a time."""
+"""Rolls out the fleet of a plan that is recomputed at run time, one replica at a time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headway.policies.arguments import require_above, require_at_least
 class ReplannedScaler:
     """Follows a planner (Cascadia, section 4.4, appendix G): replicas common to both plans stay.
 
-    The others change one after the other. An added replica starts as soon as there are GPUs of its types for it. A
-    dropped replica drains when the next addition needs its GPUs, and the last replica of a model not before another
-    one serves. A combo counts as one replica. `gpus`: by type, those that plans divide.
+    The other replicas change one after the other. An added replica starts as soon as GPUs of its types are free. A
+    dropped replica drains when the next addition needs its GPUs; the last replica of a model waits until another one
+    serves. A combo counts as one replica. `gpus`: the GPUs that plans divide, by type.
 
-    `scaler`: makes a scaler for all pools; without one, plans alone decide. Once the newest plan is rolled out, it adds
-    replicas of the plan's pools while GPUs are free, and removes all but one of each. A plan with other replicas sets
-    them anew. The pools that plans leave alone have this scaler always.
+    `scaler`: creates a scaler for all pools; without one, plans alone decide. Once the newest plan is rolled out, the
+    scaler may add replicas of the plan's pools while GPUs are free, and may remove all but one of each pool. A plan
+    with other replicas overrides its changes. Pools outside of plans always follow the scaler.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ReplannedScaler:
         self._planner, self._gpus = planner, dict(gpus)
         self._planned: dict[str, int] = {}
         self._scaled: dict[str, int] = {}
-        """Replicas by pool that differ from the newest plan's."""
+        """Replicas by pool, where they differ from the newest plan."""
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         planned = dict(self._planner.replicas(view.now))
@@ -76,7 +76,7 @@ class ReplannedScaler:
         return self._scaler.scale(view)
 
     def _wanted(self, pools: Sequence[PoolView]) -> dict[str, int]:
-        """Replicas by pool of the newest plan, with what was scaled since."""
+        """Replicas by pool in the newest plan, with the scaler's later changes."""
         return {
             pool.name: min(
                 max(self._scaled.get(pool.name, self._planned[pool.name]), pool.min_replicas), pool.max_replicas
@@ -87,7 +87,7 @@ class ReplannedScaler:
     def _scale_between_plans(
         self, pools: Sequence[PoolView], scaled: Mapping[str, int], counts: Mapping[str, int], free: Counter[str]
     ) -> None:
-        """Take over what the scaler says of the plan's pools, as far as there are GPUs now."""
+        """Apply the scaler's numbers for the plan's pools, as far as GPUs are free."""
         left = Counter(free)
         for pool in pools:
             num, goal = counts[pool.name], max(scaled.get(pool.name, 0), 1)
@@ -127,7 +127,7 @@ class ReplannedScaler:
 
 
 def _num_up(pool: PoolView) -> int:
-    """Replicas that are up, draining ones included."""
+    """Replicas that are up, including draining ones."""
     return len({replica.combo for replica in pool.replicas})
 
 
@@ -136,11 +136,11 @@ def _num_gpus(pool: PoolView) -> int:
 
 
 def _take(free: Counter[str], pool: PoolView, num: int) -> None:
-    """Take the GPUs of so many replicas from those that are free; below 0: give them back."""
+    """Take the GPUs of `num` replicas from the free ones; negative: return them."""
     for gpu, count in pool.gpus.items():
         free[gpu] -= num * count
 
 
 def _has_room(free: Mapping[str, int], pools: Iterable[PoolView]) -> bool:
-    """Whether one more replica of one of the pools has room."""
+    """Whether there is room for one more replica of one of the pools."""
     return any(all(free.get(gpu, 0) >= count for gpu, count in pool.gpus.items()) for pool in pools)

@@ -1,4 +1,4 @@
-"""Scaling to a target load, as Kubernetes' horizontal pod autoscaler does."""
+"""Scaling to a target load, like Kubernetes' horizontal pod autoscaler."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headway.policies.endpoints import fullest_use
 
 
 class TargetUtilizationScaler:
-    """Each pool gets `ceil(serving * load / target)` replicas or combos, for the target that needs the most.
+    """Each pool gets `ceil(serving * load / target)` replicas or combos, for the target that requires the most.
 
     Loads are the share of KV blocks in use, with target `kv_use`, and requests in flight per replica or combo, with
     target `in_flight`; a target of None is ignored. While requests wait in front of full replicas, the pool counts as
-    full whatever its KV use, and the waiting requests count as in flight. The KV use of a combo is that of its fullest
+    full at any KV use, and the waiting requests count as in flight. The KV use of a combo is the KV use of its fullest
     role. A pool does not change while load and target differ by less than `tolerance` of the target, or within
     `cooldown_s` of its last step. It shrinks to the highest number that was needed within the last `stabilization_s`.
     Draining replicas do not count. All defaults but that of `kv_use` are Kubernetes' own.
@@ -44,7 +44,7 @@ class TargetUtilizationScaler:
         self._kv_use, self._in_flight = kv_use, in_flight
         self._tolerance, self._stabilization_s, self._cooldown_s = tolerance, stabilization_s, cooldown_s
         self._recent: dict[str, list[tuple[float, int]]] = {}
-        """By pool: (time, needed replicas)."""
+        """(time, needed replicas) by pool."""
         self._stepped_s: dict[str, float] = {}
 
     def go_on(self, before: TargetUtilizationScaler) -> None:
@@ -68,7 +68,7 @@ class TargetUtilizationScaler:
         return wanted
 
     def _needed(self, pool: PoolView, number: int, queued: float) -> int:
-        """The number of replicas for the present load; the present number within the tolerance."""
+        """The number of replicas for the current load; the current number if the load is within the tolerance."""
         staying = [replica for replica in pool.replicas if not replica.is_draining]
         if not staying:
             return number
@@ -84,7 +84,7 @@ class TargetUtilizationScaler:
 
 
 def _queued(pools: Sequence[PoolView]) -> dict[str, float]:
-    """By pool: its share of the requests that wait in front, in proportion to its model's serving replicas."""
+    """For each pool: its share of the requests that wait in front, in proportion to its model's serving replicas."""
     serving: dict[str, int] = {}
     for pool in pools:
         serving[pool.model] = serving.get(pool.model, 0) + pool.num_serving

@@ -1,4 +1,4 @@
-"""Replicas by the clock: a plan made beforehand."""
+"""Replicas by the clock, from a plan made beforehand."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from headway.policies.arguments import require_above, require_at_least
 class TimetableScaler:
     """A given number of replicas for each time step; the last step's number after the last step.
 
-    `counts` has the replicas by pool, one number for each `step_s` since the start; pools without an entry are not
-    scaled. An increase is requested `ahead_s` early, so that the replicas are up when the step begins. Numbers beyond
-    a pool's bounds are refused.
+    `counts` gives the replicas by pool, one number for each `step_s` since the start; pools without an entry are not
+    scaled. An increase is requested `ahead_s` early, so that the replicas are up when the step begins. Numbers beyond a
+    pool's bounds are an error.
     """
 
     def __init__(
