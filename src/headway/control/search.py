@@ -43,8 +43,8 @@ class Search:
         self._kinds: list[Any] = []
         """By position."""
         self._alike: dict[Any, list[tuple[int, int]]] = {}
-        """By kind: a heap of (replica, position), of which the first is in the tree; some may be of this kind no more.
-        """
+        """By kind: a heap of (replica, position), of which the first is in the tree; some may be of this kind no
+        more."""
         self._entered: set[tuple[Any, int]] = set()
         """(kind, position) of all entries of the heaps."""
 

@@ -36,8 +36,8 @@ def decode(ids: Iterable[int]) -> str:
 
 
 def chat(messages: Iterable[Mapping[str, Any]], reasons: bool, continues: bool) -> list[int]:
-    """The token ids of a chat, ready for an answer. With `continues`, the last message is the beginning of the answer.
-    """
+    """The token ids of a chat, ready for an answer. With `continues`, the last message is the beginning of the
+    answer."""
     messages = list(messages)
     last = messages.pop() if continues else None
     ids = [id for message in messages for id in encode(f"{message.get('role', '')} {_text(message)}")]

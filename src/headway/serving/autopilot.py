@@ -64,8 +64,8 @@ T = TypeVar("T")
 SCALING = "scaling.settings"
 LEAST_SETTLE_S = 1.0
 _MOST_STAGED = 3.0
-"""Multiple of the time planned for the judgement. After it, the change is taken back, however little traffic there was.
-"""
+"""Multiple of the time planned for the judgement. After it, the change is taken back, however little traffic there
+was."""
 Ask = Callable[[Sequence[str]], Awaitable[dict[str, Any]]]
 
 
@@ -253,8 +253,8 @@ class Autopilot:
         await self._note("; ".join(reasons) or "every proposal was tried before, and rolled back")
 
     async def _change(self, proposal: dict[str, Any], answer: dict[str, Any], text: str) -> Change | str:
-        """Turn a proposal into a change with its version on disk. Returns a text with the reason if it cannot be tried.
-        """
+        """Turn a proposal into a change with its version on disk. Returns a text with the reason if it cannot be
+        tried."""
         name, gain = proposal["name"], proposal["attainment"]
         try:
             plan = staging(

@@ -93,8 +93,8 @@ def _max_deployed(scenario: Scenario, deployment: Pool | Combo) -> int:
 
 
 def _free_ports(first: int, num: int) -> tuple[int, int]:
-    """The first and the last port of `num` consecutive free ports, not below `first`. HeadwayError if there are none.
-    """
+    """The first and the last port of `num` consecutive free ports, not below `first`. HeadwayError if there are
+    none."""
     for port in range(first, _PORTS.stop):
         if port - first == num:
             return first, port - 1

@@ -53,8 +53,8 @@ QUEUE_MANAGER = {"name": "queue-manager", "interval_s": 0.1}
 
 
 def read(path: Path) -> Scenario:
-    """The scenario of a fleet file. In its section `gateway`, the document keeps placeholders instead of their values.
-    """
+    """The scenario of a fleet file. In its section `gateway`, the document keeps placeholders instead of their
+    values."""
     data, places = read_document(path)
     data = endpoints_file.filled(data, places, path.parent)
     data.setdefault("workload", NO_WORKLOAD)

@@ -31,8 +31,8 @@ def check_installed() -> None:
 
 
 def check(scenario: Scenario) -> None:
-    """HeadwayError if the scenario needs answers to pass through Headway, or Envoy cannot reach the engines' addresses.
-    """
+    """HeadwayError if the scenario needs answers to pass through Headway, or Envoy cannot reach the engines'
+    addresses."""
     spec, places = scenario.spec, scenario.places
 
     def refuse(key: Key, why: str) -> None:

@@ -220,8 +220,8 @@ def _sorted(
     numbers: Sequence[int],
     path: Path,
 ) -> list[int]:
-    """All calls by program, each after the calls that it waits for, otherwise in file order. HeadwayError for a loop.
-    """
+    """All calls by program, each after the calls that it waits for, otherwise in file order. HeadwayError for a
+    loop."""
     depth = [0] * len(after)
     waits = [len(each) for each in after]
     followers: dict[int, list[int]] = {}

@@ -300,8 +300,8 @@ class Pods:
         self._report_requested()
 
     async def _lose(self, pod: Pod, replica: LiveReplica, is_listed: bool) -> None:
-        """A pod is being deleted, has lost its label, or has ended. Its requests finish there while its engine answers.
-        """
+        """A pod is being deleted, has lost its label, or has ended. Its requests finish there while its engine
+        answers."""
         lives = await answers(replica)
         if self._host.replica_lost(replica, at_once=not lives):
             what = "leaves" if is_listed or lives else "is gone"

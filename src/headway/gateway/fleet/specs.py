@@ -136,8 +136,8 @@ class ServingPlan(Struct, frozen=True):
     engine_ordering: str = ""
     """The ordering that engines must report, with its arguments. Empty: fcfs or priority, which every engine has."""
     has_window: bool = False
-    """Whether the file sets the policies' `window`. Otherwise a llama.cpp server gets as many requests as it has slots.
-    """
+    """Whether the file sets the policies' `window`. Otherwise a llama.cpp server gets as many requests as it has
+    slots."""
     fallbacks: Fallbacks = Fallbacks()
     """Which models may answer in place of others."""
     judge: Judge | None = None

@@ -134,8 +134,8 @@ class CacheFeeds:
             subscriber.start()
 
     def ranks_reported(self, replica: LiveReplica, num_ranks: int) -> None:
-        """Adapt to the number of data-parallel ranks that a replica's metrics show. Each rank publishes its own events.
-        """
+        """Adapt to the number of data-parallel ranks that a replica's metrics show. Each rank publishes its own
+        events."""
         events, feed = self._events.get(replica.id), self.of.get(replica.id)
         if events is None or feed is None or events.ranks is not None or num_ranks <= len(feed.subscribers):
             return

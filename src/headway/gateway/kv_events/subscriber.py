@@ -28,8 +28,8 @@ from headway.gateway.kv_events.engine_blocks import EngineBlocks
 
 log = logging.getLogger("headway.gateway")
 REPLAY_TIMEOUT_S = 2.0
-"""Longest wait for the first batch of a replay. Later batches get a quarter of it, because they can be requested again.
-"""
+"""Longest wait for the first batch of a replay. Later batches get a quarter of it, because they can be requested
+again."""
 QUIET_S = 2.0
 """After a pause of this length, the engine is asked whether its last batch was lost."""
 MAX_MALFORMED = 3
@@ -121,8 +121,8 @@ class KvEventSubscriber:
         self._guess()
 
     def doubt(self, why: str) -> None:
-        """Ignore the events for a while and guess, because they disagree with the engine's answers; then reread them.
-        """
+        """Ignore the events for a while and guess, because they disagree with the engine's answers; then reread
+        them."""
         if self._has_index:
             self._doubted_until_s = time.monotonic() + self._doubt_s
             self._doubt_s = min(2 * self._doubt_s, LONGEST_DOUBT_S)

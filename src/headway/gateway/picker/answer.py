@@ -1,5 +1,5 @@
-"""An engine's answer on its way through Envoy: its tokens are counted as it passes, and it is accounted for at its end.
-"""
+"""An engine's answer on its way through Envoy: its tokens are counted as it passes, and it is accounted for at its
+end."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Accepts clients' connections while descriptors are left for engines. Further connections wait in the system's queue.
-"""
+"""Accepts clients' connections while descriptors are left for engines. Further connections wait in the system's
+queue."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The welcome at `GET /`, and the API's description as a page at `GET /docs`, without scripts or files of other sites.
-"""
+"""The welcome at `GET /`, and the API's description as a page at `GET /docs`, without scripts or files of other
+sites."""
 
 from __future__ import annotations
 

@@ -182,8 +182,8 @@ class HttpCycle:
             self._num_held = 0
 
     async def receive(self) -> Message:
-        """ASGI's `receive`: the next part of the body, or the disconnect of a client that has left or has its response.
-        """
+        """ASGI's `receive`: the next part of the body, or the disconnect of a client that has left or has its
+        response."""
         if self._expects_100_continue and not self._is_gone:
             self._transport.write(_CONTINUE)
             self._expects_100_continue = False

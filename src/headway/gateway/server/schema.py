@@ -180,8 +180,8 @@ class HealthStatus(Struct, forbid_unknown_fields=True):
     peers: Num | UnsetType = UNSET
     """Other gateways of this fleet, if the fleet may have several."""
     peer_store: Literal["up", "away"] | UnsetType = UNSET
-    """Whether the store that the gateways share can be used. While it is away, each gateway uses only its own counts.
-    """
+    """Whether the store that the gateways share can be used. While it is away, each gateway uses only its own
+    counts."""
 
 
 class Welcome(Struct, forbid_unknown_fields=True):

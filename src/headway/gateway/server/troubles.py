@@ -1,5 +1,5 @@
-"""Problems that an operator should look at, in words: replicas that are down, ejected, slow or full, and failing parts.
-"""
+"""Problems that an operator should look at, in words: replicas that are down, ejected, slow or full, and failing
+parts."""
 
 from __future__ import annotations
 

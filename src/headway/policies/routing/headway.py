@@ -236,8 +236,8 @@ class HeadwayRouter:
         self._num_seen = 0
         self._turn = 0
         self._off: dict[int, int] = {}
-        """Replicas that are slower or faster than expected, with their position among all replicas at the observation.
-        """
+        """Replicas that are slower or faster than expected, with their position among all replicas at the
+        observation."""
         self._reads_all = False
         """Whether all replicas must be read: a request has had an SLO, or a replica has a role."""
 
@@ -565,8 +565,8 @@ class HeadwayRouter:
 
 
 def _room_s(replica: ReplicaView, num: int, needed: int, held: int, request_s: float) -> float:
-    """Seconds until a replica has a batch slot, and KV blocks for `needed` tokens, if each request takes `request_s`.
-    """
+    """Seconds until a replica has a batch slot, and KV blocks for `needed` tokens, if each request takes
+    `request_s`."""
     seat_s = (num + 1 - replica.max_num_seqs) * request_s / max(replica.max_num_seqs, 1)
     lacking = needed - replica.kv_blocks_total * replica.block_size_tokens
     blocks_s = lacking * request_s / held if held else 0.0

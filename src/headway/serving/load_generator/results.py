@@ -70,8 +70,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     num_short: int
     """Answers with fewer tokens than requested."""
     num_merged: int
-    """Answers with chunks of several tokens that the engine does not count: the gaps of their tokens are spread evenly.
-    """
+    """Answers with chunks of several tokens that the engine does not count: the gaps of their tokens are spread
+    evenly."""
     tokens_per_chunk: float | None
     cached_prompt_share: float | None
     """Share of prompt tokens that the engine found in its prefix cache; None: not reported."""

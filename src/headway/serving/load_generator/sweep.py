@@ -23,8 +23,8 @@ SHARES = (0.2, 0.4, 0.6, 0.75, 0.9, 1.05, 1.25)
 FURTHER, MOST_FURTHER = 1.4, 4
 """Factor to the next rate while waits do not grow, and how often a higher rate is tried."""
 PRECISION = 1.1
-"""The search ends when the lowest rate that misses its SLOs is at most this factor above the highest that meets them.
-"""
+"""The search ends when the lowest rate that misses its SLOs is at most this factor above the highest that meets
+them."""
 MOST_TRIALS = 6
 BELOW = 0.5
 """If all rates miss the SLOs, this share of the lowest rate is tried next."""

@@ -24,8 +24,8 @@ BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
 OTHER_BLOCKS = (256, 128, 64, 32, 16, 1024, 2048, 8, 4, 1)
 """Block sizes that are tried if 512 does not fit."""
 TICK_S, PER_TICK = 0.5, 2.0
-"""A note is added if arrivals are multiples of a longer time, with more requests at each on average: they are bunched.
-"""
+"""A note is added if arrivals are multiples of a longer time, with more requests at each on average: they are
+bunched."""
 
 
 class MooncakeRequest(msgspec.Struct, gc=False):
