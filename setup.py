@@ -17,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 
 COMPILED = (
     "control/admissions", "control/cache_index", "control/cascade_stages", "control/changes", "control/control",
-    "control/hold_queue", "control/live", "control/model_fallbacks", "control/parts", "control/request_rows",
+    "control/hold_queue", "control/live", "control/model_fallbacks", "control/parts", "control/recorder",
     "control/roles", "control/search", "control/service", "gateway/admission", "gateway/auth/keys", "gateway/clock",
     "gateway/gateway", "gateway/picker/answer", "gateway/picker/bodies", "gateway/picker/exchange",
     "gateway/picker/messages", "gateway/relay/continuation", "gateway/relay/engine_stream", "gateway/relay/failover",

@@ -71,7 +71,7 @@ def test_lost_requests_are_placed_again_with_their_tokens() -> None:
     run = fleet("mixed", "mixed")
     live = run.arrive(0)
     live.generated_tokens = 2
-    live.enter(HELD)
+    live.stage = HELD
     run.control.on_crashed(0, [live], 1.0)
     assert run.effects.started == [(0, 0), (0, 1)]
     assert (live.attempt, live.generated_tokens, live.placed_s) == (1, 2, 0.0)

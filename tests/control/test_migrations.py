@@ -34,7 +34,7 @@ def asking(*wanted: Move) -> tuple[Fleet, Asking, Live]:
     policy.wanted = wanted
     run = fleet("mixed", "mixed", "mixed", migration=lambda: policy)
     live = run.arrive(0)
-    live.enter(DECODING)
+    live.stage = DECODING
     run.effects.replicas[0].requests = [live]  # type: ignore[list-item]
     return run, policy, live
 
@@ -62,7 +62,7 @@ def test_a_request_moves_once_at_a_time() -> None:
     live.move = object()
     tick(run)
     live.move = None
-    live.enter(PAUSED)
+    live.stage = PAUSED
     tick(run)
     assert run.effects.moved == []
 

@@ -135,7 +135,7 @@ def test_held_requests_are_placed_in_the_order_of_their_ranks() -> None:
 def test_an_ended_request_leaves_the_hold_queue_when_it_is_its_turn() -> None:
     run = fleet("mixed", window=1)
     running, gone, waiting = (run.arrive(i) for i in range(3))
-    gone.enter(ENDED)
+    gone.stage = ENDED
     assert run.service.hold_queue.first(0.0) is waiting and len(run.service.hold_queue) == 1
     run.finish(running, 1.0)
     assert run.effects.started == [(0, 0), (2, 0)] and not run.service.hold_queue

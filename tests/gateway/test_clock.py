@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from driven import ManualClock
 from headway.gateway.clock import Deadlines
 
@@ -16,7 +18,9 @@ class _Requests:
 
     def add(self, number: int, time_s: float) -> None:
         self.running.add(number)
-        self.deadlines.add(time_s, number, lambda now, name: self.expired.append((now, name)), f"request {number}")
+        self.deadlines.add(
+            time_s, lambda now, each: self.expired.append((now, f"request {each.id}")), SimpleNamespace(id=number)
+        )
 
 
 def test_actions_are_called_in_order_with_the_times_for_which_they_were_set() -> None:
@@ -43,7 +47,7 @@ def test_a_request_that_is_over_has_no_deadline() -> None:
 def test_an_action_may_add_deadlines() -> None:
     requests = _Requests()
     requests.running.add(0)
-    requests.deadlines.add(1.0, 0, lambda now, _: requests.add(1, now + 1.0), None)
+    requests.deadlines.add(1.0, lambda now, _: requests.add(1, now + 1.0), SimpleNamespace(id=0))
     for now in (1.0, 2.0):
         requests.clock.advance(now)
     assert requests.expired == [(2.0, "request 1")]

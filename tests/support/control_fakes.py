@@ -50,7 +50,7 @@ class FakeEffects:
     def start(self, live: Live, replica: int, now: float) -> None:
         self.started.append((live.id, replica))
         live.replica = replica
-        live.enter(WAITING)
+        live.stage = WAITING
         self.replicas[replica].num_in_flight += 1
 
     def cancel(self, live: Live, now: float) -> None:

@@ -16,7 +16,9 @@ from headway.gateway.workers.worker import Worker
 def hire(inside: Inside, num: int) -> list[Worker]:
     """From now on requests come in by workers, one after the other."""
     workers = [inside.run(_hired(inside)) for _ in range(num)]
-    apps = [CompletionsApp(lambda worker=worker: worker) for worker in workers]  # type: ignore[misc]
+    apps = [CompletionsApp() for _ in workers]
+    for each, worker in zip(apps, workers, strict=True):
+        each.gateway = worker
     turns = iter(range(1 << 30))
 
     async def app(*message: Any) -> None:

@@ -26,6 +26,9 @@ _PERIODIC = frozenset(
 )
 """What the gateway does every so often, however many requests there are."""
 
+_COMPREHENSIONS = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>"})
+"""Parts of their functions, which Python calls before version 3.12."""
+
 
 @contextmanager
 def traced() -> Iterator[list[Call]]:
@@ -38,7 +41,7 @@ def traced() -> Iterator[list[Call]]:
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(_ROOT) or id(frame) in frames:
             return
-        if _is_periodic(frame):
+        if code.co_name in _COMPREHENSIONS or _is_periodic(frame):
             return
         if code.co_flags & _SUSPENDS:
             frames[id(frame)] = frame

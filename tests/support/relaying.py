@@ -16,7 +16,7 @@ from headway.gateway.relay.request_reader import read_request
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.scorer import ConfidenceMeter
 from headway.gateway.settings import Api
-from headway.gateway.telemetry.histogram import Histogram
+from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.upstream.client import Client
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.engine import EngineEndpoint
@@ -63,7 +63,7 @@ class OrderedScheduler:
         self.reservations: list[Reservation] = []
         self.phase_changes = 0
         self.is_dropped = False
-        self.histogram = Histogram((0.01, 1.0))
+        self.metrics = PrometheusMetrics()
 
     def place(self, request: InFlightRequest) -> None:
         """Place the request at the next replica."""
@@ -109,9 +109,6 @@ class OrderedScheduler:
 
     def sending(self, request: InFlightRequest, read_s: float) -> None:
         return
-
-    def itl_histogram(self, request: InFlightRequest) -> Histogram:
-        return self.histogram
 
     def phase_changed(self, live: Live) -> None:
         self.phase_changes += 1

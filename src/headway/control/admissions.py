@@ -51,7 +51,7 @@ class Admissions:
         """Hold an arriving request if the policy asks for it. Returns whether it is held."""
         if not self.service.fits(live) or not self.policy.holds(live):
             return False
-        live.enter(HELD)
+        live.stage = HELD
         self._held[live.id] = live
         if self._observer is not None:
             self._observer.note_hold(live, live.arrival_s, "kept by the admission policy")

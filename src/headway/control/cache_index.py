@@ -305,7 +305,7 @@ class CacheIndex:
                 if self.gpu.blocks(segment) < high - low:
                     self._placed.store(segment, high - low)
             return
-        prompt = list(spans(request.prefix, self._block))
+        prompt = list(spans(request.prefix, self._block)) if request.prefix else []
         rest = -(-request.prompt_tokens // self._block) - (prompt[-1][2] if prompt else 0)
         if rest > 0:
             self.gpu.store(-1 - request.id, rest)  # takes its place, but is never found

@@ -21,7 +21,6 @@ from headway.control.model_fallbacks import ModelFallbacks
 from headway.control.parts import Parts
 from headway.control.policies import CascadeConfig, FallbackConfig, Policies
 from headway.control.recorder import Recorder
-from headway.control.request_rows import RequestRows
 from headway.control.roles import Roles, memberships
 from headway.control.scaling import Scaling
 from headway.control.sent_prompts import SentPrompts
@@ -38,10 +37,11 @@ _FINISHED: Final = Outcome.FINISHED
 class Control:
     """Places requests on replicas, holds those without room, and follows each to its end."""
 
-    def __init__(self, effects: Effects, recorder: Recorder, notify: bool) -> None:
+    def __init__(self, effects: Effects, recorder: Recorder | None, notify: bool) -> None:
+        """`recorder`: of the requests; None: none are recorded."""
         self.effects = effects
         self._notify = notify
-        self._rows = RequestRows(recorder)
+        self._recorder = recorder
         self._roles = Roles(effects)
         self.last_s = 0.0
         """Latest end of a request, or of its stay in one cascade stage."""
@@ -80,15 +80,19 @@ class Control:
         if live.slo_e2e_s is None:
             live.slo_e2e_s = default.slo_e2e_s
 
-    def place(self, live: Live, now: float, jumps_queue: bool = False, exclude: int | None = None) -> None:
-        """Start a request on the replica that the router chooses, or hold it, or reject it."""
-        service = self.service_of(live)
-        if self.fallbacks.are_used:
+    def place(
+        self,
+        live: Live,
+        now: float,
+        jumps_queue: bool = False,
+        exclude: int | None = None,
+        fallback: Service | None = None,
+    ) -> None:
+        """Start a request on the replica that the router chooses, or hold it, or reject it. `fallback`: the service
+        that is to answer in place of its own."""
+        service = self.service_of(live) if fallback is None else fallback
+        if fallback is None and self.fallbacks.are_used:
             service = self.fallbacks.answering(live, service, now)
-        self._place_at(service, live, now, jumps_queue, exclude)
-
-    def _place_at(self, service: Service, live: Live, now: float, jumps_queue: bool, exclude: int | None) -> None:
-        """Start, hold or reject a request at the service that is to answer."""
         if service.hold_queue.num and not jumps_queue and service.fits(live):
             self._hold(service, live, now)
             self.release_held(service, now)
@@ -145,7 +149,7 @@ class Control:
         if cascade is None or live.stage_index < 0 or cascade.is_final(live):
             self.end(live, now, _FINISHED)
             return
-        live.enter(HELD)
+        live.stage = HELD
         self.last_s = max(self.last_s, now)
         cascade.judged[live.id] = live
         service = self.service_of(live)
@@ -156,7 +160,7 @@ class Control:
 
     def end(self, live: Live, now: float, outcome: Outcome, is_learned: bool = False) -> None:
         """End a request: record it, report it, and use its room. `is_learned`: policies know of this end already."""
-        live.enter(ENDED)
+        live.stage = ENDED
         service = self.service_of(live)
         if self._has_entry_steps:
             if self.parts.cascade is not None:
@@ -166,7 +170,10 @@ class Control:
         end_s = now + live.response_s if live.cancelled_s != live.cancelled_s else live.cancelled_s
         if end_s > self.last_s:
             self.last_s = end_s
-        self._rows.write(live, end_s, outcome)
+        if outcome is not _FINISHED:
+            live.forget_after(end_s)
+        if self._recorder is not None:
+            self._recorder.write_request(live, end_s, outcome)
         if service.sent is not None:
             service.ended(live, end_s)
         if service.learners and not is_learned:
@@ -178,10 +185,11 @@ class Control:
 
     def on_refused(self, live: Live, now: float, reason: int) -> None:
         """A limit of its tenant refuses a request, before policies know of it. `reason` is as in `REFUSED`."""
-        live.enter(ENDED)
+        live.stage = ENDED
         if now > self.last_s:
             self.last_s = now
-        self._rows.write(live, now, Outcome.REJECTED, reason)
+        if self._recorder is not None:
+            self._recorder.write_request(live, now, Outcome.REJECTED, reason)
         if self._notify:
             self.effects.notify_ended(live, now, Outcome.REJECTED)
 
@@ -225,7 +233,7 @@ class Control:
         service = self.service_of(live)
         target = self.fallbacks.after_rejection(live, service, now)
         if target is not None:
-            self._place_at(target, live, now, jumps_queue=False, exclude=None)
+            self.place(live, now, fallback=target)
             return True
         if why:
             service.note_refusal(live, now, why)
@@ -240,7 +248,7 @@ class Control:
                 if target is None:
                     fallback.home.hold_queue.push(live, now)
                 else:
-                    self._place_at(target, live, now, jumps_queue=False, exclude=None)
+                    self.place(live, now, fallback=target)
 
     # Other events of requests.
 
@@ -458,4 +466,6 @@ class Control:
         """Record every request in the system as unfinished: `unfinished` at replicas, and those that control has."""
         judged = [] if self.parts.cascade is None else self.parts.cascade.judged.values()
         for live in sorted([*unfinished, *judged, *self.parts.held_requests()], key=attrgetter("id")):
-            self._rows.write(live, now, Outcome.UNFINISHED)
+            live.forget_after(now)
+            if self._recorder is not None:
+                self._recorder.write_request(live, now, Outcome.UNFINISHED)

@@ -65,7 +65,6 @@ class Live:
 
     phase: Phase
     stage: Stage
-    """Change it with `enter`."""
     generated_tokens: int
     replica: int
     """Replica of the last placement; -1 = none yet."""
@@ -200,16 +199,21 @@ class Live:
         self.keeps_model = False
         self.is_streamed = True
 
-    def enter(self, stage: Stage) -> None:
-        """Change the stage: the only place that does."""
-        self.stage = stage
-
     def name_kv_by_adapter(self) -> None:
         """Give the segments ids of the adapter's own: the KV of a prompt differs from adapter to adapter."""
         key = int.from_bytes(hashlib.sha1(self.lora.encode(), usedforsecurity=False).digest()[:8]) >> 1
         self.prefix = tuple(Segment(segment.id ^ key, segment.tokens) for segment in self.prefix)
         if self.output_id is not None:
             self.output_id ^= key
+
+    def forget_after(self, end_s: float) -> None:
+        """Its client gave up at `end_s`: a later placement did not happen, and later tokens never arrived."""
+        if self.placed_s > end_s:
+            self.placed_s = NEVER
+        if self.first_token_s > end_s:
+            self.first_token_s = NEVER
+        if self.answer_s > end_s:
+            self.answer_s = NEVER
 
     def take_lengths_of(self, model: str) -> None:
         """Let the answer be as long as that of this model, where the workload has one for each model."""

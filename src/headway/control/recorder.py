@@ -9,15 +9,18 @@ from typing import Protocol
 import numpy as np
 
 from headway.control.column import Column, MakeSpill
+from headway.control.live import Live
 from headway.core.record import (
     DRAFT_COLUMNS,
     FALLBACK,
+    FALLBACK_REASONS,
     MOVE_COLUMNS,
     REFUSED,
     REQUEST_COLUMNS,
     SEGMENT_COLUMNS,
     STRETCH_COLUMNS,
     Columns,
+    Outcome,
 )
 
 _CODES = {
@@ -122,6 +125,20 @@ class Recorder:
         self.stretches = Table(STRETCH_COLUMNS[:-1], None if notes is None else notes.stretches, make_spill)
         self.moves = Table(MOVE_COLUMNS, None, make_spill)
         self.drafts = Table(DRAFT_COLUMNS, None, make_spill)
+
+    def write_request(self, live: Live, end_s: float, outcome: Outcome, refused: int = 0) -> None:
+        """Write the row of a request that has ended, or that is in the system when the run ends. `refused`: the reason
+        of a refusal, as in `REFUSED`."""
+        row = (
+            live.id, outcome, live.attempt + 1, live.preemptions, live.replica, live.placed_s, live.admitted_s,
+            live.first_token_s, live.answer_s, end_s, live.generated_tokens, live.cached_tokens,
+            live.reasoning_end_s, live.moves, live.stage_index, live.score,
+        )  # fmt: skip
+        self.requests.write(self.requests.pack(*row))
+        if (rows := self.fallbacks) is not None:
+            rows.write(rows.pack(0 if live.fallback is None else 1 + FALLBACK_REASONS.index(live.fallback.why)))
+        if (rows := self.refusals) is not None:
+            rows.write(rows.pack(refused))
 
     def flush(self) -> None:
         """Reduce the memory that the tables take. Call at intervals."""

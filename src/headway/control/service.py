@@ -487,7 +487,7 @@ class Service:
             self.sent.discard(live)
         if self._observer is not None:
             self._observer.note_hold(live, now, self._hold_reason(exclude))
-        live.enter(HELD)
+        live.stage = HELD
         if self.preemptions is not None:
             self.preemptions.enter(live, now)
         self.hold_queue.push(live, now)

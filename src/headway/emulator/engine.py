@@ -286,7 +286,7 @@ class EmulatedEngine:
     # Events of the replica (`sim.replica.Listener`).
 
     def on_finished(self, live: Live, now: float) -> None:
-        live.enter(ENDED)
+        live.stage = ENDED
         answer = self._answers.pop(live.id)
         self.num_cached_tokens += live.cached_tokens
         self.num_prompt_tokens += live.prompt_tokens
@@ -295,7 +295,7 @@ class EmulatedEngine:
         self._publish_later(answer, live.output_tokens, True, now)
 
     def on_cancelled(self, live: Live, now: float) -> None:
-        live.enter(ENDED)
+        live.stage = ENDED
         answer = self._answers.pop(live.id)
         answer.publish(answer.num_published, True)
 

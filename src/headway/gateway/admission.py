@@ -61,7 +61,7 @@ class Admission:
         self._last_arrival_s = 0.0
         self._tokens_per_char = _TOKENS_PER_CHAR
         self._least_limits: dict[str, float] = {}
-        """By model, see `_least_limit`, until a replica's limit may have changed."""
+        """By model, see `_find_least_limit`, until a replica's limit may have changed."""
 
     def forget_limits(self) -> None:
         """Ask the replicas for their limits again, which may have changed."""
@@ -71,26 +71,26 @@ class Admission:
         """The features of a request that arrives now: with the blocks of its prompt where engines publish theirs, and
         its tokens as an engine counts them where the number matters. ApiError if the request is quarantined."""
         now = self._clock.now
-        self._quarantine.check(request.raw, now)
+        if self._quarantine.until_s:
+            self._quarantine.check(request.raw, now)
         if self._prompt_blocks is not None:
             await self._prompt_blocks.name(request, self._models.replicas_of(request.model))
         if request.prompt_ids is None and request.counted_tokens is None:
             longest_tokens = len(request.text) + (request.max_tokens or 1)
-            if longest_tokens > self._least_limit(request.model):
+            limit = self._least_limits.get(request.model)
+            if longest_tokens > (self._find_least_limit(request.model) if limit is None else limit):
                 engines = self._models.replicas_of(request.model)
                 request.counted_tokens = await count_prompt(
                     request.body, len(request.text), request.max_tokens or 1, engines
                 )
         return request.features(now, has_cost)
 
-    def _least_limit(self, model: str) -> float:
+    def _find_least_limit(self, model: str) -> float:
         """The most tokens that each of a model's engines holds; infinite if all hold equally many, or none is known."""
-        limit = self._least_limits.get(model)
-        if limit is None:
-            limits = {engine.max_request_tokens for engine in self._models.replicas_of(model)}
-            limit = min(limits) if len(limits) > 1 else inf
-            if model in self._driver.services:
-                self._least_limits[model] = limit
+        limits = {engine.max_request_tokens for engine in self._models.replicas_of(model)}
+        limit = min(limits) if len(limits) > 1 else inf
+        if model in self._driver.services:
+            self._least_limits[model] = limit
         return limit
 
     def admit(

@@ -54,7 +54,7 @@ class Deadlines:
         """`running`: the numbers of the requests that are not over."""
         self._clock, self._running = clock, running
         self._heap: list[tuple[float, int, int, Action, Any]] = []
-        """Times, order of the calls of `add`, requests, actions and their arguments."""
+        """Times, order of the calls of `add`, ids of the requests, actions and the requests."""
         self._order = count()
         self._next_s = float("inf")
         """The time of the earliest timer that is set."""
@@ -64,14 +64,14 @@ class Deadlines:
         """Number of deadlines that are kept, also of requests that are over."""
         return len(self._heap)
 
-    def add(self, time_s: float, number: int, action: Action, argument: Any) -> None:
-        """Call `action(time_s, argument)` at that time, unless the request is over before."""
+    def add(self, time_s: float, action: Action, request: Any) -> None:
+        """Call `action(time_s, request)` at that time, unless the request is over before."""
         heap = self._heap
         if len(heap) >= self._max_size:
             heap[:] = [entry for entry in heap if entry[2] in self._running]
             heapify(heap)
             self._max_size = 2 * len(heap) + _MIN_OVER
-        heappush(heap, (time_s, next(self._order), number, action, argument))
+        heappush(heap, (time_s, next(self._order), request.id, action, request))
         if time_s < self._next_s:
             self._set_timer(time_s)
 

@@ -136,7 +136,7 @@ class Gateway:
             names=plan.names,
             policies=plan.policies,
             seed=plan.seed,
-            recorder=recording.recorder,
+            recorder=recording.recorder if recording.enabled else None,
             metrics=self.telemetry.metrics,
             hold_s=settings.hold_s,
             scorer=self._scorer,
@@ -394,7 +394,7 @@ class Gateway:
             request,
             self.driver,
             self.health,
-            paced(client_request, writer, self.settings),
+            writer if self.settings.pace_s is None else paced(client_request, writer, self.settings.pace_s),
             self.settings.max_attempts,
             self.plan.sends_priority,
             self.quarantine,
@@ -467,7 +467,8 @@ class Gateway:
         elif outcome is _REJECTED:
             request.is_shed, request.retry_after_s = live.shed_s > 0, self.scaling.retry_after_s(live)
         self.telemetry.request_ended(request, outcome, now)
-        self.fleet.remove_empty()
+        if self.fleet.leaving:
+            self.fleet.remove_empty()
 
     def _load_read(self, replica: LiveReplica, load: Load) -> None:
         replica.update_load(load)

@@ -97,8 +97,9 @@ class RunTelemetry:
             self.trial.ended(live, outcome, now)
         if self.rolling_stats is not None:
             self.rolling_stats.count_end(live, outcome, now)
-        cascade = "" if live.stage_index < 0 else self._cascade
-        self.recording.add(live, cascade, request.request_id, request.longest_gap_s, request.resumed_s)
+        if self.recording.enabled:
+            cascade = "" if live.stage_index < 0 else self._cascade
+            self.recording.add(live, cascade, request.request_id, request.longest_gap_s, request.resumed_s)
         if self.recording.num_waiting >= _RECORDS_PER_PART and self._records_timer is not None:
             self.flush()
 

@@ -133,7 +133,7 @@ class Batch:
 
     def count_waiting(self, live: Live) -> None:
         """Count a request as waiting: to prefill what it has (again), or to be swapped back in."""
-        live.enter(WAITING)
+        live.stage = WAITING
         if self.stalls is not None:
             self.stalls.update(live)
         if not live.swapped_tokens:
@@ -197,7 +197,7 @@ class Batch:
             live.cached_tokens = live.computed_tokens
         else:
             live.prefill_end_s = NEVER
-        live.enter(PREFILLING)
+        live.stage = PREFILLING
         self.prefilling[live.id] = live
 
     def _resume(self, live: Live) -> None:
@@ -239,7 +239,7 @@ class Batch:
 
     def start_decode(self, live: Live) -> None:
         """Let a request decode from the next iteration on."""
-        live.enter(DECODING)
+        live.stage = DECODING
         live.joined_tick = tick = self.tick
         live.joined_generated = live.generated_tokens
         self.generated_offset -= tick

@@ -119,7 +119,7 @@ class InTransit:
 
     def add_leaving(self, live: Live) -> None:
         """Note that the KV of a request out of the batch and the queue is being copied."""
-        live.enter(PAUSED)
+        live.stage = PAUSED
         self.leaving[live.id] = live
         self._timeline.note_change()
 

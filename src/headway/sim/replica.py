@@ -213,7 +213,7 @@ class Replica:
             batch.host.drop(live)
             live.shared_blocks = live.computed_tokens = live.expected_cached_tokens = 0
             live.check_tick = -1
-            live.enter(HELD)
+            live.stage = HELD
         timeline.version += 1
         batch.clear()
         timeline.reset()

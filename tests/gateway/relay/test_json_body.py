@@ -114,7 +114,7 @@ def test_unchanged_values_of_a_long_body_are_copied() -> None:
     raw = b'{"model": "m", "max_tokens": 3.0, "prompt": "%b"}' % (b"\\u0061" * LONG_BYTES)
     read, fields = decode(raw)
     body = {**read, "model": "other", "stream": True}
+    assert fields is not None
     sent = encode(body, read, fields)
     assert json.loads(sent) == body and b'"prompt":"\\u0061\\u0061' in sent and b'"max_tokens":3.0' in sent
-    short, no_fields = decode(b'{"model":"m"}')
-    assert no_fields is None and encode({**short, "n": 1}, short, no_fields) == b'{"model":"m","n":1}'
+    assert decode(b'{"model":"m"}') == ({"model": "m"}, None)

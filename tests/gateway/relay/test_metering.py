@@ -196,7 +196,8 @@ def test_tokens_of_one_read_are_spread_over_the_time_since_the_last(monkeypatch:
         in_flight.live.generated_tokens = tokens
         meter.observe()
     # One interval of 0 within the first read, one of 2.5 s to the next token, and two of 2 s.
-    assert sum(scheduler.histogram.counts.values()) == 4 and scheduler.histogram.total == pytest.approx(6.5)
+    histogram = scheduler.metrics.inter_token(in_flight)
+    assert sum(histogram.counts.values()) == 4 and histogram.total == pytest.approx(6.5)
 
 
 @pytest.mark.parametrize(

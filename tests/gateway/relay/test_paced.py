@@ -22,7 +22,6 @@ from headway.gateway.relay.paced import PacedWriter
 from headway.gateway.relay.request import CHAT
 from headway.gateway.relay.request_reader import read_request
 from headway.gateway.relay.writer import BufferedWriter
-from headway.gateway.settings import Settings
 from headway.gateway.upstream import sse
 from lived import streams
 from relaying import KeepingWriter
@@ -76,10 +75,10 @@ def test_an_answer_comes_evenly_and_reasoning_at_once(tmp_path: Path) -> None:
 
 
 def test_only_streams_are_paced() -> None:
-    settings, writer = Settings(pace_s=1.0), KeepingWriter()
+    writer = KeepingWriter()
     stream, whole = (read_request(CHAT, json.dumps({**chat(3), "stream": on}).encode(), {}) for on in (True, False))
-    assert isinstance(paced.paced(stream, writer, settings), PacedWriter)
-    assert paced.paced(whole, writer, settings) is writer is paced.paced(stream, writer, Settings())
+    assert isinstance(paced.paced(stream, writer, 1.0), PacedWriter)
+    assert paced.paced(whole, writer, 1.0) is writer
 
 
 def test_what_is_kept_is_sent_at_once_if_nobody_waits_for_it() -> None:

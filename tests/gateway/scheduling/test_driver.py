@@ -28,7 +28,7 @@ def _decode(request: InFlightRequest, tokens: int) -> None:
     assert request.reservation is not None
     request.reservation.count_tokens(tokens)
     request.live.generated_tokens += tokens
-    request.live.enter(DECODING)
+    request.live.stage = DECODING
     request.can_move = True
 
 

@@ -81,7 +81,7 @@ class _Walk:
             assert request.reservation is not None
             request.reservation.count_tokens(1)
             request.live.generated_tokens += 1
-            request.live.enter(DECODING)
+            request.live.stage = DECODING
             request.can_move = True
         elif state is State.PREFILLING and self.is_pair and choice < 10:
             if choice < 8:

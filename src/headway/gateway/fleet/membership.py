@@ -61,7 +61,7 @@ class LiveFleet:
         """Called with each replica that is removed."""
         self._unused_ids: deque[int] = deque()
         """Ids of replicas that failed to start, oldest first."""
-        self._leaving: set[int] = set()
+        self.leaving: set[int] = set()
         """Replicas that are removed once they are empty."""
         for served, url in in_order(plan.pools):
             self.create(served, url)
@@ -160,7 +160,7 @@ class LiveFleet:
         return replica.is_removed and not replica.has_served and self._served[replica.id].start is not None
 
     def status(self, replica: LiveReplica) -> Status:
-        if replica.id in self._leaving:
+        if replica.id in self.leaving:
             return "leaving"
         if replica.is_draining:
             return "draining"
@@ -233,7 +233,7 @@ class LiveFleet:
 
     def _add_endpoints(self, served: ServedPool) -> list[str]:
         """Create replicas for a pool's endpoints that have none."""
-        present = {replica.url for replica in self.present() if replica.id not in self._leaving}
+        present = {replica.url for replica in self.present() if replica.id not in self.leaving}
         added = [url for url in served.endpoints if url not in present]
         for url in added:
             self.connect(self.create(served, url))
@@ -241,7 +241,7 @@ class LiveFleet:
 
     def _retire(self, pool: str, urls: set[str] | None) -> list[str]:
         """Drain and remove a pool's replicas at these addresses; None means all."""
-        staying = [replica for replica in self.present() if replica.pool == pool and replica.id not in self._leaving]
+        staying = [replica for replica in self.present() if replica.pool == pool and replica.id not in self.leaving]
         gone = [replica for replica in staying if urls is None or replica.url in urls]
         for replica in gone:
             self.remove(replica, at_once=False)
@@ -250,7 +250,7 @@ class LiveFleet:
     def drain(self, replica: LiveReplica, on: bool) -> None:
         """Drain a replica, or end the drain. A draining replica gets no new requests while others can take them, and
         movable requests move out."""
-        if replica.id in self._leaving:
+        if replica.id in self.leaving:
             raise ApiError(409, f"{replica.name} is being removed", "conflict")
         self._host.driver.drain(replica, on)
 
@@ -284,8 +284,8 @@ class LiveFleet:
     def remove(self, replica: LiveReplica, at_once: bool) -> None:
         """Remove a replica once it is empty. `at_once`: abort its requests, which continue elsewhere."""
         driver = self._host.driver
-        if replica.id not in self._leaving:
-            self._leaving.add(replica.id)
+        if replica.id not in self.leaving:
+            self.leaving.add(replica.id)
             self._host.health.remove(replica)
             driver.drain(replica, True)
         if at_once:
@@ -294,13 +294,11 @@ class LiveFleet:
 
     def remove_empty(self) -> None:
         """Remove the leaving replicas that have become empty."""
-        if not self._leaving:
-            return
-        for id in [id for id in self._leaving if not self.replicas[id].num_in_flight]:
-            if id not in self._leaving:
+        for id in [id for id in self.leaving if not self.replicas[id].num_in_flight]:
+            if id not in self.leaving:
                 continue  # removed meanwhile, together with another replica
             replica = self.replicas[id]
-            self._leaving.discard(id)
+            self.leaving.discard(id)
             replica.is_removed = True
             self._host.driver.roster.remove(replica)
             replica.client.close()

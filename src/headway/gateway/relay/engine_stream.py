@@ -9,7 +9,6 @@ from headway.gateway.relay.continuation import ResumedStream
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
 from headway.gateway.relay.passthrough import Passthrough
 from headway.gateway.upstream import sse
-from headway.gateway.upstream.chunks import Chunk
 from headway.gateway.upstream.errors import EngineError
 
 _MAX_KEPT = 16
@@ -44,6 +43,8 @@ class EngineStream:
         """Events are passed on as they came, but for hidden fields."""
         self._repeated = sse.RepeatedEvent() if is_plain and meter.takes_texts else None
         """None: each event is decoded."""
+        self._may_read = True
+        """The client reads as fast as the engine generates."""
         self._num_unlike = 0
         """Events since the one that was learnt last which are not like it."""
         self._kept: list[bytes] | None = None if has_begun else []
@@ -77,82 +78,94 @@ class EngineStream:
         return self._take(self._splitter.split(data))
 
     def _take(self, events: list[bytes], is_end: bool = False) -> bool:
+        """Take these events of the stream, and write what they have for the client. False: read no more for now."""
         output: list[bytes] = []
-        may_read, meter, remover = True, self._meter, self._remover
-        is_plain, repeated = self._is_plain, self._repeated
+        meter, repeated, self._may_read = self._meter, self._repeated, True
         try:
             for event in events:
-                if repeated is not None and (text := repeated.text_of(event)):
+                num_before = len(output)
+                if repeated is not None and repeated.is_set and (text := repeated.text_of(event)):
                     meter.measure_text(text)
-                    if meter.is_beyond_limit:
-                        self.is_too_long = True
-                        break
                     output.append(event)
                     if self._kept is not None:
                         self._begin_with_progress(output)
-                    continue
-                payload, num_before = sse.payload(event), len(output)
-                if payload is None:
-                    output.append(event)
-                    if self._kept is not None and event.startswith(b":"):  # it keeps the connection alive
-                        self._begin(output)
-                elif len(payload) < sse.MAX_DONE_BYTES and sse.is_done(payload):
-                    self.is_done = True
-                    output.append(sse.DONE)  # in the usual spelling
-                    break  # nothing belongs to the answer any more
-                elif is_end and not sse.is_json(payload):
-                    break  # cut off
-                elif len(event) - len(payload) != sse.FRAME_BYTES and (
-                    (error := sse.error_of_event(event, payload)) is not None
-                ):
-                    if not self._reports(error, event, output):
-                        raise error
-                elif is_plain:  # without calls, as most events are
-                    chunk, unread = sse.read_chunk(payload)
-                    if unread:
-                        meter.note_unread(unread)
-                    meter.measure(chunk)
-                    if chunk.choices:
-                        if remover is not None and (rest := remover.remove(payload)) is not payload:
-                            event = b"data: " + rest + b"\n\n"
-                        elif repeated is not None and not unread:
-                            self._learn(repeated, event, chunk)
-                        output.append(event)
-                    elif chunk.usage is None or self._wants_usage:
-                        output.append(event)
-                    if self._kept is not None:
-                        self._begin_with_progress(output)
-                elif meter.passthrough is not None:
-                    self._pass_on(meter.passthrough, event, payload, output)
-                elif self._pace is not None:
-                    may_read = self._write_paced(self._pace, event, payload)
-                else:
-                    output += self._rewrite(event, payload)
-                    self._begin_with_progress(output)
+                elif not self._take_event(event, output, is_end):
+                    break  # nothing after it belongs to the answer
                 if meter.is_beyond_limit:
                     self.is_too_long = True
                     del output[num_before:]
-                    if payload is not None and meter.passthrough is None:
-                        meter.partial.forget_end(sse.read_chunk(payload)[0])
+                    self._forget_end(event)
                     break
         finally:  # events before an error have been metered, and are written
             self._itl.observe()
-            if self._kept is not None:
-                self._kept += output
-                output = []
-            elif self.is_done or is_end:
-                self.last_events += b"".join(output)
-            elif output:
-                may_read = self._write(b"".join(output))
-        if self._kept is not None and (self.is_done or is_end):
-            self.last_events, self._kept = b"".join(self._kept), None
-        return may_read and not self.is_done and not self.is_too_long
+            self._write_out(output, is_end)
+        return self._may_read and not self.is_done and not self.is_too_long
 
-    def _learn(self, repeated: sse.RepeatedEvent, event: bytes, chunk: Chunk) -> None:
-        """Recognize events like this one from now on. The more are not alike, the rarer one is learnt."""
-        self._num_unlike += 1
-        if self._num_unlike & (self._num_unlike - 1) == 0 and repeated.learn(event, chunk):
-            self._num_unlike = 0
+    def _take_event(self, event: bytes, output: list[bytes], is_end: bool) -> bool:
+        """Meter an event, and rewrite it for the client. False: it is the last one, or cut off."""
+        payload, passthrough = sse.payload(event), self._meter.passthrough
+        if payload is None:
+            output.append(event)
+            if self._kept is not None and event.startswith(b":"):  # it keeps the connection alive
+                self._begin(output)
+            return True
+        if len(payload) < sse.MAX_DONE_BYTES and sse.is_done(payload):
+            self.is_done = True
+            output.append(sse.DONE)  # in the usual spelling
+            return False
+        if is_end and not sse.is_json(payload):
+            return False
+        is_framed = len(event) - len(payload) == sse.FRAME_BYTES
+        error = None if is_framed else sse.error_of_event(event, payload)
+        if error is not None:
+            if not self._reports(error, event, output):
+                raise error
+        elif self._is_plain:
+            self._pass_plain(event, payload, output)
+        elif passthrough is not None:
+            self._pass_on(passthrough, event, payload, output)
+        elif self._pace is not None:
+            self._may_read = self._write_paced(self._pace, event, payload)
+        else:
+            output += self._rewrite(event, payload)
+            self._begin_with_progress(output)
+        return True
+
+    def _pass_plain(self, event: bytes, payload: bytes, output: list[bytes]) -> None:
+        """Meter an event that is passed on as it came, but for hidden fields, as most are."""
+        chunk, unread = sse.read_chunk(payload)
+        if unread:
+            self._meter.note_unread(unread)
+        self._meter.measure(chunk)
+        if not chunk.choices and chunk.usage is not None and not self._wants_usage:
+            return  # the gateway alone had asked for it
+        if chunk.choices:
+            if self._remover is not None and (rest := self._remover.remove(payload)) is not payload:
+                event = b"data: " + rest + b"\n\n"
+            elif self._repeated is not None and not unread:
+                self._num_unlike += 1  # the more events are not alike, the rarer one is learnt
+                if self._num_unlike & (self._num_unlike - 1) == 0 and self._repeated.learn(event, chunk):
+                    self._num_unlike = 0
+        output.append(event)
+        if self._kept is not None:
+            self._begin_with_progress(output)
+
+    def _forget_end(self, event: bytes) -> None:
+        """The client does not get this event: an end that it has is none."""
+        payload = sse.payload(event)
+        if payload is not None and self._meter.passthrough is None:
+            self._meter.partial.forget_end(sse.read_chunk(payload)[0])
+
+    def _write_out(self, output: list[bytes], is_end: bool) -> None:
+        """Write the events of a read, or keep them: until the engine has begun to answer, or for the response's end."""
+        if self._kept is not None:
+            self._kept += output
+            if self.is_done or is_end:
+                self.last_events, self._kept = b"".join(self._kept), None
+        elif self.is_done or is_end:
+            self.last_events += b"".join(output)
+        elif output:
+            self._may_read = self._write(b"".join(output))
 
     def _begin(self, output: list[bytes]) -> None:
         """The engine answers: what was kept goes first."""

@@ -68,10 +68,8 @@ def _may_be_deep(raw: bytes) -> bool:
     return num > MAX_DEPTH
 
 
-def encode(body: Mapping[str, Any], read: Mapping[str, Any], fields: Fields | None) -> bytes:
+def encode(body: Mapping[str, Any], read: Mapping[str, Any], fields: Fields) -> bytes:
     """`body` as JSON. Values that are still those `read` from `fields` are copied from there, and not encoded."""
-    if fields is None:
-        return msgspec.json.encode(body)
     return msgspec.json.encode(
         {name: fields[name] if name in fields and read.get(name) is value else value for name, value in body.items()}
     )

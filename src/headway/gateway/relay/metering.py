@@ -6,7 +6,7 @@ import logging
 from math import inf
 from time import monotonic
 
-from headway.control.live import DECODING
+from headway.control.live import DECODING, NEVER
 from headway.core.request import Phase
 from headway.gateway.relay import passthrough
 from headway.gateway.relay.continuation import PartialResponse
@@ -51,6 +51,8 @@ class ResponseMeter:
         self._counts = ChoiceCounts(request.num_sequences, request.num_prompts) if several else None
         self.passthrough = passthrough.Passthrough() if request.is_passthrough else None
         self.confidence: ConfidenceMeter | None = scheduler.confidence_meter() if needs_score else None
+        self.takes_texts = self._counts is None and self.confidence is None
+        """A chunk that is a text alone can be measured by `measure_text`."""
         self.hides_logprobs = self.confidence is not None and not request.body.get("logprobs")
         """The gateway asked for log probabilities, and the client did not."""
 
@@ -74,7 +76,7 @@ class ResponseMeter:
 
     def limit(self, max_tokens: int, is_exact: bool) -> None:
         """Set how many tokens the answer may have in all. Where chunks are counted, a token may be several of them."""
-        if self._request.is_single and not self._request.body.get("echo"):
+        if self._counts is None and not self._request.body.get("echo"):
             self._limit = float(max_tokens if is_exact else _CHUNKS_PER_TOKEN * max_tokens + _SLACK_TOKENS)
 
     def restore(self, part: StreamPart) -> None:
@@ -165,11 +167,6 @@ class ResponseMeter:
             elif usage.completion_tokens:  # 0: not reported, or there are none
                 self._count_tokens(self.tokens_before + usage.completion_tokens - self._live.generated_tokens)
 
-    @property
-    def takes_texts(self) -> bool:
-        """A chunk that is a text alone can be measured by `measure_text`."""
-        return self._counts is None and self.confidence is None
-
     def measure_text(self, text: str) -> None:
         """The same as `measure` for a chunk that is a text alone, where `takes_texts`."""
         partial, reasons = self.partial, False
@@ -248,30 +245,31 @@ class ResponseMeter:
 
     def _count_tokens(self, tokens: int, has_reasoning: bool = False, has_answer: bool = False) -> None:
         """Count new tokens. Reasoning ends before the first token of the answer."""
-        live, reservation = self._live, self._in_flight.reservation
+        live, reservation, now = self._live, self._in_flight.reservation, NEVER
         live.generated_tokens += tokens
         if live.generated_tokens > self._limit:
             self.is_beyond_limit = True
         if live.first_token_s != live.first_token_s and not self._in_flight.is_unstreamed:
-            live.first_token_s = self._scheduler.now
+            live.first_token_s = now = self._scheduler.now
         if live.stage is not DECODING:
-            live.enter(DECODING)
+            live.stage = DECODING
             self._in_flight.can_move = self._request.stream and self._request.can_resume
-        ends_reasoning = live.answer_s != live.answer_s and self._set_phase(has_reasoning, has_answer, tokens)
+        ends_reasoning = live.answer_s != live.answer_s and self._set_phase(has_reasoning, has_answer, tokens, now)
         if reservation is not None:
             reservation.count_tokens(tokens)
         if ends_reasoning:
             self._scheduler.phase_changed(live)
 
-    def _set_phase(self, has_reasoning: bool, has_answer: bool, tokens: int) -> bool:
-        """Set the phase by the kinds of new tokens. True if the answer begins after reasoning."""
+    def _set_phase(self, has_reasoning: bool, has_answer: bool, tokens: int, now: float) -> bool:
+        """Set the phase by the kinds of new tokens, which came at `now` if they are the first ones. True if the answer
+        begins after reasoning."""
         live = self._live
         if has_reasoning:
             live.phase = Phase.REASONING
             live.reasoning_tokens = live.generated_tokens
         if not has_answer:
             return False
-        live.answer_s = self._scheduler.now
+        live.answer_s = now if now == now else self._scheduler.now
         live.phase = Phase.ANSWERING
         if not live.reasoning_tokens:
             return False
@@ -379,7 +377,7 @@ class ItlMeter:
 
     def __init__(self, in_flight: InFlightRequest, scheduler: Scheduler) -> None:
         self._in_flight, self._live, self._scheduler = in_flight, in_flight.live, scheduler
-        self._phase, self._histogram = in_flight.live.phase, scheduler.itl_histogram(in_flight)
+        self._phase, self._histogram = in_flight.live.phase, scheduler.metrics.inter_token(in_flight)
         self._tokens, self._last_s = in_flight.live.generated_tokens, 0.0
 
     def observe(self) -> None:
@@ -390,7 +388,7 @@ class ItlMeter:
             return
         now = monotonic()
         if live.phase is not self._phase:
-            self._phase, self._histogram = live.phase, self._scheduler.itl_histogram(self._in_flight)
+            self._phase, self._histogram = live.phase, self._scheduler.metrics.inter_token(self._in_flight)
         if self._last_s:
             gap_s = now - self._last_s
             self._histogram.observe(gap_s / tokens, tokens)

@@ -14,7 +14,6 @@ from time import monotonic
 from headway.core.pacer import Emission
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.relay.writer import Headers, ResponseWriter
-from headway.gateway.settings import Settings
 
 
 class PacedWriter:
@@ -84,8 +83,6 @@ class PacedWriter:
         self._wake.set()
 
 
-def paced(request: ClientRequest, writer: ResponseWriter, settings: Settings) -> ResponseWriter:
-    """The writer of a request's response, at the pace of the settings if it is a stream of tokens."""
-    if settings.pace_s is None or not request.stream or request.is_passthrough:
-        return writer
-    return PacedWriter(writer, settings.pace_s)
+def paced(request: ClientRequest, writer: ResponseWriter, pace_s: float) -> ResponseWriter:
+    """The writer of a request's response, at this pace if it is a stream of tokens."""
+    return PacedWriter(writer, pace_s) if request.stream and not request.is_passthrough else writer

@@ -34,8 +34,8 @@ class Quarantine:
 
     def __init__(self, keep_s: float) -> None:
         self.keep_s = keep_s
-        self._until_s: OrderedDict[bytes, float] = OrderedDict()
-        """By digest of the body, the oldest first."""
+        self.until_s: OrderedDict[bytes, float] = OrderedDict()
+        """Until when copies of a body are refused, by its digest, the oldest first. Empty: nothing is to be checked."""
         self.listeners: list[Callable[[bytes, float], None]] = []
         """Called with the digest of a body, and until when it is refused, unless that was known."""
         self._answered: set[int] = set()
@@ -64,31 +64,29 @@ class Quarantine:
 
     def hold(self, digest: bytes, until_s: float) -> None:
         """Refuse copies of the body with this digest, which this process or another one has found out."""
-        if self._until_s.get(digest, 0.0) >= until_s:
+        if self.until_s.get(digest, 0.0) >= until_s:
             return
-        self._until_s.pop(digest, None)
-        self._until_s[digest] = until_s
-        if len(self._until_s) > _MAX_KEPT:
-            self._until_s.popitem(last=False)
+        self.until_s.pop(digest, None)
+        self.until_s[digest] = until_s
+        if len(self.until_s) > _MAX_KEPT:
+            self.until_s.popitem(last=False)
         for listener in self.listeners:
             listener(digest, until_s)
 
     def held(self) -> list[tuple[bytes, float]]:
         """The digests of all quarantined bodies, and until when they are refused."""
-        return list(self._until_s.items())
+        return list(self.until_s.items())
 
     def check(self, body: bytes, now: float) -> None:
         """ApiError if a copy of this body broke engines, unless this process knows that it does not."""
-        if not self._until_s:
-            return
         digest = _digest(body)
-        until_s = self._until_s.get(digest)
+        until_s = self.until_s.get(digest)
         if until_s is None or self.is_harmless(body):
             return
         if until_s > now:
             what = f"a request with the same body broke {MAX_BROKEN} engines and is quarantined"
             raise ApiError(_STATUS, what, _CODE)
-        del self._until_s[digest]
+        del self.until_s[digest]
 
 
 def _digest(body: bytes) -> bytes:

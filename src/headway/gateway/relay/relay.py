@@ -176,7 +176,7 @@ class Relay:
     def _replay(self, part: StreamPart) -> None:
         """Send what the client was sent before its connection broke; the answer continues after it."""
         self.meter.restore(part)
-        self._response.start_stream()
+        self._response.start()
         self._response.writer.write(part.data, more=True)
 
     async def _answer(self) -> None:
@@ -500,13 +500,15 @@ class Relay:
         return self._response.write_tokens(event, num_tokens, self.meter.partial)
 
     def _start_stream(self) -> None:
-        self._settle_refusal(200)
-        self._response.start_stream()
+        if self._attempts.refusal is not None:
+            self._settle_refusal(200)
+        self._response.start()
 
     def _finish_stream(self, data: bytes, reason: ReleaseReason = ReleaseReason.FINISHED) -> None:
         response = self._response
         response.is_complete = True
-        response.copy(data.removesuffix(sse.DONE), self.meter.partial)
+        if self.in_flight.copy is not None:
+            response.copy(data.removesuffix(sse.DONE), self.meter.partial)
         self._scheduler.release(self.in_flight, reason)
         if not response.has_begun:
             self._start_stream()

@@ -254,7 +254,10 @@ class ClientRequest(Struct):
         """`body` in the form that this request came in, which is this request's body with changes."""
         if self.form is not None:
             return self.raw if body["model"] == self.model else self.form.with_field("model", str(body["model"]))
-        return self.raw if body == self.body else json_body.encode(body, self.body, self.sent_fields)
+        if body == self.body:
+            return self.raw
+        fields = self.sent_fields
+        return msgspec.json.encode(body) if fields is None else json_body.encode(body, self.body, fields)
 
     def features(self, arrival_s: float, has_cost: bool = True) -> Features:
         """What control reads of the request, which arrived at `arrival_s`. `has_cost`: its client has a key, to whose

@@ -38,11 +38,8 @@ class ClientResponse:
         self._request, self._in_flight = request, in_flight
         self.client = self.writer = client
         """`writer` is where the present model's answer goes: to the client, or to a buffer until it is accepted."""
-
-    @property
-    def is_paced(self) -> bool:
+        self.is_paced = isinstance(client, PacedWriter)
         """The client gets answering tokens one by one, at their pace."""
-        return isinstance(self.client, PacedWriter)
 
     def begin_model(self, is_buffered: bool) -> None:
         """Begin the response of a cascade's next model, or of a fallback."""
@@ -87,8 +84,14 @@ class ClientResponse:
 
     # A stream.
 
-    def start(self, status: int, content_type: bytes, length: int | None, extra: Headers = ()) -> None:
-        """Start the response with the headers known now. `length` None: a stream."""
+    def start(
+        self,
+        status: int = 200,
+        content_type: bytes = b"text/event-stream",
+        length: int | None = None,
+        extra: Headers = (),
+    ) -> None:
+        """Start the response with the headers known now; by default a stream of events. `length` None: a stream."""
         self.has_begun = True
         in_flight, live = self._in_flight, self._in_flight.live
         replica = in_flight.replica
@@ -118,10 +121,6 @@ class ClientResponse:
         else:
             headers.append((b"content-length", b"%d" % length))
         self.writer.start(status, [*headers, *extra] if extra else headers)
-
-    def start_stream(self) -> None:
-        """Start the response with status 200 and no length."""
-        self.start(200, b"text/event-stream", None)
 
     def write_events(self, data: bytes, partial: PartialResponse) -> bool:
         """Write a part of a stream, after which the answer is `partial`. False: the client reads slowly."""

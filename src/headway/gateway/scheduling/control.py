@@ -59,7 +59,7 @@ def _with(
 class LiveControl(Control):
     """Control that also handles failures of single requests."""
 
-    def __init__(self, effects: Effects, recorder: Recorder, notify: bool) -> None:
+    def __init__(self, effects: Effects, recorder: Recorder | None, notify: bool) -> None:
         super().__init__(effects, recorder, notify)
         self._releasing: set[Service] = set()
         self._kept: KeptPolicies | None = None
@@ -202,7 +202,7 @@ class LiveControl(Control):
         failed = live.replica if replica is None else replica
         member = service.member(failed)
         live.attempt += 1
-        live.enter(HELD)
+        live.stage = HELD
         if member is None or not member.is_up:
             self.place(live, now, jumps_queue=True)
         elif service.is_served_without(failed):
@@ -213,7 +213,7 @@ class LiveControl(Control):
     def exhausted(self, live: Live, now: float) -> None:
         """Have a fallback answer a request at which all attempts of its model have failed, or reject it."""
         live.attempt += 1
-        live.enter(HELD)
+        live.stage = HELD
         self._refuse(live, now)
 
     def reassign_decode(self, live: Live, prefilled_by: int, now: float) -> bool:

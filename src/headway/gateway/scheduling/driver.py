@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headway.control.decisions import DecisionObserver
 from headway.control.live import HELD, NEVER, WAITING, Live
@@ -25,7 +25,6 @@ from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.scheduling.roster import Roster
 from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
 from headway.gateway.scheduling.ticks import PolicyTicks
-from headway.gateway.telemetry.histogram import Histogram
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Driver:
         names: dict[str, tuple[str, ...]],
         policies: Policies,
         seed: int,
-        recorder: Recorder,
+        recorder: Recorder | None,
         metrics: PrometheusMetrics,
         hold_s: float | None,
         scorer: AnswerScorer | None,
@@ -66,7 +65,7 @@ class Driver:
         `on_role(replica, role, now)` are called after the event. `view` gives a replica as policies see it;
         None: as it is. `new_shadow` makes the policies of a model that decide beside, without effect."""
         self._clock, self._scorer, self._seed, self._decisions = clock, scorer, seed, decisions
-        self._recorder, self._metrics = recorder, metrics
+        self._recorder, self.metrics = recorder, metrics
         self._on_ended, self._on_role = on_ended, on_role
         self.charge: Callable[[str, str, int, int, int], Charge] | None = None
         """The charge by model and pool for input, output and cached input tokens, where keys have budgets."""
@@ -75,7 +74,8 @@ class Driver:
         """Requests that have not ended."""
         self._reasoning: set[str] = set()
         """Models that have reasoned before an answer: their new requests count as reasoning until they answer."""
-        self._deadlines = Deadlines(clock, self.requests)
+        self.call_at = Deadlines(clock, self.requests).add
+        """Calls `action(time_s, live)` at that time, unless the request ends before."""
         self.control = control = LiveControl(self, recorder, notify=True)
         control.parts.new_shadow = new_shadow
         self.services = control.by_model
@@ -125,10 +125,7 @@ class Driver:
             self.holds.start(request)
 
     def sending(self, request: InFlightRequest, read_s: float) -> None:
-        self._metrics.count_send(request, read_s, self._clock.now)
-
-    def itl_histogram(self, request: InFlightRequest) -> Histogram:
-        return self._metrics.inter_token(request)
+        self.metrics.count_send(request, read_s, self._clock.now)
 
     def _service_name(self, live: Live) -> str:
         service = self.services.get(live.model)
@@ -191,7 +188,7 @@ class Driver:
         request.detach()
         if request.outcome is not None:
             return
-        self._metrics.count_failure(live, self.replicas[live.replica].pool)
+        self.metrics.count_failure(live, self.replicas[live.replica].pool)
         self._leave(request, Cause.CRASHED)
         if source is not None:
             if live.stage_index >= 0:
@@ -246,7 +243,7 @@ class Driver:
             self._resume_after_move(request)
         if request.outcome is not None or request.replica is not replica:
             return True
-        self._metrics.count_prefill(live.model, outcome)
+        self.metrics.count_prefill(live.model, outcome)
         request.return_connection()
         request.has_stored_kv, request.is_prefill_only, request.prefilled_by = is_stored, False, replica
         live.attempt += num_failures
@@ -264,7 +261,7 @@ class Driver:
             return
         request.prefill_leg, request.prefilled_by = None, leg.replica
         leg.close(live)
-        self._metrics.count_prefill(live.model, "handed over")
+        self.metrics.count_prefill(live.model, "handed over")
         self._write_segment(live, self.now, Cause.MOVED, leg.replica.id)
         self.control.on_prompt_computed(live, self.now)
         self.control.on_moved(live, self.now)
@@ -274,8 +271,8 @@ class Driver:
         request.detach()
         if request.outcome is not None or leg is None:
             return
-        self._metrics.count_prefill(live.model, "failed")
-        self._metrics.count_failure(live, leg.replica.pool)
+        self.metrics.count_prefill(live.model, "failed")
+        self.metrics.count_failure(live, leg.replica.pool)
         self._leave(request, Cause.CRASHED, leg.replica.id)
         self.control.failed(live, self.now, leg.replica.id)
         self.holds.start(request)
@@ -289,12 +286,14 @@ class Driver:
     def _write_segment(self, live: Live, now: float, cause: Cause = Cause.FINISHED, replica: int | None = None) -> None:
         """Record one replica's part in a request of a cascade or combo, or of several attempts; by default the present
         replica's."""
+        if self._recorder is None:
+            return
+        replica = live.replica if replica is None else replica
+        row = (
+            live.id, replica, live.attempt, live.stage_index, live.enqueued_s, live.enqueued_s, NEVER, 0, 0, now, cause,
+        )  # fmt: skip
         segments = self._recorder.segments
-        segments.write(segments.pack(
-            live.id, live.replica if replica is None else replica, live.attempt,
-            live.stage_index, live.enqueued_s, live.enqueued_s, NEVER, 0, 0, now,
-            cause,
-        ))  # fmt: skip
+        segments.write(segments.pack(*row))
 
     # Cascades.
 
@@ -328,7 +327,7 @@ class Driver:
             live.quality += ((model, score),)
             self.control.on_judged(live, score, self.now)
         escalated = live.stage_index != stage
-        self._metrics.count_judgement(model, "unscored" if score is None else "escalated" if escalated else "accepted")
+        self.metrics.count_judgement(model, "unscored" if score is None else "escalated" if escalated else "accepted")
         if escalated:
             live.cached_tokens = 0
             if self.charge is not None and used[0] is not None:
@@ -379,7 +378,7 @@ class Driver:
         request.has_alternative = live.allowed is None and len(service.members) > 1
         request.has_fallback = fallbacks.are_used and fallbacks.has(live, service)
         live.replica, live.enqueued_s = replica, now
-        live.enter(WAITING)
+        live.stage = WAITING
         request.reservation = reservation = endpoint.reserve(live)
         reservation.on_slot = request.wake
         request.wake()
@@ -392,7 +391,7 @@ class Driver:
         request.has_fallback = fallbacks.are_used and fallbacks.has(live, self.services[live.model])
         request.prefill_leg = PrefillLeg(prefiller, prefiller.reserve(live), live.generated_tokens)
         live.replica, live.decode_replica, live.enqueued_s = decoder.id, -1, now
-        live.enter(WAITING)
+        live.stage = WAITING
         request.replica = decoder
         request.reservation = reservation = decoder.reserve(live)
         reservation.count_tokens(0)  # the prompt is computed elsewhere
@@ -403,7 +402,7 @@ class Driver:
         """A proxy has sent the request to another replica than control had chosen."""
         live = request.live
         request.detach()
-        self._metrics.count_failure(live, self.replicas[live.replica].pool)
+        self.metrics.count_failure(live, self.replicas[live.replica].pool)
         self._leave(request, Cause.CRASHED)
         live.attempt += 1
         live.decode_replica = -1
@@ -454,10 +453,6 @@ class Driver:
         """Change which requests the replica is sent. Its engine can do both phases."""
         self.replicas[replica].role = role
         self._on_role(replica, role, self.now)
-
-    def call_at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
-        """Call `action(time_s, argument)` at that time, unless the request ends before."""
-        self._deadlines.add(time_s, argument.id, action, argument)
 
     def notify_ended(self, live: Live, now: float, outcome: Outcome) -> None:
         """Wake the request's task, which answers the client."""

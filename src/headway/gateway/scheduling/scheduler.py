@@ -7,11 +7,15 @@ from typing import Protocol
 from headway.control.live import Live
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.scorer import ConfidenceMeter
-from headway.gateway.telemetry.histogram import Histogram
+from headway.gateway.telemetry.metrics import PrometheusMetrics
 
 
 class Scheduler(Protocol):
     """Places requests, and follows their progress."""
+
+    @property
+    def metrics(self) -> PrometheusMetrics:
+        """Of this process."""
 
     @property
     def now(self) -> float:
@@ -33,9 +37,6 @@ class Scheduler(Protocol):
 
     def sending(self, request: InFlightRequest, read_s: float) -> None:
         """Count the gateway's overhead: the request's last byte was read at `read_s`, and it is sent now."""
-
-    def itl_histogram(self, request: InFlightRequest) -> Histogram:
-        """The histogram of inter-token latencies for the request's replica and phase."""
 
     def phase_changed(self, live: Live) -> None:
         """Reasoning has ended, and the answer begins."""

@@ -22,6 +22,8 @@ KEEP_S = 60.0
 _TOKEN_BYTES = 40
 """Memory of a token's id."""
 _MAX_NAME = 255
+NAMES = frozenset(("idempotency-key", "x-request-id"))
+"""The headers by which clients name streams."""
 
 
 class StreamKey(Struct, array_like=True, frozen=True, gc=False):

@@ -100,7 +100,7 @@ def application(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         nonlocal gateway
-        gateway = make()
+        gateway = completions.gateway = make()
         if beside is None:
             gateway.telemetry.metrics.num_responses = completions.num_responses
         gateway.start()
@@ -113,7 +113,7 @@ def application(
             probes.close()
         stopped(gateway)
 
-    completions = CompletionsApp(running)
+    completions = CompletionsApp()
     routes = [
         Route(each.path, completions, methods=[each.method]) if each.handler is None else each.route(running)
         for each in endpoints()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
@@ -23,7 +24,7 @@ from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.relay.request_reader import read_request
 from headway.gateway.relay.writer import AsgiWriter, ClientWriter, HookedWriter, ResponseWriter, write_error
-from headway.gateway.scheduling.stream_copy import stream_key
+from headway.gateway.scheduling.stream_copy import NAMES, stream_key
 from headway.gateway.server.access_log import CLIENT_LEFT, ENTRY, AccessEntry
 from headway.gateway.server.bodies import BodyMemory, decompressed, read_body
 from headway.gateway.settings import Settings
@@ -53,29 +54,31 @@ class RequestGateway(Protocol):
 
 
 class CompletionsApp:
-    """Reads requests, and relays them. `gateway` is called for each request."""
+    """Reads requests, and relays them."""
 
-    def __init__(self, gateway: Callable[[], RequestGateway]) -> None:
-        self._gateway = gateway
+    gateway: RequestGateway
+    """Set when the application starts."""
+
+    def __init__(self) -> None:
         self._reader = ThreadPoolExecutor(max_workers=1)
         """Reads long bodies, one at a time, because each competes with the event loop for the interpreter."""
         self._relays: set[Relay] = set()
         self._request_ids = _random_ids()
         self._memory = BodyMemory()
-        self.num_responses: dict[tuple[str, int], int] = {}
+        self.num_responses: defaultdict[tuple[str, int], int] = defaultdict(int)
         """Answers by path and HTTP status. The path is empty if no application has seen the request."""
 
     async def drain(self) -> None:
         """Wait for the current requests to end, and cut them off after `drain_s`. New requests are not stopped here."""
         self.cut_off_later()
-        clock, drain_s = self._gateway().clock, self._gateway().settings.drain_s
+        clock, drain_s = self.gateway.clock, self.gateway.settings.drain_s
         end_s = clock.now + drain_s + _CUT_OFF_S
         while self._relays and clock.now < end_s:
             await asyncio.sleep(_DRAIN_POLL_S)
 
     def cut_off_later(self) -> None:
         """Cut the requests off after `drain_s`."""
-        asyncio.get_running_loop().call_later(self._gateway().settings.drain_s, self._cut_off)
+        asyncio.get_running_loop().call_later(self.gateway.settings.drain_s, self._cut_off)
 
     def _cut_off(self) -> None:
         for relay in list(self._relays):
@@ -97,25 +100,21 @@ class CompletionsApp:
                     await write_error(writer, internal_error(), request_id.encode())
                 raise error
         finally:
-            self._count(scope["path"], writer.status or CLIENT_LEFT)
+            self.num_responses[scope["path"], writer.status or CLIENT_LEFT] += 1
 
     def count_refused(self, status: int) -> None:
         """Count the answer to a request that the connection refused."""
-        self._count("", status)
-
-    def _count(self, path: str, status: int) -> None:
-        self.num_responses[path, status] = self.num_responses.get((path, status), 0) + 1
+        self.num_responses["", status] += 1
 
     async def _respond(
         self, scope: Scope, headers: dict[str, str], request_id: str, receive: Receive, writer: ClientWriter
     ) -> tuple[Exception | None, ClientWriter]:
         """Write the response. Returns an error to write in its place, and the writer for it."""
         try:
-            gateway = self._gateway()
-            caller = gateway.keys.authenticate(headers)
+            caller = self.gateway.keys.authenticate(headers)
             if caller.is_limited:
                 writer = HookedWriter(writer, lambda status, sent: [*sent, *limit_headers(caller.limits())])
-            await self._relay(gateway, scope, headers, caller, request_id, receive, writer)
+            await self._relay(scope, headers, caller, request_id, receive, writer)
         except HeadwayError as error:
             log.error("%s", error)
             return policy_error(), writer
@@ -125,7 +124,6 @@ class CompletionsApp:
 
     async def _relay(
         self,
-        gateway: RequestGateway,
         scope: Scope,
         headers: dict[str, str],
         caller: Caller,
@@ -133,7 +131,7 @@ class CompletionsApp:
         receive: Receive,
         writer: ClientWriter,
     ) -> None:
-        path = scope["path"]
+        gateway, path = self.gateway, scope["path"]
         body = await read_body(writer, receive, headers, gateway.settings, self._memory, caller.owner)
         if body is None:
             return
@@ -146,7 +144,7 @@ class CompletionsApp:
                 self._memory.resize(num_bytes, len(request.raw), gateway.settings.max_bodies_bytes, caller.owner)
                 num_bytes = len(request.raw)  # length after decompression
             request.received_s = received_s
-            if request.stream and request.can_resume:
+            if request.stream and request.can_resume and not NAMES.isdisjoint(headers):
                 request.stream_key = stream_key(caller.owner, headers, path, body)
             if caller.tier > request.tier:
                 request.tier = caller.tier

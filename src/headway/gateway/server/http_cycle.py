@@ -165,21 +165,15 @@ class HttpCycle:
 
     def take_body(self) -> bytes | None:
         """The request's body if all of it has come; otherwise None, and the body comes through `receive`."""
-        if not self._is_whole or self._expects_100_continue:
-            return None
-        return self._take_parts()
+        return self.take_parts() if self._is_whole and not self._expects_100_continue else None
 
-    def _take_parts(self) -> bytes:
-        parts = self._parts
-        self.drop_body()
+    def take_parts(self) -> bytes:
+        """Take the received part of the body, and keep nothing of it."""
+        if not self._num_held:
+            return b""
+        self._memory.add_body(-self._num_held)
+        parts, self._parts, self._num_held = self._parts, [], 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def drop_body(self) -> None:
-        """Drop the received part of the body."""
-        if self._num_held:
-            self._parts = []
-            self._memory.add_body(-self._num_held)
-            self._num_held = 0
 
     async def receive(self) -> Message:
         """ASGI's `receive`: the next part of the body, or the disconnect of a client that has left or has its
@@ -194,7 +188,7 @@ class HttpCycle:
         if self._has_ended():
             return {"type": "http.disconnect"}
         self._is_passed = self._is_whole
-        return {"type": "http.request", "body": self._take_parts(), "more_body": not self._is_whole}
+        return {"type": "http.request", "body": self.take_parts(), "more_body": not self._is_whole}
 
     # The response.
 

@@ -474,7 +474,7 @@ class HttpProtocol(asyncio.Protocol):
     def close_after_response(self) -> None:
         """Close the connection after its last answer. Further data is read and dropped for a while."""
         if self._cycle is not None:
-            self._cycle.drop_body()
+            self._cycle.take_parts()
         if self._has_ended or (self._framing.part == END and not self._waiting):
             self._close()
             return

@@ -154,7 +154,9 @@ class PredictionDrift:
         """Collect a request that this replica alone has answered in a stream."""
         if not live.enqueued_s < live.first_token_s < end_s:
             return
-        known = self._known(replica, pool)
+        known = self._replicas.get(replica)
+        if known is None:
+            known = self._replicas[replica] = _Replica(pool)
         cached = min(max(live.cached_tokens, 0), live.prompt_tokens)
         known.reports_cached = known.reports_cached or cached > 0
         stay = (
@@ -167,12 +169,6 @@ class PredictionDrift:
         )
         known.stays.append(stay)
         known.waiting.append(stay)
-
-    def _known(self, replica: int, pool: str) -> _Replica:
-        known = self._replicas.get(replica)
-        if known is None:
-            known = self._replicas[replica] = _Replica(pool)
-        return known
 
     def compare(self, in_flight: Mapping[int, Iterable[Live]], now: float) -> None:
         """Compare the requests collected since the last call. `in_flight`: the running requests by replica."""

@@ -155,7 +155,7 @@ class PrometheusMetrics:
     def __init__(self) -> None:
         self._series = _AllSeries()
         self._by_model: dict[str, dict[tuple[str, str], int]] = {name: defaultdict(int) for name in _BY_MODEL}
-        self.num_responses: dict[tuple[str, int], int] = {}
+        self.num_responses: defaultdict[tuple[str, int], int] = defaultdict(int)
         """Answers by path and HTTP status."""
         self.hosted_tokens: dict[int, list[int]] = {}
         """By hosted replica: the tokens that it has charged for: prompt, cached prompt and output tokens."""
@@ -240,7 +240,7 @@ class PrometheusMetrics:
     def merge(self, drained: Iterable[HistogramCounts], responses: Iterable[ResponseCount] = ()) -> None:
         """Add the drained counts of another process."""
         for path, status, num in responses:
-            self.num_responses[path, status] = self.num_responses.get((path, status), 0) + num
+            self.num_responses[path, status] += num
         for model, pool, tier, phase, counts, total_s in drained:
             key = (_INTER_TOKEN, phase) if phase else _OVERHEAD
             self._series[model, pool, tier].histograms[key].merge(counts, total_s)

@@ -133,7 +133,8 @@ class Connection(asyncio.Protocol):
         is_framed = "content-length" in self.headers or "transfer-encoding" in self.headers
         self._until_close = not is_framed and self.status not in (204, 304)
         self._keeps_alive = self._parser.should_keep_alive()
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def on_body(self, body: bytes) -> None:
         if self._is_excess:
@@ -258,7 +259,8 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             self._callback_error = error
         self._on_data = None
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def _resume_reading(self) -> None:
         self._is_paused = False

@@ -27,8 +27,7 @@ _MAX_EVENT_BYTES = 4 << 20
 class EventSplitter:
     """Splits a byte stream into events, in amortised O(1) per byte however the stream is cut."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    _rest = b""
 
     def split(self, data: bytes) -> list[bytes]:
         """The events that `data` completes, each with its blank line. EngineError for one that does not end."""
@@ -171,8 +170,9 @@ class RepeatedEvent:
     the same in JSON: with the same bytes before and after it, all other fields have the same values.
     """
 
-    def __init__(self) -> None:
-        self._before = self._after = b""
+    is_set = False
+    """An event was learnt."""
+    _before = _after = b""
 
     def learn(self, event: bytes, chunk: Chunk) -> bool:
         """Recognize events like this one, which has this chunk. False: it is not a text alone, or not written so."""
@@ -186,13 +186,13 @@ class RepeatedEvent:
             return False
         if b"\\" in before or b"\\" in after:  # may spell the name, too
             return False
-        self._before, self._after = before + key, b'"' + after
+        self._before, self._after, self.is_set = before + key, b'"' + after, True
         return True
 
     def text_of(self, event: bytes) -> str:
         """The text of an event that is like the one learnt last; empty for any other one."""
         before, after = self._before, self._after
-        if not before or not event.startswith(before) or not event.endswith(after):
+        if not self.is_set or not event.startswith(before) or not event.endswith(after):
             return ""
         data = event[len(before) : len(event) - len(after)]  # empty if the two overlap
         if b'"' in data or b"\\" in data:

@@ -25,7 +25,6 @@ from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason
 from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
 from headway.gateway.scheduling.stream_copy import StreamCopy
-from headway.gateway.telemetry.histogram import Histogram
 from headway.gateway.telemetry.loop_delay import LoopDelay
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.upstream.dialects import ADAPTERS
@@ -114,7 +113,7 @@ class PendingRequest(InFlightRequest):
             live.fallback = FellBack(*state.fallback, 0, 0, None)
         live.tier, live.attempt, live.moves = state.tier, state.attempt, state.moves
         live.placed_s, live.enqueued_s = state.placed_s, state.enqueued_s
-        live.enter(WAITING)
+        live.stage = WAITING
         self.is_prefill_only, self.has_stored_kv = state.is_prefill_only, state.has_stored_kv
         if replica is not None:
             self.replica, self.reservation = replica, self
@@ -264,9 +263,6 @@ class RemoteScheduler:
     def sending(self, request: InFlightRequest, read_s: float) -> None:
         self.metrics.count_send(request, read_s, self.now)
         self.schedule_report()
-
-    def itl_histogram(self, request: InFlightRequest) -> Histogram:
-        return self.metrics.inter_token(request)
 
     def phase_changed(self, live: Live) -> None:
         """Do nothing: the phase is reported with the tokens."""

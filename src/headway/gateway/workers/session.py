@@ -344,7 +344,7 @@ class WorkerSession:
         live.first_token_s = progress.first_token_s
         if tokens:
             live.generated_tokens += tokens
-            live.enter(DECODING)
+            live.stage = DECODING
             request.can_move = request.is_movable
         live.reasoning_tokens = progress.reasoning_tokens
         live.phase, live.answer_s = progress.phase, progress.answer_s

@@ -89,14 +89,15 @@ class Worker:
         self, client_request: ClientRequest, caller: Caller, writer: ResponseWriter, request_id: str
     ) -> Relay:
         client_request.wants_explanation &= self.settings.explain
-        self._quarantine.check(client_request.raw, self.clock.now)
+        if self._quarantine.until_s:
+            self._quarantine.check(client_request.raw, self.clock.now)
         request = await self.scheduler.submit(client_request, caller.owner, request_id)
         relay = self._new_relay(
             client_request,
             request,
             self.scheduler,
             self._health,
-            paced(client_request, writer, self.settings),
+            writer if self.settings.pace_s is None else paced(client_request, writer, self.settings.pace_s),
             self.settings.max_attempts,
             self._sends_priority,
             self._quarantine,
@@ -133,7 +134,7 @@ class WorkerApplication:
 
     def __init__(self, link: socket.socket, config: WorkerConfig) -> None:
         self._link, self._config = link, config
-        self._completions = CompletionsApp(self.worker)
+        self._completions = CompletionsApp()
         self._proxy = Proxy(config.http)
         self._worker: Worker | None = None
         self._is_scheduler_gone = False
@@ -175,7 +176,7 @@ class WorkerApplication:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _start(self) -> HeartbeatMonitor:
-        self._worker = worker = Worker(self._config, self._scheduler_lost)
+        self._worker = self._completions.gateway = worker = Worker(self._config, self._scheduler_lost)
         worker.scheduler.metrics.num_responses = self._completions.num_responses
         link = worker.scheduler.link
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=self._link)
