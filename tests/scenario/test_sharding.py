@@ -157,4 +157,4 @@ def test_what_is_shared_keeps_one_process(more: dict[str, Any], reason: str, tmp
     scenario = assemble({**_document(Random(1), tmp_path / "trace"), **more}, Places(), Path())
     found = sharding.what_couples(scenario, policies_of(scenario))
     assert found is not None and found.startswith(reason)
-    assert sharding.simulate_apart(scenario, _source(scenario), 2) is None
+    assert sharding.simulate_apart(scenario, policies_of(scenario), _source(scenario), 2) is None

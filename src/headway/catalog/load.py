@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -40,12 +40,12 @@ class _Engines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def gpu(name: str) -> Gpu:
     """The GPU of this short name, alias or product name, in any case. HeadwayError if there is none."""
-    return _named(gpus(), name, "GPU")
+    return _named(gpus, name, "GPU")
 
 
 def model(name: str) -> Model:
     """The model of this short name, alias or Hugging Face id, in any case. HeadwayError if there is none."""
-    return _named(models(), name, "model")
+    return _named(models, name, "model")
 
 
 def repository_of(model: Model, name: str) -> str:
@@ -199,13 +199,21 @@ def _has_speed_of(table: str, gpu_name: str) -> bool:
     return own.bandwidth_bytes_per_s == other.bandwidth_bytes_per_s and own.peak_flops == other.peak_flops
 
 
-def _named(entries: Sequence[T], name: str, kind: str) -> T:
-    wanted = _key(name)
-    for entry in entries:
-        names = (entry.name, getattr(entry, "hf_id", entry.name), *entry.aliases)  # type: ignore[attr-defined]
-        if wanted in map(_key, names):
-            return entry
-    raise unknown(kind, name, (entry.name for entry in entries))  # type: ignore[attr-defined]
+def _named(entries: Callable[[], Sequence[T]], name: str, kind: str) -> T:
+    found: T | None = _by_key(entries).get(_key(name))
+    if found is None:
+        raise unknown(kind, name, (entry.name for entry in entries()))  # type: ignore[attr-defined]
+    return found
+
+
+@cache
+def _by_key(entries: Callable[[], Sequence[Any]]) -> dict[str, Any]:
+    """The entries by the keys of all their names. The first entry keeps a name that several have."""
+    found: dict[str, Any] = {}
+    for entry in entries():
+        for name in (entry.name, getattr(entry, "hf_id", entry.name), *entry.aliases):
+            found.setdefault(_key(name), entry)
+    return found
 
 
 def _key(name: str) -> str:

@@ -11,6 +11,7 @@ import click
 from headway.cli.flags import ray_option, scenario_options
 from headway.cli.output import JOBS, SEEDS, progress
 from headway.cli.runs import Outputs, choose, clairvoyant_option, deliver, output_options, with_clairvoyant
+from headway.scenario.policies import check
 from headway.scenario.run import compare, replicate
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def command(
     """
     outputs = Outputs.taken_from(flags)
     chosen = choose("compare", scenario, preset, flags)
+    check(chosen)
     with progress("comparing", wanted=not outputs.no_progress) as report, _pool(ray) as pool:
         runs = compare(chosen, jobs, report, pool, with_bound=True)
         num_requests = max(len(each.records.requests["request"]) for each in runs)

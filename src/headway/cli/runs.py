@@ -27,7 +27,7 @@ from headway.metrics.seeds import Estimate, SeededMetrics, Verdict
 from headway.metrics.summary import flatten
 from headway.report.run import Run
 from headway.report.table import COLUMNS, render
-from headway.scenario.run import assemble, provenance
+from headway.scenario.run import assemble_unresolved, provenance
 from headway.workload.atomic_file import write_text
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -72,14 +72,14 @@ def _chosen(name: str, scenario: Path | None, preset: str | None, flags: dict[st
         num_pools = len(pools) if isinstance(pools, list) else 0
         changed = strict_yaml.change(data, places, changes(flags, num_pools))
         check_trace(changed[0], flags)
-        return assemble(*without_proxied(*changed), file.parent)
+        return assemble_unresolved(*without_proxied(*changed), file.parent)
     check_complete(used_flags(flags))
     if flags.get("gpu") is None:
         raise HeadwayError("--gpu is missing; headway catalog gpus lists names")
     data = {"name": name, "workload": {}, "fleet": [{}]}
     changed = strict_yaml.change(data, strict_yaml.Places(), changes(flags))
     check_trace(changed[0], flags)
-    return assemble(*changed, Path())
+    return assemble_unresolved(*changed, Path())
 
 
 class Outputs(Struct, frozen=True):

@@ -241,7 +241,7 @@ def variants(scenario: Scenario) -> tuple[Scenario, ...]:
     if spec.variants:
         return tuple(_of_variant(scenario, variant) for variant in spec.variants)
     pairs = product(listed(spec.policies.routing), listed(spec.policies.ordering))
-    return tuple(with_policies(scenario, replace(spec.policies, routing=r, ordering=o)) for r, o in pairs)
+    return tuple([with_policies(scenario, replace(spec.policies, routing=r, ordering=o)) for r, o in pairs])
 
 
 def variant(scenario: Scenario, name: str) -> Scenario:
@@ -254,12 +254,13 @@ def variant(scenario: Scenario, name: str) -> Scenario:
 
 def only_variant(scenario: Scenario) -> Scenario:
     """The single variant. HeadwayError where there are several."""
-    if len(variants(scenario)) > 1:
+    chosen = variants(scenario)
+    if len(chosen) > 1:
         key = "routing" if len(listed(scenario.spec.policies.routing)) > 1 else "ordering"
         at = ("variants",) if scenario.spec.variants else ("policies", key)
         how = ", or --variant" if scenario.spec.variants else f", as with {_first_policies(scenario.spec)}"
         raise scenario.places.error(at, f"several are for headway compare; expected one{how}")
-    return variants(scenario)[0]
+    return chosen[0]
 
 
 def _first_policies(spec: Spec) -> str:

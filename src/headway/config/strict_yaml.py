@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -170,13 +170,14 @@ class _Loader(yaml.SafeLoader):
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         alias = event if isinstance(event, yaml.AliasEvent) else None
         self._depth += 1
-        self._check(self._depth <= _MAX_LEVELS, f"more than {_MAX_LEVELS} levels", event)
+        if self._depth > _MAX_LEVELS:
+            raise _BoundsError(problem=f"more than {_MAX_LEVELS} levels", problem_mark=cast(Any, event.start_mark))
         node = super().compose_node(parent, index)
         self._depth -= 1
         if node is None:
             return None
         if alias is None:
-            self._extents[node] = _extent([self._extents[each] for each in _children_of(node)])
+            self._extents[node] = self._extent(node)
             return node
         self._check(node in self._extents, f"*{alias.anchor} refers to itself", alias)
         levels, num_values = self._extents[node]
@@ -186,21 +187,18 @@ class _Loader(yaml.SafeLoader):
         self._check(max(self._num_repeated, num_values) <= _MAX_REPEATED, what, alias)
         return node
 
+    def _extent(self, node: yaml.Node) -> tuple[int, int]:
+        """Levels and values of a node, by those of its children."""
+        children: list[yaml.Node] = node.value if isinstance(node, yaml.SequenceNode) else []
+        if isinstance(node, yaml.MappingNode):
+            children = [each for pair in node.value for each in pair]
+        extents = [self._extents[each] for each in children]
+        return 1 + max([levels for levels, _ in extents], default=0), 1 + sum([num for _, num in extents])
+
     @staticmethod
     def _check(is_met: bool, what: str, event: yaml.Event) -> None:
         if not is_met:
             raise _BoundsError(problem=what, problem_mark=cast(Any, event.start_mark))
-
-
-def _children_of(node: yaml.Node) -> list[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [each for pair in node.value for each in pair]
-    return node.value if isinstance(node, yaml.SequenceNode) else []
-
-
-def _extent(children: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Levels and values of a node, by those of its children."""
-    return 1 + max((levels for levels, _ in children), default=0), 1 + sum(num for _, num in children)
 
 
 _Loader.add_implicit_resolver(

@@ -74,7 +74,9 @@ class Table:
         codes = [_CODES.get(name, "d") for name in columns]
         self._rows = bytearray()
         self._dtype = np.dtype([(name, f"={code}") for name, code in zip(columns, codes, strict=True)])
-        self._columns = {name: Column(np.dtype(_NARROW.get(name, self._dtype[name])), make_spill) for name in columns}
+        self._names, self._make_spill = columns, make_spill
+        self._columns: dict[str, Column] = {}
+        """Made by the first `flush`: a run writes to some tables only."""
         self.pack = Struct("=" + "".join(codes)).pack
         self.write: Callable[[bytes], None] = self._rows.extend if notes is None else self._write_noted
         self._notes = notes
@@ -88,20 +90,27 @@ class Table:
         """Move the packed rows to columns, which are smaller, if there are at least `least_bytes` of them."""
         if len(self._rows) < max(least_bytes, 1):
             return
+        self._make_columns()
         rows = np.frombuffer(self._rows, dtype=self._dtype)
         for name, column in self._columns.items():
             column.extend(np.ascontiguousarray(rows[name]))
         del rows
         self._rows.clear()
 
+    def _make_columns(self) -> None:
+        if not self._columns:
+            dtypes = {name: np.dtype(_NARROW.get(name, self._dtype[name])) for name in self._names}
+            self._columns = {name: Column(dtype, self._make_spill) for name, dtype in dtypes.items()}
+
     def drain(self) -> Columns:
         """Take all rows out, as columns. Not after `flush`."""
         rows = np.frombuffer(bytes(self._rows), dtype=self._dtype)
         self._rows.clear()
-        return {name: rows[name] for name in self._columns}
+        return {name: rows[name] for name in self._names}
 
     def columns(self) -> Columns:
         """All rows, as read-only columns. No more can be written."""
+        self._make_columns()
         self.flush(0)
         return {name: column.values() for name, column in self._columns.items()}
 

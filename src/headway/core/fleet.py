@@ -512,7 +512,7 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def all_pools(self) -> tuple[Pool, ...]:
         """The pools, and the parts of the combos."""
-        return (*self.pools, *(part for combo in self.combos for part in combo.parts))
+        return (*self.pools, *[part for combo in self.combos for part in combo.parts])
 
     @property
     def fallbacks(self) -> Fallbacks:

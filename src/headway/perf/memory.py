@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
 
 from msgspec import Struct
@@ -61,25 +62,29 @@ def plan(
     are spread over the tokens of a sequence. `adapter_bytes` are reserved on each GPU. HeadwayError if the shape is
     impossible or no memory is left for the cache.
     """
-    check_shape(model, parallel)
-    weights = _weights_bytes_gpu(model, parallel) + _draft_weights_bytes_gpu(engine, parallel)
-    activations = _activation_bytes_gpu(model, engine, parallel)
-    per_token = _kept_bytes_gpu(model, engine, parallel, mean_sequence_tokens) + _draft_kv_bytes_gpu(engine, parallel)
+    needed = _needed(model, engine, parallel, mean_sequence_tokens)
     available = gpu.memory_bytes * engine.gpu_memory_utilization
-    blocks = (
-        int((available - weights - activations - adapter_bytes) // (per_token * engine.block_size_tokens)) * parallel.dp
-    )
+    left = available - needed.weights_bytes - needed.activation_bytes - adapter_bytes
+    blocks = int(left // (needed.kv_bytes_per_token_gpu * engine.block_size_tokens)) * parallel.dp
     if blocks < 1:
         raise _does_not_fit(model, gpu, engine, parallel)
+    return replace(needed, kv_capacity_tokens=blocks * engine.block_size_tokens, kv_blocks=blocks)
+
+
+@lru_cache(maxsize=1024)  # a run asks for the plan of a pool several times, and planners thousands of times
+def _needed(model: Model, engine: Engine, parallel: Parallel, mean_sequence_tokens: float | None) -> MemoryPlan:
+    """The plan of a replica without its KV blocks, whatever its GPU has room for."""
+    check_shape(model, parallel)
+    drafts = _draft_kv_bytes_gpu(engine, parallel)
     return MemoryPlan(
-        weights_bytes=weights,
-        activation_bytes=activations,
+        weights_bytes=_weights_bytes_gpu(model, parallel) + _draft_weights_bytes_gpu(engine, parallel),
+        activation_bytes=_activation_bytes_gpu(model, engine, parallel),
         kv_bytes_per_token=kv_bytes_per_token(model, engine.kv_dtype_bytes) + _draft_kv_bytes(engine),
-        kv_bytes_per_token_gpu=per_token,
+        kv_bytes_per_token_gpu=_kept_bytes_gpu(model, engine, parallel, mean_sequence_tokens) + drafts,
         kv_bytes_per_token_replica=parallel.tp
-        * (_kept_bytes(model, engine, parallel.tp, mean_sequence_tokens) + _draft_kv_bytes_gpu(engine, parallel)),
-        kv_capacity_tokens=blocks * engine.block_size_tokens,
-        kv_blocks=blocks,
+        * (_kept_bytes(model, engine, parallel.tp, mean_sequence_tokens) + drafts),
+        kv_capacity_tokens=0,
+        kv_blocks=0,
     )
 
 

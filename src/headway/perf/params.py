@@ -173,7 +173,7 @@ def num_windowed_layers(model: Model) -> int:
 
 def state_bytes(model: Model) -> float:
     """Bytes of one sequence's states in all layers, unsharded; 0 for models whose layers all have a KV cache."""
-    return sum(each.num * each.state_bytes for each in model.all_layers)
+    return sum([each.num * each.state_bytes for each in model.all_layers])
 
 
 def layer_kv_bytes(model: Model, layer: Layers, kv_dtype_bytes: float, tp: int = 1) -> float:
@@ -188,11 +188,10 @@ def layer_kv_bytes(model: Model, layer: Layers, kv_dtype_bytes: float, tp: int =
 
 def kv_bytes(model: Model, kv_dtype_bytes: float = 2.0, tp: int = 1, windowed: bool | None = None) -> float:
     """Bytes of KV cache of one token over all layers, on one GPU of `tp`. `windowed`: of such layers, or others."""
-    return sum(
-        each.num * layer_kv_bytes(model, each, kv_dtype_bytes, tp)
-        for each in model.all_layers
-        if each.has_cache and (windowed is None or each.is_windowed == windowed)
-    )
+    layers = [each for each in model.all_layers if each.has_cache]
+    if windowed is not None:
+        layers = [each for each in layers if each.is_windowed == windowed]
+    return sum([each.num * layer_kv_bytes(model, each, kv_dtype_bytes, tp) for each in layers])
 
 
 def _num_experts(model: Model) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from headway.config.scenario import Scenario, StepTimes, listed, variants
@@ -37,18 +37,16 @@ def check(scenario: Scenario) -> None:
         _resolved(variant, None)
 
 
-def labels(scenario: Scenario) -> dict[str, str]:
+def labels(scenario: Scenario, policies: Policies) -> dict[str, str]:
     """How reports name the policies of a scenario with one variant: kind -> name and arguments."""
     spec = scenario.spec
     if spec.variants:
         return {"policies": spec.variants[0].name}
-    policies, load = spec.policies, loader_of(scenario.base_dir)
-    (routing,), (ordering,) = listed(policies.routing), listed(policies.ordering)
-    names = {"routing": str(resolve.router(routing, load)), "ordering": str(resolve.ordering(ordering, load))}
-    if policies.migration is not None:
-        names["migration"] = str(resolve.migration(policies.migration, load))
-    if policies.scaling is not None:
-        names["scaling"] = str(scaler_of(scenario))
+    names = {"routing": str(policies.router), "ordering": str(policies.ordering)}
+    if spec.policies.migration is not None:
+        names["migration"] = str(policies.migration)
+    if spec.policies.scaling is not None:
+        names["scaling"] = str(policies.scaler)
     return names if policies.ordering_at == "replica" else {**names, "ordering_at": policies.ordering_at}
 
 
@@ -62,9 +60,9 @@ def scaler_of(scenario: Scenario, tasks: TaskFactory | None = None) -> PolicyCho
     return long_term.scaler(spec, scenario, StepTimes(scenario), tasks)
 
 
-def knows_future(choice: PolicyChoice[Scaler] | None) -> bool:
+def knows_future(scaler: Callable[[], Scaler] | None) -> bool:
     """Whether the scaler's forecaster is fitted on the run's own demand."""
-    return choice is not None and getattr(choice.arguments.get("forecaster"), "cheats", False)
+    return isinstance(scaler, PolicyChoice) and getattr(scaler.arguments.get("forecaster"), "cheats", False)
 
 
 def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
@@ -74,18 +72,24 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
         router = resolve.router(routing, load)
     with places.at("policies", "ordering"):
         order = resolve.ordering(ordering, load)
+        one = order()
         if spec.ordering_at != "gateway":
             _check_engines(scenario.fleet, ordering)
-            if isinstance(order(), SharingOrdering):
+            if isinstance(one, SharingOrdering):
                 raise HeadwayError(f"{order.name} orders the gateway's queue only; expected `ordering_at: gateway`")
-    with places.at("policies", "preempt_every_s"):
-        _check_preemption(scenario, order())
-    with places.at("policies", "migration"):
-        migration = None if spec.migration is None else resolve.migration(spec.migration, load)
-    with places.at("policies", "scaling"):
-        scaler = scaler_of(scenario, tasks)
-    with places.at("policies", "admission"):
-        admission = None if spec.admission is None else resolve.admission(spec.admission, load)
+    if spec.preempt_every_s is not None:
+        with places.at("policies", "preempt_every_s"):
+            _check_preemption(scenario, one)
+    migration = scaler = admission = None
+    if spec.migration is not None:
+        with places.at("policies", "migration"):
+            migration = resolve.migration(spec.migration, load)
+    if spec.scaling is not None:
+        with places.at("policies", "scaling"):
+            scaler = scaler_of(scenario, tasks)
+    if spec.admission is not None:
+        with places.at("policies", "admission"):
+            admission = resolve.admission(spec.admission, load)
     least = _least(scenario)
     policies = Policies(
         router,
@@ -101,7 +105,7 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
         scaler=scaler,
         least=least,
         began_s=_began_s(scenario) if least else None,
-        prompt_window=_prompt_window(scenario) if isinstance(order(), SharingOrdering) else None,
+        prompt_window=_prompt_window(scenario) if isinstance(one, SharingOrdering) else None,
         fallback=spec.fallback,
         slo_ttft_s=scenario.spec.slo.ttft_s,
         slo_tpot_s=scenario.spec.slo.tpot_s,
@@ -172,10 +176,7 @@ def _began_s(scenario: Scenario) -> float | None:
 
 def _check_preemption(scenario: Scenario, ordering: Ordering) -> None:
     """HeadwayError where no request would ever be paused."""
-    spec = scenario.spec.policies
-    if spec.preempt_every_s is None:
-        return
-    if spec.ordering_at != "gateway":
+    if scenario.spec.policies.ordering_at != "gateway":
         raise HeadwayError("requests wait in the replicas' queues; expected `ordering_at: gateway`")
     if not ordering.preemptive and not isinstance(ordering, SharingOrdering):
         name = type(ordering).__name__

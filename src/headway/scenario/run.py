@@ -35,7 +35,7 @@ from headway.metrics.summary import Summary, flatten, summarize
 from headway.metrics.usage import usage
 from headway.report import model_error
 from headway.report.run import Provenance, Run
-from headway.scenario.policies import check, check_begins, knows_future, labels, policies_of, scaler_of
+from headway.scenario.policies import check, check_begins, knows_future, labels, policies_of
 from headway.scenario.policy_errors import as_policy_errors
 from headway.scenario.processes import available_cores, processes
 from headway.scenario.sharding import simulate_apart
@@ -78,9 +78,16 @@ def load(path: str | Path, changes: Changes | None = None) -> Scenario:
 
 def assemble(document: Mapping[str, Any], places: Places, base_dir: Path, changes: Changes | None = None) -> Scenario:
     """The scenario of a document, with the empty pools that replanning needs. HeadwayError where it cannot be run."""
-    scenario = _with_empty_pools(config.assemble(document, places, base_dir, changes))
+    scenario = assemble_unresolved(document, places, base_dir, changes)
     check(scenario)
     return scenario
+
+
+def assemble_unresolved(
+    document: Mapping[str, Any], places: Places, base_dir: Path, changes: Changes | None = None
+) -> Scenario:
+    """The same for a scenario that runs at once, which resolves its policies."""
+    return _with_empty_pools(config.assemble(document, places, base_dir, changes))
 
 
 def _simulated(scenario: Scenario) -> Scenario:
@@ -124,7 +131,7 @@ def run(
     source = _source(chosen)
     chosen = _with_sequence_lengths(chosen)
     started = time.perf_counter()
-    records = simulate_apart(chosen, source, jobs) if decisions is None else None
+    records = simulate_apart(chosen, policies, source, jobs) if decisions is None else None
     if records is None:
         records = _simulate(chosen, policies, source, step_times, progress, decisions)
     simulated = time.perf_counter()
@@ -133,7 +140,7 @@ def run(
     bound, without_bound = _bound(chosen, records, step_times) if with_bound else (None, ())
     return Run(
         name=spec.name,
-        policies=labels(chosen),
+        policies=labels(chosen, policies),
         records=records,
         summary=replace(summary, gpu_hours_bound=bound),
         simulate_s=simulated - started,
@@ -151,7 +158,7 @@ def run(
             *source.table().notes,
             *_empty_window(records, summary),
             *_rejections(records, chosen.fleet.all_pools, spec.policies.shed_ttft_share is not None),
-            *([LEAK_NOTE] if knows_future(scaler_of(chosen)) else []),
+            *([LEAK_NOTE] if knows_future(policies.scaler) else []),
             *_planner_messages(spec, policies),
             *without_bound,
         ),

@@ -38,14 +38,13 @@ LONG_REQUESTS = 100_000
 _INDEX = "columns.json"
 
 
-def simulate_apart(scenario: Scenario, source: RequestSource, jobs: int | None) -> Records | None:
+def simulate_apart(scenario: Scenario, policies: Policies, source: RequestSource, jobs: int | None) -> Records | None:
     """The records of a scenario with one variant, from up to `jobs` processes; None: one process is to make them.
 
     `jobs` of None: one for each core if the run is long.
     """
     if jobs is None:
         jobs = available_cores() if (source.num_requests or 0) >= LONG_REQUESTS else 1
-    policies = policies_of(scenario)
     if jobs == 1 or not isinstance(source, TraceSource) or what_couples(scenario, policies) is not None:
         return None
     shards = split(scenario, source.workload, jobs)
