@@ -1,1 +1,1 @@
-"""Measurements of real serving: read, replayed and compared; and coefficients fitted on them."""
+"""Reads measurements of real serving, replays and compares them, and fits coefficients to them."""

@@ -1,4 +1,4 @@
-"""Fit all measurements of a GPU and write a coefficient file in the catalog's format, with residuals and sources."""
+"""Fits all measurements of a GPU and writes a coefficient file in the catalog's format, with residuals and sources."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from headway.workload.atomic_file import write_text
 CORE = ("gemm.bf16", "prefill_attention", "decode_attention")
 """Required fits for a GPU to count as measured."""
 REPORT_ONLY = ("host_copy",)
-"""Fitted for the report only; step times do not use them."""
+"""Fits for the report only; step times do not use them."""
 SAMPLER = {
     "top_p_sort": "sort_bytes_per_logit",
     "top_p": "cut_bytes_per_logit",
     "penalties": "penalty_bytes_per_logit",
 }
-"""Fits of the engine's overhead, and the values that they give."""
+"""By fit of the sampler: the coefficients of the engine's overhead that it determines."""
 DIGITS = 4
 
 
 PYTORCH = "torch "
-"""In the software of kernels that are PyTorch's own, as the files of `headway measure` name it."""
+"""Prefix of the software name of PyTorch's own kernels in files of `headway measure`."""
 ALL = "all"
 COMPARED = ("memory_efficiency", "compute_efficiency", "link_efficiency", "efficiency", "bytes_per_logit")
 DIFFERS = 0.1
-"""Smallest relative difference from the catalog's value that is reported."""
+"""Relative differences from the catalog's value are reported from this one on."""
 IDENTIFIED = 0.5
-"""Largest share of the prior's width, left by served runs, with which kernels count as measured by them."""
+"""Kernels count as measured by served runs if at most this share of the prior's width is left."""
 
 
 class Calibration(msgspec.Struct, frozen=True):
     file: CoefficientFile
     fits: tuple[FitResult, ...]
     notes: tuple[str, ...]
-    """Coefficients that were not fitted, and their origin."""
+    """Coefficients that were not fitted, and where they come from."""
     steps: StepFit | None = None
-    """Of logs of iterations: the errors by region of batches."""
+    """Fit to logs of iterations, with the errors by region of batches."""
 
 
 def calibrate(
@@ -67,9 +67,9 @@ def calibrate(
     """Fit all coefficients that the measurements determine and take the others from the catalog.
 
     `version` is the engine's version. `known` replaces the catalog's step times. `replaced` names fits of PyTorch's
-    kernels that go before the catalog's, of an engine's kernels on this GPU; `all`: all of them. `pool` is what logs of
-    iterations were measured on. HeadwayError if a fit
-    fails (see `solve`), nothing can be fitted, or a name is not that of a fit.
+    kernels that replace the catalog's fits of an engine's kernels on this GPU; `all`: all of them. `pool` is the pool
+    on which logs of iterations were measured. HeadwayError if a fit fails (see `solve`), nothing can be fitted, or a
+    name is not that of a fit.
     """
     engine = profile.name
     known = catalog.coefficients(gpu.name, engine) if known is None else known
@@ -126,7 +126,7 @@ def calibrate(
 def _without_substitutes(
     fits: list[FitResult], measured: Measurements, known: Coefficients, gpu: Gpu, replaced: Collection[str]
 ) -> tuple[list[FitResult], list[str]]:
-    """The fits without those in whose place the catalog's values stay, and notes on what changes or stays.
+    """The fits that do not yield to the catalog's values, and notes on what changes or stays.
 
     HeadwayError if `replaced` names no fit.
     """
@@ -140,14 +140,14 @@ def _without_substitutes(
 
 
 def _sampler(fits: Sequence[FitResult]) -> dict[str, float]:
-    """The values of an overhead that were measured with the sampler's operators."""
+    """The overhead values that were measured with the sampler's operators."""
     found = {SAMPLER[fit.key]: _rounded(fit.values["bytes_per_logit"]) for fit in fits if fit.key in SAMPLER}
     cuts = [fit.values["latency_s"] for fit in fits if fit.key in SAMPLER and fit.key != "penalties"]
     return {**found, "sampler_latency_s": _rounded(cuts[0])} if cuts else found
 
 
 def _substitutes(fits: Sequence[FitResult], measured: Measurements, known: Coefficients) -> set[str]:
-    """Keys of the fits of PyTorch's kernels where the catalog has an engine's, measured on this GPU.
+    """Keys of fits of PyTorch's kernels for which the catalog has an engine's kernel, measured on this GPU.
 
     PyTorch's attention, experts and all-reduces are other kernels than an engine's. NCCL's times in place of an
     engine's own all-reduce add 6 to 20 points to the error of E2E.
@@ -172,7 +172,7 @@ def _catalog_values(known: Coefficients, key: str) -> dict[str, float]:
 
 
 def _changes(known: Coefficients, fits: Sequence[FitResult], stays: Collection[str]) -> Iterator[str]:
-    """What differs much from the catalog's values, which were measured on the same GPU, and which of both is used."""
+    """Large differences from the catalog's values for the same GPU, and which value is used."""
     for fit in fits:
         before = _catalog_values(known, fit.key)
         changed = [
@@ -194,7 +194,7 @@ def write(path: Path, file: CoefficientFile) -> None:
 
 
 def _kernels(known: Kernels, fits: Sequence[FitResult], source: str) -> tuple[Kernels, list[str]]:
-    """The catalog's kernels overridden by the fits, and the names of those not overridden."""
+    """The catalog's kernels with the fitted values, and the names of kernels without a fit."""
     merged: dict[str, Any] = msgspec.to_builtins(known)
     residuals: dict[str, float] = merged["residuals"]
     before = _keys(merged)
@@ -211,7 +211,7 @@ def _kernels(known: Kernels, fits: Sequence[FitResult], source: str) -> tuple[Ke
             merged[group] = {**(merged[group] or {}), **values}
     fitted = {fit.key for fit in done}
     if any(key.startswith("moe.") for key in fitted):
-        merged["expert_table"] = ""  # what was measured here goes before what was measured elsewhere
+        merged["expert_table"] = ""  # these measurements take precedence over the catalog's table
     from_catalog = [
         key for key in before if key not in fitted and not (key == "elementwise" and "device_copy" in fitted)
     ]
@@ -230,7 +230,7 @@ def _rounded_overhead(fitted: Overhead, version: str, residuals: dict[str, float
 
 
 def _rounded_kernels(fitted: Kernels, is_measured: bool, source: str) -> Kernels:
-    """The kernels with the factors of a fit to served runs; their own measurements count as such."""
+    """The kernels with the factors of a fit to served runs. Kernels with own measurements count as measured."""
 
     def rounded(value: Any) -> Any:
         if isinstance(value, dict):

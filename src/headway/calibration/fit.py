@@ -1,4 +1,4 @@
-"""Fit coefficients of kernels to operator latencies, with the formulas of `perf` over columns."""
+"""Fits kernel coefficients to operator latencies, with `perf`'s formulas over columns."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from headway.perf.params import WEIGHT_BYTES
 from headway.perf.roofline import peak_flops
 
 L2_RESIDENT_BYTES = 96e6
-"""A smaller KV cache stays in the L2 cache between repetitions of a benchmark, unlike in an engine."""
+"""In a benchmark, a smaller KV cache stays in the L2 cache between repetitions, unlike in an engine."""
 MATRICES_IN_TURN = 6
 """Number of matrices of one shape that AIConfigurator's collector uses in turn."""
 MOST_HEADS_PER_KV_HEAD = 8
 """Kernels for more heads are compute-bound or use padding."""
 SMALL_MATRIX = 4e6
 SMALL_SIDE = 512
-"""Smaller weight matrices occur in no relevant model but would count as much as the others."""
+"""Smaller weight matrices occur in no relevant model, but would weigh as much as the others."""
 SHORT_PREFILL_S = 50e-6
 """Prefill attention that is shorter than this at the peak is dominated by launch time."""
 MIN_LATENT_TOKENS = 4_096
@@ -46,15 +46,15 @@ EXPERTS = (
 )
 PREFILL = (Coefficient("compute_efficiency", 0.5, 0.02, 1), Coefficient("tile_tokens", 256, 0, 4096))
 DECODE = (Coefficient("latency_s", 1.2, 1, 2), Coefficient("memory_efficiency", 0.8, 0.1, 1))
-"""Latency in units of the latency of the shortest contexts; a long kernel starts and ends within two of them."""
+"""Latency is in units of the latency of the shortest contexts. A long kernel starts and ends within two of them."""
 LATENT = (
     Coefficient("latency_s", 10, 0, 300, 1e-6),
     Coefficient("memory_efficiency", 0.6, 0.02, 1),
     Coefficient("compute_efficiency", 0.5, 0.02, 1),
 )
-"""Decoding over latent vectors, whose heads share them: the larger of bytes and FLOPs."""
+"""Decoding over latent vectors, which the heads share: the larger of the times for bytes and FLOPs."""
 SAMPLING = (Coefficient("latency_s", 100, 0, 10_000, 1e-6), Coefficient("bytes_per_logit", 100, 1, 100_000))
-"""`bytes_per_logit`: bytes at the GPU's peak bandwidth that take as long as one logit."""
+"""`bytes_per_logit`: the bytes that the GPU's peak bandwidth moves in the time of one logit."""
 ALL_REDUCE = (
     Coefficient("latency_s", 5, 0, 1000, 1e-6),
     Coefficient("ramp_s_per_sqrt_byte", 5, 0, 1000, 1e-9),
@@ -81,7 +81,7 @@ def tiled_rows(rows: Floats, out: Floats, num_sms: int, wave_share: float) -> Fl
 
 
 def fit(samples: OperatorSamples, gpu: Gpu) -> tuple[list[FitResult], list[str]]:
-    """Fit the coefficients of one operator. Return the fits, and the reasons for coefficients that were not fitted.
+    """Fit the coefficients of one operator. Returns the fits, and the reasons for coefficients that were not fitted.
 
     HeadwayError if a fit fails: see `solve`.
     """
@@ -131,9 +131,10 @@ def _refined(
     model: Callable[[Floats], Floats],
     seconds: Floats,
 ) -> FitResult:
-    """The fit with `more` coefficients if it is clearly better, else `plain` (also if it does not converge).
+    """The fit with `more` coefficients if it is clearly better; otherwise `plain`, also if the refined fit does not
+    converge.
 
-    The comparison uses shapes that are held out from the ones that are fitted here.
+    They are compared on held-out shapes.
     """
     refined = tuple(replace(c, start=plain.values[c.name] / c.unit) for c in coefficients) + more
     seen = ~held_out(len(seconds))

@@ -1,7 +1,7 @@
 """The load error: the factor on the arrival rate at which the predicted TTFT equals the measured one.
 
 Near saturation a small error of the capacity is a large error of TTFT: if a replica is predicted to saturate at 0.83 of
-the rate at which it does, TTFT is off by +91%. The factor says how wrong the capacity is.
+its true rate, TTFT is off by +91%. The factor measures the error of the capacity.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from headway.workload.transform import arriving_at
 MOST = 2.0
 """Largest factor, and the reciprocal of the smallest."""
 STEPS = 6
-"""Halvings of the interval, in logarithms: the factor is exact to 1%."""
+"""Bisection steps on the logarithm, which give the factor to 1%."""
 NEAR, STEEP = 1.1, 1.5
-"""Near saturation, TTFT at `NEAR` times the rate is at least `STEEP` times that at the rate over `NEAR`."""
+"""A load is near saturation if TTFT at `NEAR` times the rate is at least `STEEP` times the TTFT at the rate over
+`NEAR`."""
 
 
 def load_factor(experiment: ServingExperiment, coefficients: Coefficients | None = None) -> float | None:
-    """Below 1: the replica is predicted to saturate too early.
+    """The load error; below 1 the replica is predicted to saturate too early.
 
-    None if TTFT says nothing about the load: no factor up to `MOST` gives the measured one, or TTFT hardly depends on
-    the rate there.
+    None if TTFT does not determine the load: no factor up to `MOST` gives the measured TTFT, or TTFT hardly depends on
+    the rate.
     """
     if experiment.load is not None and experiment.load.concurrency is not None:
-        return None  # a closed loop has no rate of its own
+        return None  # a closed loop has no independent rate
     wanted_ms = experiment.measured.ttft_mean_ms
 
     def ttft_ms(factor: float) -> float:
@@ -44,7 +45,7 @@ def load_factor(experiment: ServingExperiment, coefficients: Coefficients | None
 
 
 def crossing(ttft_ms: Callable[[float], float], wanted_ms: float) -> float | None:
-    """The factor at which a growing `ttft_ms` reaches `wanted_ms`, by bisection from 1 outwards."""
+    """The factor at which an increasing `ttft_ms` reaches `wanted_ms`, by bisection from 1 outwards."""
     is_slow = ttft_ms(1.0) > wanted_ms
     low, high = (-log(MOST), 0.0) if is_slow else (0.0, log(MOST))
     edge_ms = ttft_ms(exp(low if is_slow else high))
@@ -60,7 +61,7 @@ def crossing(ttft_ms: Callable[[float], float], wanted_ms: float) -> float | Non
 
 
 def scaled(experiment: ServingExperiment, factor: float) -> ServingExperiment:
-    """The experiment with `factor` times the arrival rate, and as many requests."""
+    """The experiment with `factor` times the arrival rate and the same number of requests."""
     load = experiment.load
     if load is not None:
         arrival_s = load.workload.arrival_s / factor

@@ -1,4 +1,4 @@
-"""Read files of measurements of any known kind, recognised by their content."""
+"""Reads files of measurements of any known kind, recognised by their content."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ KNOWN = (
 
 
 class FileSummary(Struct, frozen=True):
-    """How many rows of one file were used, and why others were not."""
+    """The number of used rows of one file, and why other rows were not used."""
 
     file: str
     format: str
     num_rows: int
-    """Rows, stages or runs; for serving results, readable stages plus unreadable rows."""
+    """Number of rows, stages or runs. For serving results: readable stages plus unreadable rows."""
     num_used: int
     left_out: dict[str, int] = {}
-    """Number of rows by reason."""
+    """Number of unused rows by reason."""
     notes: tuple[str, ...] = ()
 
 
@@ -55,7 +55,7 @@ class Measurements(Struct, frozen=True):
 
 
 Runs = Callable[[Path], tuple[Sequence[ServingExperiment], Sequence[str]]]
-"""Reads the runs of a file on the fleet that they were measured on, and the reasons for those that were skipped."""
+"""Reads a file's runs on the fleet on which they were measured, and returns them with the reasons for skipped runs."""
 
 
 def read(paths: Sequence[Path], gpu: Gpu, runs: Runs | None = None) -> Measurements:
@@ -90,7 +90,7 @@ def read(paths: Sequence[Path], gpu: Gpu, runs: Runs | None = None) -> Measureme
         files.append(FileSummary("all files together", "operators", 0, 0, again))
     if not samples and not found and not steps:
         raise HeadwayError(f"nothing that can be used for {gpu.name}: {'; '.join(map(_reasons, files))}")
-    once: dict[tuple[object, ...], ServingExperiment] = {}  # The same numbers in several files count once.
+    once: dict[tuple[object, ...], ServingExperiment] = {}  # Equal numbers in several files count once.
     for each in found:
         latencies = (round(each.measured.ttft_mean_ms, 3), round(each.measured.itl_mean_ms, 3))
         once.setdefault((each.model.name, each.tp, each.question_tokens, each.output_tokens, *latencies), each)

@@ -1,4 +1,4 @@
-"""Read measured operator latencies: AIConfigurator's tables and the files of `headway measure`.
+"""Reads measured operator latencies: AIConfigurator's tables and the files of `headway measure`.
 
 A table is recognised by its columns. Every row is checked before any is used. Skipped rows are counted by reason.
 """
@@ -58,8 +58,9 @@ SHAPES: dict[OperatorKind, tuple[str, ...]] = {
     "top_p": ("batch_size", "vocab_size"),
     "penalties": ("batch_size", "vocab_size"),
 }
-"""Columns of the shape, by kind of operator. `mla_attention` decodes over latent vectors; the last three are the
-sampler's: candidates cut by sorting, cut without, and penalties of repetition, each beyond greedy decoding."""
+"""Columns of the shape, by kind of operator. `mla_attention` decodes over latent vectors. The last three are the
+sampler's operations beyond greedy decoding: cutting candidates by sorting, cutting without sorting, and repetition
+penalties."""
 MAY_BE_ZERO = ("context_tokens", "balanced")
 FIRST_COLUMNS = (
     "operator", "dtype", "m", "n", "k", "batch_size", "new_tokens", "context_tokens", "num_heads", "num_kv_heads",
@@ -81,14 +82,14 @@ COLUMNS = (
 """Columns of the files of `headway measure`. A row has values for the columns of its operator. Older files have
 `FIRST_COLUMNS` alone."""
 SYSTEMS = {"a100_sxm": "a100-80gb", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200"}
-"""AIConfigurator's names of systems -> GPUs of the catalog."""
+"""AIConfigurator's system names, and the catalog's GPUs."""
 DTYPES = {"bfloat16": "bf16", "float16": "bf16", "fp16": "bf16", "half": "bf16", "fp8_block": "fp8"}
 MOE_DTYPES = {"bfloat16": "bf16", "fp8_block": "fp8", "w4a16_mxfp4": "int4", "fp8": "fp8, one scale a tensor"}
 AIC_HEAD_DIM = 128
 POWER_LAW = "power_law_1.01"
 """The least skewed measured routing of tokens to experts, for tables without balanced routing."""
 ENGINE_ALL_REDUCE = ("vLLM_custom_graph", "NCCL")
-"""All-reduce kernels of an engine: its own in a CUDA graph, or NCCL. The faster one counts."""
+"""All-reduce kernels of an engine: its own in a CUDA graph, or NCCL. The faster kernel counts."""
 
 
 class OperatorSamples(Struct, frozen=True):
@@ -119,7 +120,7 @@ class OperatorTable(Struct, frozen=True):
     num_rows: int
     samples: tuple[OperatorSamples, ...]
     left_out: dict[str, int] = field(default_factory=dict)
-    """Number of skipped rows by reason. With the rows of the samples they sum to `num_rows`."""
+    """Number of skipped rows by reason. Together with the sample rows they sum to `num_rows`."""
     notes: tuple[str, ...] = ()
 
 
@@ -174,7 +175,7 @@ def _measured(table: TableRows) -> Iterator[tuple[OperatorKind, str, Mask, dict[
 
 
 class TableFormat(Struct, frozen=True):
-    """One kind of table: columns that identify it, other required columns, and how it is split into operators."""
+    """A kind of table: identifying columns, further required columns, and how it is split into operators."""
 
     name: str
     marks: tuple[str, ...]
@@ -210,7 +211,7 @@ class TableRows:
         return values
 
     def numbers(self, name: str) -> Floats:
-        """A column as numbers; NaN for cells that are not numbers, and for a column that is missing."""
+        """A column as numbers; NaN for non-numeric cells and for a missing column."""
         if name not in self._numbers and name not in self._table.column_names:
             self._numbers[name] = np.full(self._table.num_rows, np.nan)
         elif name not in self._numbers:
@@ -221,7 +222,7 @@ class TableRows:
 
 
 def recognise(header: list[str]) -> TableFormat | None:
-    """The format of a table with these columns, or the nearest one if columns are missing. None if none is near."""
+    """The format of a table with these columns; if columns are missing, the nearest format. None if none is near."""
     for form in FORMATS:
         if all(mark in header for mark in form.marks):
             return form
@@ -278,8 +279,8 @@ def _faults(shape: Mapping[str, Floats], seconds: Floats, column: str) -> Iterat
 def deduplicated(samples: OperatorSamples, left_out: dict[str, int]) -> OperatorSamples:
     """Reduce the samples to one row per shape, in order, and count the dropped rows in `left_out`.
 
-    Of several measurements of a shape the median counts; of an all-reduce the fastest, because an engine chooses its
-    kernel.
+    Of several measurements of a shape the median counts. For an all-reduce the fastest counts, because an engine
+    chooses its kernel.
     """
     shapes, index = np.unique(np.column_stack(list(samples.shape.values())), axis=0, return_inverse=True)
     index = index.reshape(-1)

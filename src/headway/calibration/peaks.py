@@ -1,4 +1,4 @@
-"""Seconds of operators at the GPU's peaks: lower bounds that check measurements, and the basis of the fits."""
+"""Times of operators at the GPU's peaks. They are lower bounds that check measurements, and the basis of the fits."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ CACHE_SPEED = 12.0
 """Assumed speed-up of caches over memory. Small operands stay in a cache between repeated measurements."""
 SAMPLER = ("top_p_sort", "top_p", "penalties")
 PASSES = {"top_p_sort": 32.0, "top_p": 4.0, "penalties": 8.0}
-"""Approximate passes over the logits, and kernels launched one by one, of a step of the sampler: a sort of a vocabulary
+"""Approximate passes over the logits, and separately launched kernels, in a step of the sampler. Sorting a vocabulary
 takes several passes over keys and indices. On an H100 the median of `top_p_sort` is 64 times one pass."""
 LOGIT_BYTES = 8
 """Least bytes of a pass over logits: one read and one write of each."""
 LAUNCH_S = 5e-6
 """Approximate launch time of any kernel, used only to detect wrong units."""
 UNIT = 60.0
-"""A table with a larger ratio to the peaks has another unit or GPU: units differ by 1,000."""
+"""A table with a larger ratio to the peaks has another unit or GPU; units differ by a factor of 1,000."""
 MIXED = 150.0
 """A row with a larger ratio to the median of its table has another unit."""
 
 
 class Peaks(NamedTuple):
-    """Seconds at the peaks, by row."""
+    """Times at the peaks, by row."""
 
     memory_s: Floats
-    """At peak bandwidth, or that of the link for collectives and host copies."""
+    """Time at the peak bandwidth, or at the link's rate for collectives and host copies."""
     compute_s: Floats
 
 
@@ -97,9 +97,9 @@ def moe_compute(dtype: str) -> str:
 
 
 def plausible(samples: OperatorSamples, gpu: Gpu, left_out: dict[str, int], file: str) -> OperatorSamples:
-    """Return the physically possible rows, and count the others by reason in `left_out`.
+    """The physically possible rows. Other rows are counted by reason in `left_out`.
 
-    HeadwayError if most rows are faster than the GPU's peaks, or the median is so far off that the unit must be wrong.
+    HeadwayError if most rows are faster than the GPU's peaks, or the median shows a wrong unit.
     """
     at_peak = peaks(samples, gpu)
     least_s = np.maximum(at_peak.memory_s / CACHE_SPEED, at_peak.compute_s)

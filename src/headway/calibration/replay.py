@@ -1,4 +1,4 @@
-"""Simulate a measured experiment: its fleet, its load, and the simulated latencies."""
+"""Simulates a measured experiment with its fleet and load, and returns the simulated latencies."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from headway.workload.table import Prefix, Workload
 
 Floats = npt.NDArray[np.float64]
 BLOCK_TOKENS = 16
-"""Of engines whose file gives no size of blocks."""
+"""Block size of engines whose file gives none."""
 FIRST = 100
-"""Requests that count as the start of a run."""
+"""Requests that count as the start of a run, whose prompts are not cached yet."""
 
 
 class SimulatedLatencies(Struct, frozen=True):
@@ -39,13 +39,13 @@ class SimulatedLatencies(Struct, frozen=True):
     e2e_ms: Floats
     ttft_ms: Floats
     tpot_ms: Floats
-    """After the first token; NaN if the output has one token."""
+    """Time per token after the first; NaN for outputs of one token."""
     gaps: Floats | None = None
-    """Output tokens after the first; None: equally many in all requests."""
+    """Output tokens after the first; None if all requests have equally many."""
 
     @property
     def itl_mean_ms(self) -> float:
-        """Mean over tokens of the time between tokens; NaN without any."""
+        """Mean time between tokens, over tokens; NaN without any."""
         if self.gaps is None:
             return float(self.tpot_ms.mean())
         total = float(self.gaps.sum())
@@ -57,11 +57,11 @@ class ReplayResult(Struct, frozen=True):
     stages: tuple[SimulatedLatencies, ...]
     num_unfinished: int
     warm: SimulatedLatencies | None = None
-    """Without the first requests (`FIRST`), whose prompts are not cached yet; None: there are no others."""
+    """Latencies without the first `FIRST` requests, whose prompts are not cached yet; None if there are no others."""
     fullness: float = 0.0
-    """Of the fullest replica, the mean over seeds (`metrics.usage.fullest`)."""
+    """Fullness of the fullest replica, mean over seeds (`metrics.usage.fullest`)."""
     waiting_share: float = 0.0
-    """Of the requests' time, until they are admitted to a batch."""
+    """Share of the requests' time before they are admitted to a batch."""
 
 
 def fleet(experiment: ServingExperiment, profile: Engine | None = None) -> Fleet:
@@ -96,10 +96,10 @@ def engine(experiment: ServingExperiment, profile: Engine | None = None) -> Engi
 
 
 def workload(experiment: ServingExperiment, seed: int) -> Workload:
-    """The requests that the experiment's file gives; the seed does not matter then.
+    """The requests of the experiment's file, if it has them; the seed then does not matter.
 
-    Else Poisson arrivals, stage after stage, that cycle through the prompts in shuffled order, or have a new one each.
-    Prompts form groups that share a system prompt. Lengths are constant.
+    Otherwise Poisson arrivals, stage after stage, that cycle through the prompts in shuffled order, or have a new
+    prompt each. Prompts form groups that share a system prompt. Lengths are constant.
     """
     if experiment.load is not None:
         return experiment.load.workload

@@ -11,7 +11,8 @@ from headway.calibration.validation import ExperimentErrors
 COLUMNS = ("e2e_mean", "tpot_mean", "itl_mean", "ttft_mean", "ttft_p99")
 KS_KINDS = ("ttft", "tpot", "e2e")
 BANDS = ((0.25, "low: under a quarter of the sequences"), (0.75, "medium"), (float("inf"), "high: over three quarters"))
-"""(up to this share of `max_num_seqs` in use, by Little's law from the measured rate and E2E; name)."""
+"""Upper bound of a band, and its name. The bound is a share of `max_num_seqs` in use, by Little's law from the measured
+rate and E2E."""
 
 
 def band(one: ExperimentErrors) -> str:

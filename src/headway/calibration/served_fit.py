@@ -1,10 +1,10 @@
-"""Fit an engine's overhead, and the efficiency of kernels that nobody measured, to served runs.
+"""Fits an engine's overhead, and the efficiency of unmeasured kernels, to served runs.
 
-The most probable values given the runs, with the catalog as prior (maximum a posteriori): each run is simulated whole,
-and the logarithms of its simulated over its measured time per token and TTFT are residuals. Gauss-Newton steps with
-differences of simulations solve it; every simulation has the same random numbers. The curvature tells what the runs
-determine: the posterior's width over the prior's, and pairs of terms that only their sum determines. The error is that
-of runs that a fit has not seen, each left out in turn.
+The result is the most probable set of values given the runs, with the catalog as prior (maximum a posteriori). Each run
+is simulated completely; the residuals are the logarithms of simulated over measured time per token and TTFT.
+Gauss-Newton steps use finite differences of simulations with equal random numbers. The curvature shows which terms the
+runs determine: by the posterior's width over the prior's, and by pairs of terms of which only the sum is determined.
+The reported error is measured on runs that a fit has not seen, each left out in turn.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from headway.core.fleet import Engine, Gpu
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[float], None]
 MIN_RUNS = 4
-"""Runs or stages of load."""
+"""Least number of runs or stages of load."""
 MIN_RUNS_BESIDE_ITERATIONS = 2
 TTFT_WEIGHT = 0.5
-"""Of a residual of TTFT, against one of the time per token: TTFT depends on what waits."""
+"""Weight of a TTFT residual relative to a time-per-token residual, because TTFT depends on queueing."""
 NOISE, LEAST_NOISE, MOST_NOISE = 0.05, 0.01, 0.2
-"""Relative error of measurements and model: at first, and bounds of what is estimated from the residuals."""
+"""Relative error of measurements and model: its initial value, and the bounds of its estimate from the residuals."""
 NUDGE = 0.5
-"""Standard deviations of the prior, for differences."""
+"""Step of the finite differences, in standard deviations of the prior."""
 ROUNDS = 6
 SETTLED = 0.05
 """A fit has converged when a step lowers the sum of squares by less than this share."""
 BACKTRACKS = 2
-"""Lengths of a step that are tried, each a third of the one before."""
+"""Number of shorter steps that are tried, each a third of the one before."""
 RENEWALS = 1
-"""Most times that slopes are simulated again."""
+"""Most times that the slopes are simulated again."""
 KEPT, PARTLY = 0.9, 0.5
-"""A term with a larger share of its prior's width left is not determined, or only partly."""
+"""Above the first share of its prior's width a term is not determined; above the second, only partly."""
 SURE, CONFOUNDED = 0.2, 0.6
-"""Two terms that the runs would determine, each alone, are confounded if more of the prior's width than this is left of
-both, and what is left of one tells this much of the other (correlation)."""
+"""Two terms that the runs would determine if alone are confounded if more than the first share of both priors' widths
+is left, and their posterior correlation exceeds the second value."""
 
 
 class Posterior(Struct, frozen=True):
@@ -56,9 +56,9 @@ class Posterior(Struct, frozen=True):
 
     x: Floats
     width: Floats
-    """Standard deviation left, over that of the prior: 1 = the runs say nothing."""
+    """Remaining standard deviation over the prior's; 1 means that the runs determine nothing."""
     information: npt.NDArray[np.float64]
-    """Curvature of the data's part."""
+    """Curvature of the data's part of the objective."""
     slope: npt.NDArray[np.float64]
     left: Floats
     """Residuals at `x`."""
@@ -74,9 +74,9 @@ def fit_served(
     progress: Progress | None = None,
     has_iterations: bool = False,
 ) -> tuple[FitResult, Coefficients, list[str]]:
-    """Return the fit, the step times with it, and notes on what the runs do not determine.
+    """The fit, the step times with it, and notes on undetermined terms.
 
-    HeadwayError for too few runs, and for times that cannot be those of this GPU and model.
+    HeadwayError for too few runs, and for times that are impossible on this GPU and model.
     """
     num = sum(len(e.stages) for e in experiments)
     least = MIN_RUNS_BESIDE_ITERATIONS if has_iterations else MIN_RUNS
@@ -123,7 +123,7 @@ class _Fit:
         return np.concatenate([_log_ratios(e, self._replayed(e, x)) for e in self.experiments])
 
     def check_possible(self, gpu: Gpu, is_measured: bool) -> None:
-        """HeadwayError if the runs are far from what the kernels take, or from each other."""
+        """HeadwayError if the runs are far from the kernels' times, or from each other."""
         bare = replace(self._known.overhead, step_s=0.0, layer_s=0.0, sequence_s=0.0)
         bare_known = replace(self._known, overhead=bare)
         names, ratios = [], []
@@ -146,9 +146,9 @@ class _Fit:
             )
 
     def solve(self, progress: Progress | None = None) -> Posterior:
-        """Gauss-Newton steps from the prior, each with a search along it.
+        """Gauss-Newton steps from the prior, each with a line search.
 
-        Slopes follow the steps (Broyden) and are simulated again where a step does not help.
+        Slopes are updated after each step (Broyden), and simulated again if a step does not help.
         """
         x, noise = np.zeros(len(self.terms)), NOISE
         left = self.residuals(x)
@@ -165,7 +165,7 @@ class _Fit:
                     break
                 slope, is_fresh, num_renewed = self._slope(x, left), True, num_renewed + 1
                 continue
-            slope = slope + np.outer(left - left_before - slope @ moved, moved) / (moved @ moved)  # Broyden
+            slope = slope + np.outer(left - left_before - slope @ moved, moved) / (moved @ moved)  # Broyden's update
             is_fresh = False
             noise = float(np.clip(1.5 * np.median(np.abs(left)), LEAST_NOISE, min(noise, MOST_NOISE)))
         scaled = slope * (self._robust(left, noise) / noise)[:, None]
@@ -174,7 +174,7 @@ class _Fit:
         return Posterior(x, width, information, slope, left, noise)
 
     def _step(self, x: Floats, left: Floats, slope: Floats, noise: float) -> tuple[Floats, Floats, float]:
-        """Where the best step of the search ends: the place, its residuals and its cost."""
+        """The place at which the line search ends, with its residuals and cost."""
         best = x, left, self._cost(x, left, noise)
         step = self._linear(slope, left, x, noise, self._weight) - x
         for _ in range(BACKTRACKS):
@@ -186,8 +186,8 @@ class _Fit:
         return best
 
     def held_out(self, found: Posterior) -> dict[str, float]:
-        """Errors, in percent, of each run predicted from the others: means of E2E, ITL and TTFT; of ITL as shares,
-        the median and the bias."""
+        """Errors of each run predicted from the others, in percent: means of E2E, ITL and TTFT. For ITL also the median
+        and the bias, as shares."""
         compared = []
         for i, e in enumerate(self.experiments):
             weight = np.where(self._owner == i, 0.0, self._weight)
@@ -199,7 +199,7 @@ class _Fit:
         return {**means, "itl_mean_median": float(np.median(np.abs(itl))), "itl_mean_bias": float(np.median(itl))}
 
     def _slope(self, x: Floats, left: Floats) -> Floats:
-        """Change of the residuals by standard deviation of each term; away from a bound that is near."""
+        """Change of the residuals per standard deviation of each term, differentiated away from a near bound."""
         columns = []
         for i, term in enumerate(self.terms):
             nudge = -NUDGE if x[i] + NUDGE > term.bounds[1] else NUDGE
@@ -208,7 +208,7 @@ class _Fit:
         return np.stack(columns, 1)
 
     def _linear(self, slope: Floats, left: Floats, at: Floats, noise: float, weight: Floats) -> Floats:
-        """The most probable place if residuals are linear around `at`. Large residuals count less."""
+        """The most probable place if residuals are linear around `at`. Large residuals get less weight."""
         low, high = (np.array([term.bounds[side] for term in self.terms]) for side in (0, 1))
         x = at
         for _ in range(5):
@@ -227,7 +227,7 @@ class _Fit:
 
 
 def _log_ratios(experiment: ServingExperiment, found: ReplayResult) -> Floats:
-    """Of each stage: time per token, TTFT. 0 where nothing is measured or finished."""
+    """Residuals of each stage for time per token and TTFT; 0 if nothing was measured or finished."""
     ratios = []
     for stage, simulated in zip(experiment.stages, found.stages, strict=True):
         measured = stage.measured

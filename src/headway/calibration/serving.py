@@ -1,4 +1,4 @@
-"""Read measured serving experiments: a CSV with a row per stage of load and a summary row per experiment.
+"""Reads measured serving experiments: a CSV with a row per stage of load and a summary row per experiment.
 
 Every row is checked before any is used. Errors name the line; nothing is guessed.
 """
@@ -52,11 +52,11 @@ SUMMARY = "summary"
 DTYPES = {"": "", "FP16": "bf16", "BF16": "bf16", "FP8": "fp8", "INT4": "int4"}
 NO, YES = ("0", "0.0", "no", "false", "off", "none"), ("yes", "true", "on", "enabled", "1")
 SAMPLINGS: dict[str, Sampling | None] = {"": None, "default": None, "greedy": GREEDY}
-"""None: as the model's published `generation_config.json` says."""
+"""Sampling by its name in a file; None: as in the model's published `generation_config.json`."""
 OFFLOAD_BYTES = 32e9
-"""Host memory for the KV cache if a file gives only yes."""
+"""Host memory for the KV cache if a file only says yes."""
 SLOWEST_RATIO = 10.0
-"""A latency with a larger ratio to the value that the others imply has another unit."""
+"""A latency with a larger ratio to the value implied by the others has another unit."""
 SHORTEST_MS = 0.1
 """Shortest plausible latency; a smaller one is not in milliseconds."""
 CONTRADICTION = 0.1
@@ -76,19 +76,19 @@ class MeasuredLatencies(Struct, frozen=True):
     ttft_p90_ms: float
     ttft_p99_ms: float
     itl_mean_ms: float
-    """Over tokens."""
+    """Mean over tokens."""
     tpot_mean_ms: float = math.nan
-    """Over requests; NaN: computed from E2E and TTFT, as all outputs have the same length."""
+    """Mean over requests. NaN: computed from E2E and TTFT, because all outputs have the same length."""
 
     def tpot_ms(self, output_tokens: int) -> float:
-        """Time per output token after the first: as measured, else computed from E2E and TTFT."""
+        """Time per output token after the first: the measured value, otherwise computed from E2E and TTFT."""
         if self.tpot_mean_ms == self.tpot_mean_ms:
             return self.tpot_mean_ms
         return (self.e2e_mean_ms - self.ttft_mean_ms) / max(output_tokens - 1, 1)
 
 
 class MeasuredRequests(Struct, frozen=True):
-    """Latencies of the requests of a run, one value each, in milliseconds; NaN: not measured."""
+    """Latencies of a run's requests, one value each, in milliseconds; NaN: not measured."""
 
     ttft_ms: Floats
     tpot_ms: Floats
@@ -104,15 +104,15 @@ class LoadStage(Struct, frozen=True):
 
 
 class GivenLoad(Struct, frozen=True):
-    """The requests of a run as its file gives them."""
+    """The requests of a run that its file lists."""
 
     workload: Workload
     concurrency: int | None = None
-    """Clients of a closed loop, which replaces the times of arrival; None: requests arrive at their times."""
+    """Clients of a closed loop, which replaces the arrival times; None: requests arrive at their times."""
 
 
 TOKEN_ID_S = 1.9e-6
-"""Time until the scheduler sees a request, for each prompt token that is sent as an id (vLLM 0.25.1, measured)."""
+"""Time until the scheduler sees a request, per prompt token that is sent as an id (vLLM 0.25.1, measured)."""
 
 
 class ServingExperiment(Struct, frozen=True):
@@ -126,7 +126,7 @@ class ServingExperiment(Struct, frozen=True):
     dp: int
     engine: str
     engine_version: str
-    """Empty: that of the catalog's profile."""
+    """The engine's version; empty: the version of the catalog's profile."""
     max_num_batched_tokens: int
     gpu_memory_utilization: float | None
     kv_offload_bytes: float
@@ -136,7 +136,7 @@ class ServingExperiment(Struct, frozen=True):
     output_tokens: int
     stages: tuple[LoadStage, ...]
     measured: MeasuredLatencies
-    """Over all stages."""
+    """Latencies over all stages."""
     pp: int = 1
     ep: bool = False
     max_num_seqs: int = 128
@@ -144,22 +144,22 @@ class ServingExperiment(Struct, frozen=True):
     prompt_groups: int = 10
     """Groups of prompts that share a system prompt."""
     prompts_per_group: int = 10
-    """Prompts that are repeated in turn, in each group; 0: every prompt is a new one."""
+    """Prompts that each group repeats in turn; 0: every prompt is new."""
     profile: Engine | None = None
-    """The engine with all of its settings; None: the catalog's of that name, with those above."""
+    """The engine with all of its settings; None: the catalog's engine of that name with the settings above."""
     load: GivenLoad | None = None
-    """In place of stages with constant lengths, whose numbers are then means."""
+    """A given load in place of stages with constant lengths; the lengths above are then means."""
     kv_capacity_tokens: int | None = None
-    """Size of the KV cache; None: what the GPU's memory leaves."""
+    """Size of the KV cache; None: computed from the GPU's free memory."""
     requests: MeasuredRequests | None = None
-    """None: the file has means and percentiles only."""
+    """Latencies by request; None: the file has only means and percentiles."""
     sends_token_ids: bool = False
-    """Prompts were sent as token ids, of which nothing is tokenised."""
+    """Whether prompts were sent as token ids, so that no text is tokenised."""
 
     @property
     def contradiction(self) -> str | None:
         """An inconsistency within the measurement, if any."""
-        if self.load is not None:  # lengths differ, so means over tokens and over requests do, too
+        if self.load is not None:  # lengths differ, so means over tokens and over requests differ, too
             return None
         ratio = self.measured.itl_mean_ms / self.measured.tpot_ms(self.output_tokens)
         if abs(ratio - 1) <= CONTRADICTION:
@@ -168,11 +168,11 @@ class ServingExperiment(Struct, frozen=True):
 
 
 class _BadRowError(Exception):
-    """A row that cannot be used; the message gives the reason."""
+    """A row cannot be used; the message gives the reason."""
 
 
 def read(path: Path, skip_bad: bool = False) -> tuple[list[ServingExperiment], list[str]]:
-    """Return the experiments in a file, and the problems of skipped rows.
+    """The experiments in a file, and the problems of skipped rows.
 
     HeadwayError for missing columns, and for bad rows (unknown model or GPU, latencies that are not positive numbers,
     mixed units, duplicates) unless `skip_bad`, which skips the experiments of bad rows.
@@ -318,7 +318,7 @@ def _settings(row: CsvRow, stages: tuple[LoadStage, ...], measured: MeasuredLate
 
 
 def _number(row: CsvRow, name: str, kind: Callable[[str], T], low: float | None = None) -> T:
-    """A number above 0, or of at least `low`. Whole numbers may be written as 2.0."""
+    """A positive number, or one of at least `low`. Whole numbers may be written as 2.0."""
     text = row[name]
     number = float("nan")
     with suppress(ValueError):
@@ -346,7 +346,7 @@ def _yes(row: CsvRow, name: str, default: bool) -> bool:
 
 
 def _offload(text: str) -> float:
-    """Bytes of host memory from yes, no or GiB."""
+    """Bytes of host memory from yes, no or a number of GiB."""
     lowered = text.lower()
     if lowered in ("", *NO):
         return 0.0
@@ -360,7 +360,7 @@ def _offload(text: str) -> float:
 
 
 def _catalogued(look_up: Callable[[str], T], names: Iterable[str]) -> T | None:
-    """The catalog's entry of the first name that it has."""
+    """The catalog's entry for the first name that the catalog knows."""
     for name in names:
         with suppress(HeadwayError):
             return look_up(name)
@@ -368,7 +368,7 @@ def _catalogued(look_up: Callable[[str], T], names: Iterable[str]) -> T | None:
 
 
 def _model(row: CsvRow) -> Model:
-    """The catalog's model by name; a quantised or republished variant by the name of its base."""
+    """The catalog's model of a row. A quantised or republished variant is found by the name of its base."""
     name = row["model"]
     precision = row.get("precision", "").upper()
     if precision not in DTYPES:
@@ -382,7 +382,8 @@ def _model(row: CsvRow) -> Model:
 
 
 def catalogued_model(name: str) -> Model:
-    """The catalog's model of this name or path, or that of which it is a variant. HeadwayError if there is none."""
+    """The catalog's model with this name or path, or the model of which it is a variant. HeadwayError if there is
+    none."""
     name = name.rstrip("/")
     return _catalogued(catalog.model, _names(name)) or catalog.model(name.rsplit("/", 1)[-1])
 

@@ -14,7 +14,7 @@ from headway.core.errors import HeadwayError
 HOLD_OUT = 5
 """Every fifth shape is held out and gives the residual."""
 FEW = 30
-"""With fewer shapes, each fifth is held out in turn, and the final fit uses all."""
+"""With fewer shapes, each fifth is held out in turn, and the final fit uses all shapes."""
 ROBUST = 0.05
 """Larger relative errors count linearly instead of quadratically."""
 PINNED = 1e-3
@@ -30,7 +30,7 @@ class Coefficient(Struct, frozen=True):
     low: float
     high: float
     unit: float = 1.0
-    """SI value of 1 in these numbers: 1e-6 for microseconds."""
+    """SI value of 1 in the bounds: 1e-6 for microseconds."""
 
 
 class FitResult(Struct, frozen=True):
@@ -43,14 +43,15 @@ class FitResult(Struct, frozen=True):
     residual: float
     """Median absolute relative error on held-out shapes."""
     bias: float
-    """Median relative error on held-out shapes; above 0: predictions are too slow."""
+    """Median relative error on held-out shapes; positive if predictions are too slow."""
     at_bounds: tuple[str, ...] = ()
     prior: dict[str, float] = {}
-    """Of fits to served runs: the values without any run."""
+    """For fits to served runs: the values without any run."""
     width: dict[str, float] = {}
-    """Of fits to served runs: the standard deviation that is left, over the prior's; 1: the runs say nothing."""
+    """For fits to served runs: remaining standard deviation over the prior's; 1 means that the runs determine
+    nothing."""
     held_out: dict[str, float] = {}
-    """Of fits to served runs: mean absolute errors of runs that the fit has not seen, in percent."""
+    """For fits to served runs: mean absolute errors on unseen runs, in percent."""
 
 
 def held_out(num: int, turn: int = HOLD_OUT - 1) -> Mask:

@@ -1,4 +1,4 @@
-"""The numbers that served runs can determine, with the catalog's values as their prior."""
+"""The terms that served runs can determine, with the catalog's values as prior."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from headway.perf.roofline import compute_dtype
 
 Floats = npt.NDArray[np.float64]
 MEASURED_SPREAD, OTHER_SPREAD = 0.05, 1.0
-"""Standard deviation of the logarithm of kernels' efficiencies: measured on this GPU, and taken from elsewhere."""
+"""Standard deviation of the logarithm of kernel efficiencies: measured on this GPU, or taken from another one."""
 UNKNOWN_HARDWARE = 100.0
-"""Factor on the prior's width of the times of an iteration where nobody measured the kernels: a processor without a GPU
-takes milliseconds for what a GPU does in microseconds."""
+"""Factor on the prior's width of iteration times if the kernels were not measured: a processor without a GPU takes
+milliseconds where a GPU takes microseconds."""
 LAUNCH_PART_S, LAUNCH_S = 3.4e-4, 8e-4
 """Host time to launch a layer. vLLM 0.25.1 on an H100 with 16 host cores takes 10 to 12 ms for 32 layers up to 512
-tokens, 17 to 39 ms above. A lower bound that never binds has no slope, so a fit starts where it does."""
+tokens, and 17 to 39 ms above. A lower bound that never binds has no slope, so a fit starts from a value that binds."""
 STEP_SPREAD = 0.2
-"""The same where iterations of the engine itself tell each kernel's time."""
+"""Standard deviation if the engine's own iterations determine each kernel's time."""
 LEAST_EFFICIENCY = 0.005
 SAMPLER = ("sampler_latency_s", "sort_bytes_per_logit", "cut_bytes_per_logit", "penalty_bytes_per_logit")
 
@@ -34,25 +34,25 @@ SAMPLER = ("sampler_latency_s", "sort_bytes_per_logit", "cut_bytes_per_logit", "
 class Term(Struct, frozen=True):
     """One number, or a factor on several numbers of the catalog, with a normal prior.
 
-    A fit works with the distance from the prior in standard deviations; of a factor, with that of its logarithm.
+    A fit uses the distance from the prior in standard deviations; for a factor, the distance of its logarithm.
     """
 
     name: str
     prior: float
     spread: float
-    """Standard deviation of the prior; of a factor: of its logarithm."""
+    """Standard deviation of the prior; for a factor, of its logarithm."""
     low: float
     high: float
     is_factor: bool = False
 
     def value(self, x: float) -> float:
-        """In SI units, or a factor."""
+        """The value in SI units, or a factor."""
         value = math.exp(self.spread * x) if self.is_factor else self.prior + self.spread * x
         return min(max(value, self.low), self.high)
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of the distance from the prior."""
+        """Bounds of the distance from the prior."""
         if self.is_factor:
             return math.log(self.low) / self.spread, math.log(self.high) / self.spread
         return (self.low - self.prior) / self.spread, (self.high - self.prior) / self.spread
@@ -67,8 +67,8 @@ def terms_of(
 ) -> tuple[Term, ...]:
     """The terms that can matter for these experiments.
 
-    `is_measured`: the kernels were measured on this very GPU. `has_iterations`: the engine's own iterations were, and
-    only what happens outside of them is left.
+    `is_measured`: the kernels were measured on this GPU. `has_iterations`: the engine's own iterations were measured,
+    and only terms outside of iterations are left.
     """
     overhead = known.overhead
     models = [e.model for e in experiments]
@@ -94,14 +94,14 @@ def terms_of(
     spread = MEASURED_SPREAD if is_measured else OTHER_SPREAD
     for name, efficiencies in _efficiencies(known.kernels).items():
         if is_measured and name != "memory":
-            continue  # measured better than served runs, which memory bounds, could tell
+            continue  # measured better than memory-bound served runs could determine
         low, high = LEAST_EFFICIENCY / min(efficiencies), 1 / max(efficiencies)
         found.append(Term(name, 1.0, spread, min(low, 1.0), max(high, 1.0), True))
     return tuple(found)
 
 
 def step_terms(pool: Pool, known: Coefficients) -> tuple[Term, ...]:
-    """The terms that an engine's own iterations can determine: they tell kernels and host apart."""
+    """The terms that an engine's own iterations can determine. They distinguish kernels and host."""
     overhead, model = known.overhead, pool.model
     found = [
         Term("step_s", overhead.step_s, 1e-3, 0.0, 1.0),
@@ -126,7 +126,7 @@ def step_terms(pool: Pool, known: Coefficients) -> tuple[Term, ...]:
 
 
 def step_efficiencies(kernels: Kernels, dtype: str) -> dict[str, list[float]]:
-    """By factor, the efficiencies that it multiplies, for a model that computes in `dtype`."""
+    """By factor: the efficiencies that it multiplies, for a model that computes in `dtype`."""
     products = [kernels.gemm[name] for name in {dtype, "bf16"}]
     return {
         "memory": [*(one.memory_efficiency for one in products), kernels.elementwise_efficiency],
@@ -137,7 +137,7 @@ def step_efficiencies(kernels: Kernels, dtype: str) -> dict[str, list[float]]:
 
 
 def _efficiencies(kernels: Kernels) -> dict[str, list[float]]:
-    """By factor, the efficiencies that it multiplies."""
+    """By factor: the efficiencies that it multiplies."""
     products = [*kernels.gemm.values()]
     decode, prefill = kernels.decode_attention, kernels.prefill_attention
     return {
@@ -148,7 +148,7 @@ def _efficiencies(kernels: Kernels) -> dict[str, list[float]]:
 
 
 def applied(values: dict[str, float], known: Coefficients, engine: Engine) -> Coefficients:
-    """The catalog's step times with these values of terms."""
+    """The catalog's step times with these term values."""
     plain = {name: value for name, value in values.items() if name in Overhead.__struct_fields__}
     overhead = replace(known.overhead, **plain)
     if "sampler" in values:

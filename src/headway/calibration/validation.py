@@ -1,4 +1,4 @@
-"""Errors of predicted latencies against measured ones: per experiment and stage, and over all experiments."""
+"""Errors of predicted against measured latencies, per experiment and stage, and over all experiments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OVERALL = ("e2e_mean", "itl_mean", "tpot_mean", "ttft_mean", "e2e_p90", "e2e_p99
 
 
 class LatencyError(Struct, frozen=True):
-    """One latency, in milliseconds. `error_pct` is above 0 if the prediction is too slow."""
+    """One latency, in milliseconds. `error_pct` is positive if the prediction is too slow."""
 
     measured: float
     predicted: float
@@ -40,7 +40,8 @@ class ExperimentErrors(Struct, frozen=True):
     first_share_of_ttft: float | None = None
     """Part of the predicted mean TTFT that is due to the first hundred requests, whose prompts are not cached yet."""
     load_factor: float | None = None
-    """Factor on the arrival rate at which the predicted TTFT equals the measured one; None: not asked, or none."""
+    """Factor on the arrival rate at which the predicted TTFT equals the measured one; None if it was not requested or
+    does not exist."""
     concurrency: float = 0.0
     """Mean share of `max_num_seqs` in use, by Little's law from the measured rate and E2E."""
     pp: int = 1
@@ -49,8 +50,8 @@ class ExperimentErrors(Struct, frozen=True):
     file: str = ""
     ks_distance: dict[str, float] | UnsetType = UNSET
     """Kolmogorov-Smirnov distance between predicted and measured latencies of the requests, by `ttft`, `tpot`, `e2e`:
-    the largest difference between the shares of requests below any latency, 0 to 1. Absent: the file has no
-    requests."""
+    the largest difference between the shares of requests below any latency, 0 to 1. Absent if the file has no requests.
+    """
 
 
 class Validation(Struct, frozen=True):
@@ -61,14 +62,14 @@ class Validation(Struct, frozen=True):
     bias: dict[str, float]
     """Mean signed percentage errors."""
     consistent: dict[str, float]
-    """As `overall`, without inconsistent experiments."""
+    """Like `overall`, without inconsistent experiments."""
     num_experiments: int
     contradicting: list[str]
     experiments: list[ExperimentErrors]
     refused: list[str] = field(default_factory=list)
-    """Skipped rows, with reasons."""
+    """Skipped rows with reasons."""
     notes: list[str] = field(default_factory=list)
-    """What is assumed about the experiments."""
+    """Assumptions about the experiments."""
 
 
 def compare(
@@ -78,7 +79,7 @@ def compare(
     load_factor: float | None = None,
     file: str = "",
 ) -> ExperimentErrors:
-    """Compare every latency of an experiment, measured and predicted."""
+    """Compare every measured latency of an experiment with its prediction."""
     tokens = experiment.output_tokens
     return ExperimentErrors(
         id=experiment.id,
@@ -107,7 +108,7 @@ def compare(
 
 
 def _ks_distances(measured: MeasuredRequests, simulated: SimulatedLatencies) -> dict[str, float]:
-    """By kind of latency, of those that were measured."""
+    """Distances for each measured kind of latency."""
     found = {}
     for kind in ("ttft", "tpot", "e2e"):
         real, predicted = getattr(measured, f"{kind}_ms"), getattr(simulated, f"{kind}_ms")
@@ -139,7 +140,7 @@ def _concurrency(experiment: ServingExperiment) -> float:
 
 
 def pairs(measured: MeasuredLatencies, simulated: SimulatedLatencies, output_tokens: int) -> dict[str, LatencyError]:
-    """Errors by the keys of `OVERALL`, of those that were measured; none without a request.
+    """Errors of the measured latencies by the keys of `OVERALL`; empty without requests.
 
     The time per token of single-token outputs is omitted.
     """

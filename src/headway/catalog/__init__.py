@@ -1,4 +1,4 @@
-"""Data files with sources: GPUs, models, engines and step-time coefficients, and functions that look them up."""
+"""Data files with sources for GPUs, models, engines and step-time coefficients, and their lookup functions."""
 
 from headway.catalog.find import config_of, find_model, is_repository, model_of_config
 from headway.catalog.hf import model_from_config

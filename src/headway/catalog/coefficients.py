@@ -1,4 +1,5 @@
-"""Step-time coefficients: efficiencies of a GPU's kernels against its peaks, and an engine's overhead, with sources."""
+"""Step-time coefficients with sources: the efficiencies of a GPU's kernels against its peaks, and an engine's
+overhead."""
 
 from __future__ import annotations
 
@@ -11,36 +12,36 @@ from headway.core.fleet import Engine, Model
 
 
 class Roofline(Struct, frozen=True, forbid_unknown_fields=True):
-    """A matrix product: `latency_s + (memory_s**p + compute_s**p)**(1/p)`, `p` being the `sharpness`."""
+    """A matrix product: `latency_s + (memory_s**p + compute_s**p)**(1/p)`, where `p` is the `sharpness`."""
 
     latency_s: float
     memory_efficiency: float
-    """Of the GPU's peak bandwidth, 0 to 1."""
+    """Share of the GPU's peak bandwidth, 0 to 1."""
     compute_efficiency: float
-    """Of the GPU's peak FLOP/s, 0 to 1."""
+    """Share of the GPU's peak FLOP/s, 0 to 1."""
     sharpness: float
     tile_tokens: float = 0.0
     """Mixture of experts only: rows of padding for each touched expert."""
     cast_efficiency: float = 0.0
     """Share of peak bandwidth at which 16-bit inputs are first converted to 8 bit; 0: no conversion."""
     wave_share: float = 0.0
-    """Lost share of a partly filled wave of tiles, 0 to 1. Above 0, rows are computed in whole tiles."""
+    """Lost share of a partly filled wave of tiles, 0 to 1. If positive, rows are computed in whole tiles."""
 
 
 class ExpertCurve(Struct, frozen=True, forbid_unknown_fields=True):
     """Latency of one mixture-of-experts layer on one GPU, for one shape."""
 
     dtype: str
-    """Of the experts' weights: bf16, fp8, int4."""
+    """Dtype of the experts' weights: bf16, fp8, int4."""
     hidden_size: int
     intermediate_size: int
     experts_per_token: int
     num_experts: int
-    """Over all GPUs."""
+    """Experts over all GPUs."""
     tp: int
     """GPUs that share each expert."""
     ep: int
-    """GPUs that share the experts, each of which is whole."""
+    """GPUs that divide the experts, each of which is whole."""
     latency_us: tuple[float, ...]
     """Microseconds at the table's numbers of tokens."""
 
@@ -50,23 +51,23 @@ class ExpertTable(Struct, frozen=True, forbid_unknown_fields=True):
 
     source: str
     residuals: dict[str, float]
-    """By dtype: median absolute relative error on numbers of tokens that the fit has not seen."""
+    """By dtype: median absolute relative error at token counts that the fit has not seen."""
     balanced: bool
-    """Measured with tokens that choose all experts equally often; else with a power law."""
+    """True: measured with tokens that choose all experts equally often. False: with a power law."""
     tokens: tuple[float, ...]
-    """Numbers of tokens, of all GPUs together, at which the curves have values."""
+    """Token counts of all GPUs together at which the curves have values."""
     curves: tuple[ExpertCurve, ...]
 
 
 class PrefillAttention(Struct, frozen=True, forbid_unknown_fields=True):
-    """Attention of a chunk: FLOPs over peak, with half a tile of extra keys for each query row."""
+    """Attention of a prompt chunk: FLOPs over peak, with half a tile of extra keys for each query row."""
 
     compute_efficiency: float
     tile_tokens: float
 
 
 class DecodeAttention(Struct, frozen=True, forbid_unknown_fields=True):
-    """Attention of decoding sequences: a floor for each layer, and KV bytes over bandwidth."""
+    """Attention of decoding sequences: a minimum for each layer, and KV bytes over bandwidth."""
 
     latency_s: float
     memory_efficiency: float
@@ -83,9 +84,9 @@ class AllReduce(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Kernels(Struct, frozen=True, forbid_unknown_fields=True):
     gemm: dict[str, Roofline]
-    """By the dtype it computes in: bf16, fp8."""
+    """By compute dtype: bf16, fp8."""
     moe: dict[str, Roofline]
-    """By the dtype of the experts' weights: bf16, fp8, int4."""
+    """By dtype of the experts' weights: bf16, fp8, int4."""
     prefill_attention: PrefillAttention
     decode_attention: DecodeAttention
     all_reduce: dict[str, AllReduce]
@@ -93,9 +94,9 @@ class Kernels(Struct, frozen=True, forbid_unknown_fields=True):
     elementwise_efficiency: float
     """Share of peak bandwidth of norms, activations, rotary embedding and cache writes."""
     mla_attention: DecodeAttention | None = None
-    """Decoding over latent vectors, where it was measured; None: as `decode_attention`."""
+    """Decoding over latent vectors, if it was measured; None: as `decode_attention`."""
     expert_table: str = ""
-    """Name of the table of experts that goes before `moe` for the shapes that it has; empty: none."""
+    """Name of the expert table that replaces `moe` for its shapes; empty if there is none."""
     residuals: dict[str, float] = field(default_factory=dict)
     """Median absolute relative error of each fit."""
     source: str = ""
@@ -109,49 +110,50 @@ class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
     """Time that one engine adds to its kernels."""
 
     step_s: float
-    """Per iteration: scheduling, input preparation, sampling."""
+    """Time per iteration: scheduling, input preparation, sampling."""
     layer_s: float
-    """Per layer and iteration: small kernels and the gaps between kernels."""
+    """Time per layer and iteration: small kernels and the gaps between kernels."""
     sequence_s: float
-    """Per sequence and iteration."""
+    """Time per sequence and iteration."""
     launch_layer_s: float = 0.0
-    """Host time to launch a layer's kernels one by one, a lower bound for iterations too large for a captured graph."""
+    """Host time to launch a layer's kernels one by one: a lower bound for iterations too large for a captured graph."""
     launch_part_layer_s: float = 0.0
-    """Host time to launch a layer of an iteration with prompt tokens whose graphs are captured in parts: attention runs
-    between them. A lower bound for iterations of prompts alone that are not too large for graphs. Where sequences
-    decode, the iteration before hides it."""
+    """Host time to launch a layer of an iteration with prompt tokens, if graphs are captured in parts between which
+    attention runs. A lower bound for prompt-only iterations that fit into graphs. If sequences decode, the previous
+    iteration hides this time."""
     launch_expert_layer_s: float = 0.0
-    """The same as `launch_layer_s` for a layer with a mixture of experts."""
+    """Like `launch_layer_s`, for a layer with a mixture of experts."""
     launch_fp8_expert_s: float = 0.0
     """Additional launch time of experts in 8 bits, whose inputs are cast."""
     launch_shared_expert_s: float = 0.0
     """Additional launch time of a shared expert."""
     shared_beside_tokens: int = 0
-    """Largest number of tokens for which the shared expert runs beside the routed ones, on a second stream."""
+    """Largest number of tokens for which the shared expert runs in parallel with the routed ones, on a second
+    stream."""
     sampler_latency_s: float = 0.0
-    """Kernels of one sequence alone that cut the candidates, and again of those that penalise repetition."""
+    """Time of the kernels that cut the candidates of a single sequence, and again of those that penalise repetition."""
     sort_bytes_per_logit: float = 0.0
-    """Bytes at the GPU's peak bandwidth that take as long as sorting one logit, for top-p and top-k."""
+    """Bytes that the GPU's peak bandwidth moves in the time to sort one logit, for top-p and top-k."""
     sorts_before: str = ""
-    """Version of the engine from which on it cuts candidates without sorting; empty: it always sorts."""
+    """Engine version from which candidates are cut without sorting; empty: it always sorts."""
     cut_bytes_per_logit: float = 0.0
-    """The same as `sort_bytes_per_logit`, from that version on."""
+    """Like `sort_bytes_per_logit`, from that version on."""
     penalty_bytes_per_logit: float = 0.0
-    """The same for penalties of repetition."""
+    """Like `sort_bytes_per_logit`, for repetition penalties."""
     pipeline_step_s: float = 0.0
-    """Per iteration of a pipeline: host time between a micro-batch's result and its next start, in which the engine
-    schedules and prepares inputs. With one stage, that is done ahead."""
+    """Per pipeline iteration: host time between a micro-batch's result and its next start, for scheduling and input
+    preparation. With one stage this work is done ahead."""
     pipeline_waits_before: str = ""
-    """Version of the engine from which on pipelines are scheduled ahead, too; empty: never."""
+    """Engine version from which pipelines are scheduled ahead, too; empty: never."""
     kernel_factors: dict[str, float] = field(default_factory=dict)
-    """Factors on the efficiencies of this GPU's kernels under this engine, by the names of `scaled`: another version
-    has other kernels, or sustains another clock."""
+    """Factors on the efficiencies of this GPU's kernels under this engine, by the names of `scaled`. Another engine
+    version has other kernels, or sustains another clock."""
     prefill_factor: float = 1.0
-    """Seconds of prompts as a multiple of what all else says, as was observed while an engine served."""
+    """Observed seconds of prompts over the seconds that the other coefficients predict."""
     decode_factor: float = 1.0
-    """The same of iterations that decode, and of the decoding part of the others."""
+    """The same factor for decode iterations, and for the decoding part of mixed iterations."""
     request_overhead_s: float | None = None
-    """As in `core.fleet.Engine`, in place of the profile's. None: the profile's. So are the next two."""
+    """Replaces the profile's value (see `core.fleet.Engine`); None: the profile's. The next two fields work alike."""
     tokenize_s_per_token: float | None = None
     response_overhead_s: float | None = None
     version: str = ""
@@ -159,7 +161,7 @@ class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
     source: str = ""
 
     def on(self, profile: Engine) -> Engine:
-        """The engine's profile with the times of a request that were measured here."""
+        """The engine's profile with the request times measured here."""
         names = ("request_overhead_s", "tokenize_s_per_token", "response_overhead_s")
         measured = {name: value for name in names if (value := getattr(self, name)) is not None}
         return replace(profile, **measured) if measured else profile
@@ -171,9 +173,10 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):
     kernels: Kernels
     overhead: Overhead
     calibrated: bool = False
-    """True: both were measured on this very GPU and engine. False: from GPUs of the same silicon, or generic."""
+    """Whether both were measured on this GPU and engine. Otherwise they come from GPUs of the same silicon, or are
+    generic."""
     estimated: tuple[str, ...] = ()
-    """If not calibrated: what was not measured, and where it is from."""
+    """If not calibrated: the unmeasured parts, and where their values come from."""
     experts: ExpertTable | None = None
 
 
@@ -181,11 +184,11 @@ class CoefficientFile(Struct, frozen=True, forbid_unknown_fields=True):
     """One data file: the kernels of a GPU and the overhead of each engine measured on it."""
 
     gpus: tuple[str, ...]
-    """GPUs of the measurements."""
+    """Measured GPUs."""
     kernels: Kernels
     engines: dict[str, Overhead] = field(default_factory=dict)
     like: tuple[str, ...] = ()
-    """GPUs of the same silicon without measurements."""
+    """GPUs of the same silicon, without measurements."""
 
 
 class PoolCalibration(Struct, frozen=True, forbid_unknown_fields=True):
@@ -196,22 +199,21 @@ class PoolCalibration(Struct, frozen=True, forbid_unknown_fields=True):
     engine: str
     calibrated: bool
     uncalibrated: tuple[str, ...] = ()
-    """What stands in for measurements, as in "kernels of h100-80gb-sxm"."""
+    """The substitutes for missing measurements, such as "kernels of h100-80gb-sxm"."""
     version: str = ""
-    """Of the engine, as told or assumed; empty: the profile has none."""
+    """Version of the engine, given or assumed; empty if the profile has none."""
 
 
 def versions_notes(engines: Iterable[tuple[str, str]]) -> list[str]:
-    """A sentence on the engines and versions, told or assumed, that step times are for; none if none has a version."""
+    """A sentence with the engines and versions, given or assumed, of the step times; none without versions."""
     found = dict.fromkeys(f"{name} as version {version}" for name, version in engines if version)
     return [f"Step times are for {', '.join(found)}."] if found else []
 
 
 def scaled(kernels: Kernels, values: Mapping[str, float]) -> Kernels:
-    """The kernels with factors on their efficiencies: `memory`, `compute`, `attention` and its two parts
-    `decode_attention` and `prompt_attention`, `cast`; with another `wave_share` of products that have one; and with
-    `cast_latency`, the share of a cast's own latency that is left where an engine casts within the kernel before.
-    """
+    """The kernels with factors on their efficiencies. Keys: `memory`, `compute`, `cast`, `attention` with its two parts
+    `decode_attention` and `prompt_attention`; `wave_share`, which replaces the value of products that have one; and
+    `cast_latency`, the remaining share of a cast's own latency if an engine casts within the previous kernel."""
     memory, compute, attention = (values.get(name, 1.0) for name in ("memory", "compute", "attention"))
     decoding, prompts = (attention * values.get(name, 1.0) for name in ("decode_attention", "prompt_attention"))
     gemm = {
@@ -246,7 +248,7 @@ def scaled(kernels: Kernels, values: Mapping[str, float]) -> Kernels:
 
 
 def _latency_s(kernels: Kernels, product: Roofline, cast_share: float) -> float:
-    """Of a product with that share of the latency of casting its inputs: what one in bf16 does not take."""
+    """Latency of a product with this share of the latency of casting its inputs. A bf16 product has no such latency."""
     if not product.cast_efficiency or "bf16" not in kernels.gemm:
         return product.latency_s
     plain_s = min(kernels.gemm["bf16"].latency_s, product.latency_s)
@@ -254,7 +256,7 @@ def _latency_s(kernels: Kernels, product: Roofline, cast_share: float) -> float:
 
 
 def corrected(known: Coefficients, prefill: float, decode: float) -> Coefficients:
-    """The coefficients of an engine whose prompts and decoding take so many times as long."""
+    """The coefficients of an engine whose prompts and decoding take longer by these factors."""
     overhead = known.overhead
     factors = {"prefill_factor": overhead.prefill_factor * prefill, "decode_factor": overhead.decode_factor * decode}
     return replace(known, overhead=replace(overhead, **factors))

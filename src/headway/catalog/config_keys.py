@@ -1,4 +1,4 @@
-"""The keys of a Hugging Face config.json: read by name, remembered as read, checked for those that nothing read."""
+"""The keys of a Hugging Face config.json. Reads keys by name, and reports unread keys that may matter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MATTERS = re.compile(
     r"expert|moe|layer|(^|_)kv|window|quant|mamba|ssm|intermediate|ffn|head_dim|latent|lora_rank|swa_|sliding|indexer"
     r"|shared|state_size|d_state|conv_dim|block_type|altup|laurel|per_stack"
 )
-"""Keys that look as if sizes or layer kinds depended on them."""
+"""Keys on which sizes or layer kinds may depend, by their names."""
 HARMLESS = re.compile(
     r"norm|drop|loss|aux|bias|scal|multiplier|init|nextn|mtp|output_|_id$|_ids$|theta|rope|token_|_fn$|_act$"
     r"|_activation$|activation_|dtype|jitter|scor|group|softcap|limit|_impl|chunk_size|index_topk|temperature|interleave"
@@ -27,7 +27,7 @@ HARMLESS = re.compile(
     r"|n_layer_indices|vision|image|audio|video|deepstack|recompute|upcast|elementwise|renormal|auto_map|float|exclude"
     r"|expert_map|lm_head|overlap|sink|combination|is_moe_first|dense_act|no_split|keep_|load_balanc|fused|deterministic"
 )
-"""Keys that matter to the values that a model computes, to training or to other parts of a model, not to sizes."""
+"""Keys that affect a model's values, its training or other parts of it, but no sizes."""
 
 
 @cache
@@ -37,12 +37,12 @@ def _families() -> dict[str, dict[str, Any]]:
 
 
 def family_defaults(model_type: str) -> dict[str, Any]:
-    """What `transformers` knows of a family: its `aliases` of keys, its `defaults`, the family of its `text` part."""
+    """`transformers`' data on a family: its key `aliases`, its `defaults`, and the family of its `text` part."""
     return _families().get(model_type, {})
 
 
 def _family_of(keys: Mapping[str, Any]) -> str:
-    """The config's `model_type`; where that is no family of `transformers`, the one that its architecture names."""
+    """The config's `model_type`. If `transformers` does not know it, the family that the architecture names."""
     stated, architectures = str(keys.get("model_type") or ""), keys.get("architectures")
     if stated in _families() or not isinstance(architectures, list):
         return stated
@@ -52,17 +52,17 @@ def _family_of(keys: Mapping[str, Any]) -> str:
 
 @cache
 def _by_architecture() -> dict[str, str]:
-    """Families by the first part of their class's name, `deepseekv3` of DeepseekV3ForCausalLM."""
+    """Families by the first part of their class name, for example `deepseekv3` for DeepseekV3ForCausalLM."""
     return {name.replace("_", ""): name for name in _families()}
 
 
 def known_families() -> tuple[str, ...]:
-    """The values of `model_type` whose defaults are known: those of `transformers`."""
+    """The values of `model_type` with known defaults: those of `transformers`."""
     return tuple(_families())
 
 
 class ConfigKeys(dict[str, Any]):
-    """The keys of a config, with its family's names and defaults for keys that it leaves out."""
+    """The keys of a config, with its family's names and defaults for missing keys."""
 
     def __init__(self, file: Path, keys: Mapping[str, Any], defaults: bool = True) -> None:
         super().__init__(keys)
@@ -75,11 +75,11 @@ class ConfigKeys(dict[str, Any]):
         self._defaults: dict[str, Any] = family.get("defaults", {})
 
     def value(self, *names: str, default: Any = None) -> Any:
-        """The value under the first of `names` that is present and not null, else the family's default for it."""
+        """The value of the first of `names` that is present and not null, otherwise the family's default."""
         synonyms = list(dict.fromkeys(each for name in names for each in (self._aliases.get(name, name), name)))
         found = next((self[each] for each in synonyms if self.get(each) is not None), None)
         self.read.update(each for each in synonyms if found is None or self.get(each) in (found, None))
-        if found is not None or any(each in self for each in synonyms):  # an explicit null is no default
+        if found is not None or any(each in self for each in synonyms):  # an explicit null prevents the default
             return default if found is None else found
         for name in names:
             own = self._aliases.get(name, name)
@@ -88,7 +88,7 @@ class ConfigKeys(dict[str, Any]):
         return default
 
     def given(self, name: str) -> bool:
-        """Whether the config itself has the key."""
+        """Whether the config itself contains the key."""
         self.read.add(name)
         return self.get(name) is not None
 
@@ -110,7 +110,7 @@ class ConfigKeys(dict[str, Any]):
         return value
 
     def per_layer(self, name: str, num_layers: int) -> list[Any] | None:
-        """A list with a value for each layer; None: the key is absent. HeadwayError for a list that is too short."""
+        """A list with a value for each layer; None if the key is absent. HeadwayError for a list that is too short."""
         value = self.value(name)
         if value is None:
             return None
@@ -125,7 +125,7 @@ class ConfigKeys(dict[str, Any]):
         return HeadwayError(f"{self.file}: {name} is {shown}; expected {expected}")
 
     def not_understood(self, also_read: Iterable[str] = ()) -> list[str]:
-        """Keys that look as if sizes depended on them, and that nothing has read."""
+        """Keys on which sizes may depend, and that were not read."""
         read = self.read | set(also_read) | set(self.get("_parts") or ())
         return [key for key, value in self.items() if key not in read and self._matters(key, value)]
 
@@ -138,7 +138,7 @@ class ConfigKeys(dict[str, Any]):
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file as Python writes it, with Infinity and NaN, and with or without a byte order mark."""
+    """The object in a JSON file as Python writes it, with Infinity and NaN, and with an optional byte order mark."""
     try:
         text = file.read_bytes().decode("utf-8-sig")
     except OSError as error:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class KvTransferCost(Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of a KV transfer between replicas over an idle link: `latency_s + bytes * s_per_byte`."""
+    """Time of a KV transfer between replicas over an idle link: `latency_s + bytes * s_per_byte`."""
 
     latency_s: float
     s_per_byte: float
@@ -35,21 +35,21 @@ class ColdStart(Struct, frozen=True, forbid_unknown_fields=True):
     local_bytes_per_s_gpu: float
     """Rate from the node's memory into one GPU; GPUs load in parallel."""
     stream_bytes_per_s: dict[str, float]
-    """Rate of a whole model from a storage into GPU memory, by name of the storage."""
+    """Rate of a whole model from a storage into GPU memory, by the storage's name."""
     init_s: float
-    """Processes, memory profile, KV cache."""
+    """Time for processes, memory profile and KV cache."""
     graphs_s: float
     """CUDA graph capture."""
     compile_s: float
     """torch.compile without its cache."""
     residuals: dict[str, float]
-    """Signed relative errors of the totals that were measured, by setup."""
+    """Signed relative errors of the measured totals, by setup."""
     source: str
 
 
 class Costs(Struct, frozen=True, forbid_unknown_fields=True):
     kv_transfer: dict[str, KvTransferCost]
-    """By the network of the measurement."""
+    """By network of the measurement."""
     host_link: HostLink
     cold_start: ColdStart
 

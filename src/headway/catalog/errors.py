@@ -1,8 +1,8 @@
-"""Errors of predictions against measured runs, and the bands around new predictions that follow from them.
+"""Errors of predictions against measured runs, and the resulting bands around new predictions.
 
-Split conformal prediction (Vovk, Gammerman and Shafer 2005; Lei et al. 2018): of n runs like the new one, the
-ceil(0.9 (n + 1))-th smallest error covers it with a chance of at least 90%, whatever the errors' distribution. An error
-is the absolute logarithm of measured over predicted, so a band is a factor to both sides.
+Split conformal prediction (Vovk, Gammerman and Shafer 2005; Lei et al. 2018): of n runs like the new one, the ceil(0.9
+(n + 1))-th smallest error covers it with a probability of at least 90%, for any distribution of errors. An error is the
+absolute logarithm of measured over predicted, so a band is a factor to both sides.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ Weights = Literal["16 bit", "8 bit", "4 bit", "experts"]
 Load = Literal["low", "medium", "high"]
 
 KNOWN: tuple[Known, ...] = ("GPU and version", "GPU", "neither")
-"""What the step times were measured on, the best known first: the GPU's kernels and the engine's version, the kernels
-only, or neither."""
+"""The measured part of the step times, best case first: the GPU's kernels and the engine's version, the kernels only,
+or neither."""
 LOADS: tuple[tuple[float, Load], ...] = ((0.25, "low"), (0.75, "medium"), (inf, "high"))
-"""(up to this, `metrics.usage.fullest`, name)."""
+"""Upper bound of `metrics.usage.fullest`, and the load's name."""
 MOST_WAITING = 0.1
-"""A larger share of requests' time until admission is a high load, at any fullness: prompts wait for prompts."""
+"""A larger share of requests' time before admission counts as high load at any fullness, because prompts wait for
+prompts."""
 LEVEL = 0.9
 LEAST_RUNS, LEAST_MODELS = 9, 3
-"""Fewer runs, or runs of fewer models, are too few for a band: 9 is the least n with a rank for 90%, the largest."""
+"""Fewer runs, or runs of fewer models, give no band: 9 is the least n for which the 90% rank exists."""
 METRICS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "itl_mean", "e2e_mean", "e2e_p99")
-"""Latencies whose errors are known."""
+"""Latencies with known errors."""
 _STATISTICS = {"mean": "mean", "p50": "mean", "p90": "p99", "p95": "p99", "p99": "p99"}
-"""Which error stands for a statistic of a distribution."""
+"""By statistic of a distribution: the statistic whose error is used for it."""
 
 
 class ErrorClass(Struct, frozen=True, forbid_unknown_fields=True):
-    """Predictions that err alike. None: any."""
+    """Predictions with similar errors. None: any."""
 
     known: Known
     weights: Weights | None = None
@@ -49,14 +50,14 @@ class ErrorClass(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def label(self) -> str:
-        """As in "GPU and version measured, experts, low load"."""
+        """A label such as "GPU and version measured, experts, low load"."""
         known = "GPU and version not measured" if self.known == "neither" else f"{self.known} measured"
         parts = [f"{self.weights} weights" if self.weights and self.weights != "experts" else self.weights]
         return ", ".join(filter(None, [known, *parts, f"{self.load} load" if self.load else None]))
 
 
 class RunErrors(Struct, frozen=True, forbid_unknown_fields=True):
-    """Errors of the predictions for one measured run, by step times that were fitted without its model."""
+    """Errors of the predictions for one measured run, with step times fitted without the run's model."""
 
     run: str
     model: str
@@ -65,10 +66,10 @@ class RunErrors(Struct, frozen=True, forbid_unknown_fields=True):
     known: Known
     weights: Weights
     fullness: float
-    """As in `load_of`, by the prediction."""
+    """Predicted fullness, as in `load_of`."""
     waiting_share: float
     errors: dict[str, float]
-    """Logarithm of measured over predicted, by `METRICS`. Above 0: measured slower than predicted."""
+    """Logarithm of measured over predicted, by `METRICS`; positive if measured slower than predicted."""
 
     @property
     def load(self) -> Load:
@@ -86,30 +87,30 @@ class ErrorFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Band(Struct, frozen=True, omit_defaults=True):
-    """Where a latency, in seconds, or an energy is measured with a chance of at least `level`."""
+    """The interval that contains a measured latency, in seconds, or energy with a probability of at least `level`."""
 
     low: float
     high: float
     level: float
     basis: ErrorClass
-    """The class whose runs the band is from: that of the prediction, or a wider one if it has too few."""
+    """The class of the band's runs: the prediction's class, or a wider one if it has too few runs."""
     num_runs: int
     num_models: int
     num_own_runs: int
-    """Of the prediction's own class."""
+    """Number of runs in the prediction's own class."""
 
 
 class PredictionErrors:
-    """Bands and chances from measured runs."""
+    """Bands and probabilities from measured runs."""
 
     def __init__(self, runs: Sequence[RunErrors], least_models: int = LEAST_MODELS) -> None:
         self._runs, self._least_models = tuple(runs), least_models
 
     def band(self, predicted_s: float, metric: str, wanted: ErrorClass, level: float = LEVEL) -> Band | None:
-        """Of one of `METRICS`. None: no class has enough runs with this metric.
+        """The band of one of `METRICS`; None if no class has enough runs with this metric.
 
-        What is less well known never has a narrower band, nor has a class with too few runs for a band of its own one
-        that would leave out a run of it.
+        A less well known class never gets a narrower band. If a class has too few runs for its own band, the wider
+        class's band is extended to contain its runs.
         """
         found = [each for each in self._sets(metric, wanted) if each.factor(level) is not None]
         if not found:
@@ -127,7 +128,7 @@ class PredictionErrors:
         )
 
     def chance(self, predicted_s: float, target_s: float, metric: str, wanted: ErrorClass) -> float | None:
-        """Least chance that at most `target_s` is measured; None as for `band`."""
+        """Lower bound of the probability that at most `target_s` is measured; None as in `band`."""
         found = [each for each in self._sets(metric, wanted) if each.factor(LEVEL) is not None]
         if not found or not predicted_s > 0:
             return None
@@ -135,9 +136,11 @@ class PredictionErrors:
         return min(each.chance(room) for each in found)
 
     def joint(self, metrics: Sequence[str], known: Known, level: float = LEVEL) -> float | None:
-        """Factor on the logarithms of these metrics' bands that hold all of a run's errors with a chance of `level`.
+        """Factor on the logarithms of these metrics' bands, so that they contain all errors of a run with probability
+        `level`.
 
-        The score of a run is its largest error as a share of half the band, from runs of other models. None: too few.
+        The score of a run is its largest error as a share of half the band, from runs of other models. None: too few
+        runs.
         """
         scores = []
         for model in {run.model for run in self._runs}:
@@ -154,7 +157,7 @@ class PredictionErrors:
         return [run for run in self._runs if metric in run.errors and run.is_in(wanted)]
 
     def _sets(self, metric: str, wanted: ErrorClass) -> Iterator[_ErrorSet]:
-        """The set of runs for this class, and those for the same class where more is known."""
+        """The runs of this class, and the runs of the same class where more was measured."""
         for known in KNOWN[: KNOWN.index(wanted.known) + 1]:
             own = replace(wanted, known=known)
             seen = self._of(metric, own)
@@ -174,15 +177,15 @@ class _ErrorSet(Struct, frozen=True):
     errors: tuple[float, ...]
     num_models: int
     beside: tuple[float, ...]
-    """Errors of the runs of a narrower class that has too few of them."""
+    """Errors of the runs of a narrower class that has too few runs."""
 
     def factor(self, level: float) -> float | None:
-        """Half the band's width in logarithms; None: too few runs for the level."""
+        """Half the band's width in logarithms; None if there are too few runs for the level."""
         half = quantile([abs(each) for each in self.errors], level)
         return None if half is None else max([half, *map(abs, self.beside)])
 
     def chance(self, room: float) -> float:
-        """Least chance of an error of at most `room`. A narrower class's runs lower it, and do not raise it."""
+        """Lower bound of the probability of an error of at most `room`. A narrower class's runs can only lower it."""
         found = share_below(self.errors, room)
         if self.beside:
             found = min(found, (sum(each <= room for each in self.beside) + 1) / (len(self.beside) + 1))
@@ -190,35 +193,35 @@ class _ErrorSet(Struct, frozen=True):
 
 
 def quantile(scores: Sequence[float], level: float) -> float | None:
-    """The ceil(level (n + 1))-th smallest score: the next one is at most that with a chance of `level` or more, if all
-    orders of the scores are equally likely. None: there are too few scores, and no bound."""
+    """The ceil(level (n + 1))-th smallest score. The next score does not exceed it with a probability of at least
+    `level`, if all orders of the scores are equally likely. None for too few scores, which give no bound."""
     rank = ceil(level * (len(scores) + 1) - 1e-9)
     return sorted(scores)[rank - 1] if 1 <= rank <= len(scores) else None
 
 
 def share_below(scores: Sequence[float], most: float) -> float:
-    """Least chance that the next score is at most `most`."""
+    """Lower bound of the probability that the next score is at most `most`."""
     return sum(each <= most for each in scores) / (len(scores) + 1)
 
 
 class Coverage(Struct, frozen=True):
-    """How often measured values were in bands from runs of other models."""
+    """How often measured values lay in bands computed from runs of other models."""
 
     of: ErrorClass
     num_runs: int
     num_models: int
     has_own_band: bool
-    """Whether the class has enough runs for a band of its own."""
+    """Whether the class has enough runs for its own band."""
     covered: dict[str, float]
-    """By metric: share of its runs that were within their bands."""
+    """By metric: share of its runs within their bands."""
     width: dict[str, float]
     """By metric: half the width of the class's band from all runs, as a factor minus 1."""
 
 
 def coverage(runs: Sequence[RunErrors], level: float = LEVEL) -> list[Coverage]:
-    """Coverage by what is known: of all runs, by weights, and by load.
+    """Coverage over all runs, by weights and by load, for each degree of measurement.
 
-    The bands of a model's runs are from those of the other models (leave one model out), which may be one fewer.
+    The bands of a model's runs come from the other models' runs (leave one model out), which may be one model fewer.
     """
     others = {
         model: PredictionErrors([run for run in runs if run.model != model], LEAST_MODELS - 1)
@@ -243,7 +246,7 @@ def coverage(runs: Sequence[RunErrors], level: float = LEVEL) -> list[Coverage]:
 
 
 def _is_inside(others: PredictionErrors, run: RunErrors, metric: str, level: float) -> bool | None:
-    """None: the run has no such error, or the others give no band."""
+    """Whether the run's error lies in its band; None if the run has no such error, or the others give no band."""
     if metric not in run.errors:
         return None
     band = others.band(1.0, metric, ErrorClass(run.known, run.weights, run.load), level)
@@ -251,29 +254,29 @@ def _is_inside(others: PredictionErrors, run: RunErrors, metric: str, level: flo
 
 
 def metric_of(key: str) -> str | None:
-    """The one of `METRICS` whose errors stand for a key of a summary such as "ttft_s.p95"; None: none does."""
+    """The metric of `METRICS` whose errors stand for a summary key such as "ttft_s.p95"; None if there is none."""
     name, _, statistic = key.partition(".")
     metric = f"{name.removesuffix('_s')}_{_STATISTICS.get(statistic, '')}"
-    is_median_gap = key == "itl_s.p50"  # iterations with prompts are in the mean, and not in the median
+    is_median_gap = key == "itl_s.p50"  # the mean contains iterations with prompts, the median does not
     return metric if metric in METRICS and not is_median_gap else None
 
 
 def known_of(used: Coefficients) -> Known:
-    """What these step times were measured on."""
+    """Which parts of these step times were measured."""
     if used.calibrated:
         return "GPU and version"
     return "neither" if any("kernels" in each for each in used.estimated) else "GPU"
 
 
 def weights_of(model: Model) -> Weights:
-    """Of experts in any precision, else of dense weights by their bits."""
+    """The class of a model's weights: experts in any precision, otherwise dense weights by their bits."""
     if model.moe is not None:
         return "experts"
     return "4 bit" if "4" in model.dtype else "8 bit" if "8" in model.dtype else "16 bit"
 
 
 def load_of(fullness: float, waiting_share: float) -> Load:
-    """Of a run, by `metrics.usage.fullest`, and the share of requests' time until admission."""
+    """The load of a run, by `metrics.usage.fullest` and the share of requests' time before admission."""
     if waiting_share > MOST_WAITING:
         return "high"
     return next(name for most, name in LOADS if fullness <= most)
@@ -281,7 +284,7 @@ def load_of(fullness: float, waiting_share: float) -> Load:
 
 @cache
 def prediction_errors() -> PredictionErrors:
-    """The errors to expect of a prediction, by the measured runs of the catalog."""
+    """The expected errors of predictions, from the measured runs of the catalog."""
     return PredictionErrors(error_file().runs)
 
 

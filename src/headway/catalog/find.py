@@ -1,4 +1,4 @@
-"""Look up a model by name: in the catalog, in a local folder, in the cache of Hugging Face's hub."""
+"""Looks up a model by name: in the catalog, in a local folder, in the cache of Hugging Face's hub."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from headway.core.model import Model
 
 
 def find_model(name: str, base_dir: Path = Path(), assume: bool = False) -> Model:
-    """The model of this name in the catalog, of a folder with a config.json, or of the hub's local cache.
+    """The model with this name in the catalog, of a folder with a config.json, or of the hub's local cache.
 
-    `base_dir`: where relative paths begin. HeadwayError if there is none, which says how to give a config.
+    `base_dir`: base of relative paths. HeadwayError if there is none; its message explains how to give a config.
     """
     try:
         return load.model(name)
@@ -28,12 +28,13 @@ def find_model(name: str, base_dir: Path = Path(), assume: bool = False) -> Mode
 
 
 def is_repository(config: str, base_dir: Path = Path()) -> bool:
-    """Whether a `config` names a repository in the hub's local cache, and no file or folder."""
+    """Whether a `config` names a repository in the hub's local cache, and not a file or folder."""
     return not (base_dir / config).exists() and local_config(config, base_dir) is not None
 
 
 def config_of(model: str, base_dir: Path = Path()) -> Path | None:
-    """The config.json of a model that is a folder or in the hub's cache; None: the catalog has it, or nothing does."""
+    """The config.json of a model that is a folder or in the hub's cache; None if the catalog has the model, or nothing
+    has it."""
     with suppress(HeadwayError):
         load.model(model)
         return None

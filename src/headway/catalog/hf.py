@@ -1,4 +1,4 @@
-"""Read the shape of a model from a Hugging Face config.json."""
+"""Reads the shape of a model from a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from headway.core.model import Layers, Model, Sampling
 
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
 _TEXT = ("text_config", "llm_config", "language_config", "text_model_config")
-"""Where configs of multimodal models keep the text part."""
+"""Keys under which configs of multimodal models keep the text part."""
 _AROUND = ("thinker_config", "talker_free_config")
 
 
 def model_from_config(path: str | Path, name: str | None = None, assume: bool = False) -> Model:
-    """Return the model that a Hugging Face config.json, or one in the folder `path`, describes.
+    """The model described by a Hugging Face config.json at `path` or in the folder `path`.
 
     Reads all decoders of `transformers` with attention, sliding windows, latent attention, experts, linear attention,
     state-space layers and convolutions, except those that it refuses by name. Of a multimodal model only the text part
     counts. Types of weights come from `quantization_config`, or from a quantiser's file in the same folder, and the
     sampling parameters from a `generation_config.json` there. `name` defaults to the config's `_name_or_path`, else to
-    the folder. HeadwayError names the file and the key that is missing or invalid, and refuses encoders and keys that
-    look as if sizes depended on them and that have no known meaning; `assume` takes such keys as without meaning.
+    the folder. HeadwayError for a missing or invalid key, for encoders, and for keys of unknown meaning on which sizes
+    may depend; `assume` ignores such keys. The message names the file and the key.
     """
     file = Path(path)
     if file.is_dir():
@@ -60,7 +60,7 @@ def model_from_config(path: str | Path, name: str | None = None, assume: bool = 
 
 
 def local_config(name: str, base_dir: Path = Path()) -> Path | None:
-    """The config.json of a folder, or of a repository in the cache of Hugging Face's hub; None: there is none."""
+    """The config.json of a folder, or of a repository in the cache of Hugging Face's hub; None if there is none."""
     if (folder := base_dir / name).is_dir() and (folder / "config.json").is_file():
         return folder / "config.json"
     if folder.name.endswith(".json") and folder.is_file():
@@ -75,7 +75,7 @@ def local_config(name: str, base_dir: Path = Path()) -> Path | None:
 
 
 def _text_part(file: Path, outer: dict[str, Any]) -> ConfigKeys:
-    """The keys of the text part, with those of the whole that it does not have itself."""
+    """The keys of the text part, completed by the keys of the whole config."""
     keys: dict[str, Any] = outer
     for around in _AROUND:
         if isinstance(keys.get(around), dict):
@@ -107,7 +107,7 @@ def _shown(value: object) -> str:
 
 
 def _sampling(file: Path) -> Sampling | None:
-    """The sampling parameters that engines take from a `generation_config.json`; None: there is no such file."""
+    """The sampling parameters that engines take from a `generation_config.json`; None without the file."""
     if not file.exists():
         return None
     keys = read_json(file)
@@ -139,11 +139,11 @@ _REFUSED = {
     "deepseek_v4": "a cache of tokens that are compressed into one",
     "qwen4_exp_text": "n-gram embeddings and compressed attention", "evolla": "cross attention to proteins",
 }  # fmt: skip
-"""Families of decoders whose memory or steps are of a kind that is not modelled, with that kind."""
+"""Families of decoders with memory or steps that are not modelled, and the reason."""
 
 
 def _check_decoder(config: ConfigKeys) -> None:
-    """HeadwayError for a model that generates no tokens, or whose layers are of a kind that is not modelled."""
+    """HeadwayError for a model that generates no tokens, or has layers that are not modelled."""
     kind, architectures = config.family, config.get("architectures") or []
     what = ""
     if kind.lower() in _ENCODERS or any("MaskedLM" in str(name) for name in architectures):
@@ -186,7 +186,7 @@ def _model(config: ConfigKeys, shapes: Shapes, layers: list[Layers], dtype: str)
 
 
 def _simplest(model: Model, layers: list[Layers]) -> Model:
-    """The model described without a list of layers, if its other fields can say the same; else with the list."""
+    """The model without a list of layers if its other fields describe it completely; otherwise with the list."""
     num, moe = len(layers), model.moe
     windowed, sparse = sum(each.is_windowed for each in layers), sum(each.has_experts for each in layers)
     every = round(num / (num - windowed)) if windowed < num else 1
@@ -207,13 +207,13 @@ def _simplest(model: Model, layers: list[Layers]) -> Model:
 
 
 def _sums(layers: tuple[Layers, ...] | list[Layers]) -> tuple[int, int]:
-    """(windowed layers, layers with experts): how they go together matters to no sum."""
+    """(windowed layers, layers with experts). Their combination does not affect the sums."""
     windowed = sum(each.num for each in layers if each.is_windowed)
     return windowed, sum(each.num for each in layers if each.has_experts)
 
 
 def _shape(layer: Layers) -> Layers:
-    """The layer without its number and its window; experts stay with the width that they replace."""
+    """The layer without its count and window. Experts keep the width that they replace."""
     return replace(layer, num=1, is_windowed=False)
 
 
@@ -237,11 +237,11 @@ _FEED_FORWARD = {
     "jamba": "feed_forward",
     "step3p7": "moe",
 }
-"""Names of the module that has the experts in checkpoints, where it is not `mlp`."""
+"""Names of the module that holds the experts in checkpoints, if it is not `mlp`."""
 
 
 def _quantised(layers: list[Layers], shapes: Shapes, quantization: Quantization, family: str) -> list[Layers]:
-    """The layers with the types of their weights where they differ from the model's."""
+    """The layers, with the types of their weights if they differ from the model's."""
     linear = "bf16" if shapes.moe is not None and quantization.dtype == "int4" else quantization.dtype
     found = []
     for i, (layer, kind) in enumerate(zip(layers, shapes.kinds, strict=True)):
@@ -307,13 +307,13 @@ _POSITIONS = (
     "n_ctx",
 )
 _UNSTATED_CONTEXT_TOKENS = 2048
-"""What vLLM takes where the config states no length."""
+"""The length that vLLM assumes if the config gives none."""
 _INCLUDED = ("su", "longrope", "llama3", "default", "mrope", "proportional")
-"""Kinds of rotary scaling after which `max_position_embeddings` is the long context already."""
+"""Kinds of rotary scaling for which `max_position_embeddings` already is the long context."""
 
 
 def _context_tokens(config: ConfigKeys) -> int:
-    """The longest sequence as vLLM derives `max_model_len` from the positions and the rotary scaling."""
+    """The longest sequence, derived like vLLM's `max_model_len` from the positions and the rotary scaling."""
     tokens = next((config.count(name) for name in _POSITIONS if config.value(name) is not None), None)
     if tokens is None:
         return _UNSTATED_CONTEXT_TOKENS
@@ -335,7 +335,7 @@ def _context_tokens(config: ConfigKeys) -> int:
 
 
 def whole_config(path: str | Path) -> str:
-    """The text of a config.json, with the quantisation that a file beside it states: all that is read, in one file."""
+    """The text of a config.json, including the quantisation from a separate file, so that one file suffices."""
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
     keys = read_json(file)

@@ -1,4 +1,4 @@
-"""Which kind of attention or state, and which feed-forward, each layer of a config has."""
+"""Determines the kind of attention or state, and of feed-forward, of each layer of a config."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def kinds_of(keys: ConfigKeys, num_layers: int) -> list[Kind]:
 
 
 def names_of(keys: ConfigKeys, num_layers: int) -> list[str] | None:
-    """The names of the layers' kinds as the config writes them; None: it has no such list."""
+    """The kinds of the layers in the config's own words; None if it has no such list."""
     for key in ("layer_types", "layers_block_type", "block_types", "layer_block_types", "hybrid_override_pattern"):
         value = keys.get(key)
         if value is None:
@@ -70,11 +70,11 @@ def _named(keys: ConfigKeys, num_layers: int) -> list[Kind] | None:
 
 
 def _by_index(keys: ConfigKeys, num_layers: int) -> list[Kind] | None:
-    """From lists of layers of a kind, or of numbers that stand for kinds."""
+    """Kinds from lists of layers, or from numbers that stand for kinds."""
     every = range(num_layers)
-    if (types := keys.per_layer("attn_type_list", num_layers)) is not None:  # MiniMax: 0 is lightning attention
+    if (types := keys.per_layer("attn_type_list", num_layers)) is not None:  # MiniMax: 0 means lightning attention
         return ["full" if each else "state" for each in types]
-    if (types := keys.per_layer("hybrid_layer_pattern", num_layers)) is not None:  # MiMo-V2: 1 is a window
+    if (types := keys.per_layer("hybrid_layer_pattern", num_layers)) is not None:  # MiMo-V2: 1 means a window
         return ["window" if each else "full" for each in types]
     linear = keys.value("linear_attn_config")
     if isinstance(linear, dict):  # Kimi-Linear counts from 1
@@ -107,7 +107,7 @@ def _indices(keys: ConfigKeys, value: Any, name: str) -> set[int]:
 
 
 def _by_period(keys: ConfigKeys, num_layers: int) -> list[Kind] | None:
-    """From the distance of layers with full attention among others with a state."""
+    """Kinds from the distance between full-attention layers among layers with a state."""
     if keys.value("attn_layer_period") is not None:  # Jamba, Zamba
         period, offset = keys.count("attn_layer_period"), keys.count("attn_layer_offset", default=0, least=0)
         return ["full" if i % period == offset else "state" for i in range(num_layers)]
@@ -120,7 +120,8 @@ def _by_period(keys: ConfigKeys, num_layers: int) -> list[Kind] | None:
 
 
 def _windowed(keys: ConfigKeys, num_layers: int) -> list[Kind] | None:
-    """From the pattern of windowed layers; without one, as the family arranges them: all, if nothing else is known."""
+    """Kinds from the pattern of windowed layers. Without a pattern, the family's arrangement; if unknown, all layers
+    have the window."""
     if window_tokens(keys) is None:
         return None
     pattern = keys.value(*_PATTERNS)
@@ -140,14 +141,16 @@ def _windowed(keys: ConfigKeys, num_layers: int) -> list[Kind] | None:
 
 
 def _windowed_by_family(keys: ConfigKeys, num_layers: int) -> list[Kind]:
-    """Without a pattern. What `max_window_layers` means, families of one name do not agree about."""
+    """The family's arrangement without a pattern. Families disagree on the meaning of `max_window_layers`."""
     every, family = range(num_layers), keys.family
     first = 0
     if family.startswith(("qwen", "dots1", "deepseek_ocr2")) and keys.value("max_window_layers") is not None:
         first = keys.count("max_window_layers", least=0)
-    if family == "qwen2_moe":  # every second one of the first layers has a window, where others have none there
+    # every second layer of the first layers has a window; in other families none of them has one
+    if family == "qwen2_moe":
         return ["window" if i < first and i % 2 == 0 else "full" for i in every]
-    if family == "smollm3":  # layers without rotary embedding have the window, which see everything elsewhere
+    # layers without rotary embedding have the window; in other families they have full attention
+    if family == "smollm3":
         rotary = keys.per_layer("no_rope_layers", num_layers)
         interval = keys.count("no_rope_layer_interval", default=4)
         return ["full" if (rotary[i] if rotary is not None else (i + 1) % interval) else "window" for i in every]
@@ -163,15 +166,15 @@ _PATTERN_OF = {
     "gemma3n": 5, "gemma3n_text": 5, "gemma4": 6, "gemma4_text": 6, "gemma4_unified_text": 6, "exaone4": 4,
     "exaone_moe": 4, "afmoe": 4, "vaultgemma": 2,
 }  # fmt: skip
-"""Every n-th layer has full attention where a config of this family has a window and no list of layers."""
+"""Families with a window and no list of layers, in which every n-th layer has full attention."""
 _FULL_FIRST = frozenset({"cwm", "granite_swa", "granitemoe_swa"})
-"""The first of each four layers has full attention."""
+"""In these families the first of each four layers has full attention."""
 _FULL_UNLESS_LISTED = frozenset({"laguna", "mellum", "cohere_compass_text"})
-"""Only a list of layers gives layers of these families their window."""
+"""In these families only a list of layers gives layers a window."""
 
 
 def window_tokens(keys: ConfigKeys) -> int | None:
-    """The window of windowed layers; None: the model has none. HeadwayError for several windows."""
+    """The window of windowed layers; None if the model has none. HeadwayError for several windows."""
     if keys.value("use_sliding_window") is False:
         keys.read |= {"sliding_window", "max_window_layers"}
         return None

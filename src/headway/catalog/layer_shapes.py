@@ -1,6 +1,6 @@
 """The shape of each layer of a config: heads, projections, states and feed-forward widths.
 
-Counts are those of `transformers` within 1%, biases and norms left out; scripts/model_sizes.py records them.
+Parameter counts agree with `transformers` within 1% without biases and norms; scripts/model_sizes.py records them.
 """
 
 from __future__ import annotations
@@ -73,20 +73,20 @@ DENSE_WIDTH = (
     "ff_intermediate_size",
 )
 _FOUR_TIMES = {"gpt2", "gpt-sw3", "gpt_bigcode", "gptj", "codegen", "gpt_neo", "bloom", "falcon", "mpt", "opt"}
-"""Families whose feed-forward is four times as wide as the hidden state where the config gives no width."""
+"""Families whose feed-forward is four times as wide as the hidden state if the config gives no width."""
 
 
 class Shapes(NamedTuple):
-    """What a config says of its layers."""
+    """The shapes of a config's layers."""
 
     layers: list[Layers]
-    """One for each layer; `num` is 1."""
+    """One entry per layer, each with `num` 1."""
     kinds: list[Kind]
     moe: Moe | None
     mla: Mla | None
     gated: bool
     width: int
-    """Of the dense feed-forward; that of an expert if there is none."""
+    """Width of the dense feed-forward, or of an expert if there is none."""
     other_params: float
     unmodelled: tuple[str, ...]
 
@@ -101,7 +101,7 @@ def shapes_of(keys: ConfigKeys, assume: bool = False) -> Shapes:
     mlps: list[Mlp] = ["dense"] * num_layers if moe is None else mlps_of(keys, num_layers, kinds)
     if moe is None and "none" in kinds:
         mlps = ["dense" if kind == "none" else "none" for kind in kinds]
-    both = keys.family.startswith("gemma4")  # a dense feed-forward beside the experts of each layer
+    both = keys.family.startswith("gemma4")  # a dense feed-forward in addition to the experts of each layer
     both = both and not keys.given("block_configs")
     width = (
         0
@@ -134,7 +134,7 @@ def hidden_size_of(keys: ConfigKeys) -> int:
 
 
 def num_layers_of(keys: ConfigKeys) -> int:
-    """The number of layers, which some configs give only as a list of kinds."""
+    """The number of layers. Some configs give it only through a list of kinds."""
     kinds = keys.get("layers_block_type")
     default = len(kinds) if isinstance(kinds, list) and kinds else None
     return keys.count("num_hidden_layers", "n_layers", "num_layers", default=default)
@@ -169,12 +169,12 @@ def _is_gated(keys: ConfigKeys, assume: bool) -> bool:
 
 
 def _first(value: Any) -> Any:
-    """The first of a list of values that are one for each kind of experts, or one for each layer."""
+    """The first item of a list with one value per kind of experts or per layer; other values unchanged."""
     return value[0] if isinstance(value, list) and value else value
 
 
 def _moe(keys: ConfigKeys) -> tuple[Moe | None, float]:
-    """(the mixture of experts, parameters of experts that no text token goes through)."""
+    """(the mixture of experts, parameters of experts that process no text tokens)."""
     experts = keys.value(*EXPERTS, default=0)
     others = experts[1:] if isinstance(experts, list) else []
     if keys.value("enable_moe_block") is False and keys.family.startswith("gemma4"):
@@ -240,7 +240,7 @@ def _dense_width(keys: ConfigKeys, hidden: int, needed: bool) -> int:
         expansion = keys.value("expansion_ratio", default=4)
         return int(expansion * hidden) if needed else 0
     width = keys.count(*DENSE_WIDTH) if needed else int(value)
-    if keys.family in ("recurrent_gemma", "qwen"):  # its width is that of gate and up together
+    if keys.family in ("recurrent_gemma", "qwen"):  # its width is the sum of gate and up
         width //= 2
     if keys.value("block_auto_adjust_ff_dim"):  # LFM2
         width = int(2 * width / 3)
@@ -296,7 +296,7 @@ def _latent_params(hidden: int, heads: int, mla: Mla) -> float:
 
 
 def _indexer(keys: ConfigKeys, i: int, num_layers: int, hidden: int, mla: Mla) -> tuple[int, float]:
-    """(bytes a token, parameters) of a layer's indexer, which keeps 8-bit keys with a scale for each 128."""
+    """(bytes per token, parameters) of a layer's indexer, which keeps 8-bit keys with a scale for each 128."""
     if keys.value("index_head_dim") is None:
         return 0, 0.0
     kinds = keys.per_layer("indexer_types", num_layers)
@@ -308,7 +308,7 @@ def _indexer(keys: ConfigKeys, i: int, num_layers: int, hidden: int, mla: Mla) -
 
 
 def _block_index(keys: ConfigKeys, i: int, num_layers: int, hidden: int) -> tuple[int, float]:
-    """(bytes a token, parameters) of the index by which a layer of MiniMax-M3 chooses blocks, in 16 bits."""
+    """(bytes per token, parameters) of the 16-bit index by which a layer of MiniMax-M3 chooses blocks."""
     if keys.value("index_topk_blocks", "sparse_attention_config") is None:
         return 0, 0.0
     stated = keys.value("sparse_attention_config", default={})
@@ -358,7 +358,7 @@ def _heads_names(windowed: bool) -> tuple[str, ...]:
 
 
 def _own_of_layer(keys: ConfigKeys, i: int) -> Mapping[str, Any]:
-    """What `per_layer_config` says of one layer: its keys are numbers as text."""
+    """A layer's entry in `per_layer_config`, whose keys are numbers as text."""
     every = keys.value("per_layer_config")
     if not isinstance(every, dict):
         return {}
@@ -366,7 +366,7 @@ def _own_of_layer(keys: ConfigKeys, i: int) -> Mapping[str, Any]:
 
 
 def _pick(keys: ConfigKeys, own: Mapping[str, Any], name: str, i: int, others: tuple[str, ...], default: int) -> int:
-    """A number of one layer: its own, that of layers of its kind, or the model's, which may be a list."""
+    """A number of one layer: its own, the value for its kind, or the model's, which may be a list."""
     value = own.get(name)
     if value is None:
         lists = keys.value(f"{name}_per_layer")
@@ -387,7 +387,7 @@ def _pick(keys: ConfigKeys, own: Mapping[str, Any], name: str, i: int, others: t
 
 
 def _kv_heads(keys: ConfigKeys, heads: int) -> int:
-    """The number of key and value heads of a config that does not give it under its usual name."""
+    """The number of key and value heads if the config does not give it under its usual name."""
     keys.read |= {"num_kv_heads", "multi_query"}
     if keys.family == "falcon" and not keys.value("new_decoder_architecture"):
         return 1 if keys.value("multi_query") else heads
@@ -409,7 +409,7 @@ def _head_dim(keys: ConfigKeys, hidden: int, heads: int) -> int:
 
 
 def _beside_attention(keys: ConfigKeys, hidden: int, kv_width: int) -> Layers:
-    """The state that layers with attention have beside it."""
+    """The state that attention layers have in addition to attention."""
     if keys.family == "falcon_h1":
         return _mamba_2(keys, hidden)
     if keys.family == "inkling_text":  # short convolutions of keys, values and both outputs of a layer
@@ -419,7 +419,7 @@ def _beside_attention(keys: ConfigKeys, hidden: int, kv_width: int) -> Layers:
 
 
 def _state(keys: ConfigKeys, hidden: int, heads: int) -> Layers:
-    """A layer of linear attention, of a state space or of a convolution, by the keys that give its shape."""
+    """A layer of linear attention, of a state space or of a convolution, recognised by the keys of its shape."""
     if keys.value("linear_num_value_heads") is not None:
         return _gated_delta(keys, hidden)
     if keys.value("linear_num_heads") is not None or isinstance(keys.value("linear_attn_config"), dict):
@@ -493,7 +493,7 @@ def _mamba_2(keys: ConfigKeys, hidden: int) -> Layers:
 
 
 def _state_number_bytes(keys: ConfigKeys) -> float:
-    """Bytes of a number of a state: those of the config's type, else 4, as `transformers` keeps states."""
+    """Bytes per number of a state: by the config's type, otherwise 4, as in `transformers`."""
     written = str(keys.value("mamba_ssm_cache_dtype", "mamba_ssm_dtype", default="float32"))
     return 2.0 if written.removeprefix("torch.") in ("bfloat16", "float16") else 4.0
 
@@ -516,7 +516,7 @@ def _mamba_1(keys: ConfigKeys, hidden: int) -> Layers:
 
 
 def _of_blocks(keys: ConfigKeys, blocks: list[Any], hidden: int, heads: int, gated: bool) -> Shapes:
-    """Layers of a network that a search has pruned (Llama-Nemotron): each block states its own heads and width."""
+    """Layers of a network pruned by a search (Llama-Nemotron). Each block gives its own heads and width."""
     layers, kinds = [], []
     dim = _head_dim(keys, hidden, heads)
     for block in blocks:
@@ -544,13 +544,13 @@ def _of_blocks(keys: ConfigKeys, blocks: list[Any], hidden: int, heads: int, gat
     return Shapes(layers, kinds, None, None, gated, max(each.mlp_width for each in layers), 0.0, ())
 
 
-# What single families have beside their layers.
+# Additional parts of layers in single families.
 
 
 def _special(
     keys: ConfigKeys, layers: list[Layers], kinds: list[Kind], hidden: int, num_layers: int
 ) -> tuple[list[Layers], float, tuple[str, ...]]:
-    """(layers, parameters that a token does not go through, what step times lack)."""
+    """(layers, parameters that no token passes through, parts that step times omit)."""
     unmodelled = []
     other = 0.0
     if keys.family in LEARNED_POSITIONS:

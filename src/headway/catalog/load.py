@@ -1,4 +1,4 @@
-"""Look up GPUs, models, engines and step-time coefficients in the catalog's data files, which are read on demand."""
+"""Looks up GPUs, models, engines and step-time coefficients in the catalog's data files, which are read on demand."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from headway.core.fleet import Engine, Gpu, Model
 T = TypeVar("T")
 
 GENERIC = "generic"
-"""Name of the coefficients for GPUs, and of the overhead for engines, without measurements."""
+"""Name of the coefficients for unmeasured GPUs, and of the overhead for unmeasured engines."""
 VERSION = re.compile(r"vllm-v?(?P<version>\d+\.\d+(\.\d+)?)")
 VERSIONS_OF_VLLM = ("vllm-0.15", "vllm-0.25")
-"""Profiles of measured versions, the oldest first."""
+"""Profiles of measured versions, oldest first."""
 ANY_VERSION = ("vllm", "vllm-v1")
-"""Names of vLLM that say no version."""
+"""Names of vLLM without a version."""
 SIMULATED = ("simulated", "simulated-0.15")
 SCHEDULES_AHEAD_FROM = [0, 14]
-"""The version of vLLM from which on it schedules one iteration ahead by default (its pull request 27614)."""
+"""The version from which vLLM schedules one iteration ahead by default (its pull request 27614)."""
 SIZED_BY_GPU = ("vllm-0.25",)
-"""Engines whose own defaults are those of the profile on large GPUs, and `ON_SMALLER_GPUS` on others."""
+"""Engines whose defaults on large GPUs are in the profile, and on other GPUs in `ON_SMALLER_GPUS`."""
 ON_SMALLER_GPUS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
 LARGE_GPU_BYTES = 70 * 2**30
 
@@ -39,26 +39,28 @@ class _Engines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of this short name, alias or product name, in any case. HeadwayError if there is none."""
+    """The GPU with this short name, alias or product name, in any case. HeadwayError if there is none."""
     return _named(gpus, name, "GPU")
 
 
 def model(name: str) -> Model:
-    """The model of this short name, alias or Hugging Face id, in any case. HeadwayError if there is none."""
+    """The model with this short name, alias or Hugging Face id, in any case. HeadwayError if there is none."""
     return _named(models, name, "model")
 
 
 def repository_of(model: Model, name: str) -> str:
-    """The Hugging Face repository that a name of the model stands for: itself if it is one, else the model's own."""
+    """The Hugging Face repository for a name of the model: the name itself if it is a repository, otherwise the model's
+    own."""
     wanted = _key(name)
     return next((each for each in model.aliases if "/" in each and _key(each) == wanted), model.hf_id)
 
 
 def engine(name: str, version: str = "") -> Engine:
-    """The engine profile of this name or alias, in any case, as this version. HeadwayError if there is none.
+    """The engine profile with this name or alias, in any case, for this version. HeadwayError if there is none.
 
-    vLLM has a profile for each measured version. `vllm` and `vllm-v1` name that of `version`, by default the newest;
-    `vllm-0.N` says the version itself. Of a version that was not measured, it is the nearest below, or the oldest.
+    vLLM has a profile for each measured version. `vllm` and `vllm-v1` mean the profile of `version`, by default the
+    newest; `vllm-0.N` contains the version itself. An unmeasured version uses the nearest older profile, or else the
+    oldest.
     """
     data = _engines()
     profiles = {each.name: each for each in data.engines}
@@ -82,9 +84,9 @@ def _of_version(profile: Engine, version: str) -> Engine:
 
 
 def engine_on(profile: Engine, gpu: Gpu | None) -> Engine:
-    """The profile with the engine's own limits on this GPU: vLLM has larger ones with 70 GiB, if it is not an A100.
+    """The profile with the engine's own limits on this GPU: vLLM has larger limits with 70 GiB, except on an A100.
 
-    None: a GPU that nobody named.
+    None: no GPU was given.
     """
     is_large = gpu is not None and gpu.memory_bytes >= LARGE_GPU_BYTES and not gpu.name.startswith("a100")
     if is_large or profile.name not in SIZED_BY_GPU:
@@ -93,7 +95,7 @@ def engine_on(profile: Engine, gpu: Gpu | None) -> Engine:
 
 
 def nearest_version(wanted: str, versions: Mapping[str, str]) -> str:
-    """The key of the version that is nearest below `wanted`, else of the oldest; the newest if it has no number."""
+    """The key of the nearest version not above `wanted`, or the oldest; the newest if `wanted` has no number."""
     asked = numbers(wanted)[:2]
     ordered = sorted(versions, key=lambda key: numbers(versions[key]))
     below = [key for key in ordered if not asked or numbers(versions[key])[:2] <= asked]
@@ -115,11 +117,11 @@ def engines() -> tuple[Engine, ...]:
 
 
 def coefficients(gpu_name: str, engine_name: str, version: str = "") -> Coefficients:
-    """Step-time coefficients of an engine on a GPU, both by their short names.
+    """Step-time coefficients of an engine on a GPU, both given by short names.
 
-    Without measurements of this GPU, coefficients come from a GPU of the same silicon, else from the generic file;
-    `calibrated` is then False, as it is if the engine has another `version` than the measured one, down to the second
-    number. The `simulated` engine has the overhead of vLLM: of the version, by default of the newest measured.
+    Without measurements of this GPU, coefficients come from a GPU of the same silicon, otherwise from the generic file.
+    Then `calibrated` is False; it is also False if `version` differs from the measured one in its first two numbers.
+    The `simulated` engine has vLLM's overhead: of `version`, by default of the newest measured one.
     """
     found = _resolved(*_coefficients_of(gpu_name), gpu_name, engine_name, version)
     measured = found.overhead.version
@@ -131,7 +133,7 @@ def coefficients(gpu_name: str, engine_name: str, version: str = "") -> Coeffici
 
 
 def numbers(version: str) -> list[int]:
-    """The first three parts of a version that are numbers: [0, 25, 1] of "v0.25.1"."""
+    """The numbers among the first three parts of a version: [0, 25, 1] for "v0.25.1"."""
     return [int(each) for each in version.lstrip("v").split(".")[:3] if each.isdigit()]
 
 
@@ -146,7 +148,7 @@ def has_measured_kernels(gpu_name: str) -> bool:
 
 
 def coefficients_in(path: Traversable, gpu_name: str, engine_name: str) -> Coefficients:
-    """Step-time coefficients from a file that `headway calibrate` wrote, in place of the catalog's.
+    """Step-time coefficients from a file of `headway calibrate`, in place of the catalog's.
 
     HeadwayError if the file cannot be read or describes another GPU.
     """
@@ -181,7 +183,7 @@ def _resolved(
 
 
 def _overhead(data: CoefficientFile, engine_name: str, version: str) -> Overhead | None:
-    """An engine's overhead in a file; of vLLM, that of the nearest version in it."""
+    """An engine's overhead in a file. For vLLM, the overhead of the nearest version in it."""
     if engine_name in data.engines or engine_name not in (*VERSIONS_OF_VLLM, *ANY_VERSION, *SIMULATED):
         return data.engines.get(engine_name)
     measured = {key: each.version for key, each in data.engines.items() if key in (*VERSIONS_OF_VLLM, *ANY_VERSION)}
@@ -189,12 +191,12 @@ def _overhead(data: CoefficientFile, engine_name: str, version: str) -> Overhead
 
 
 def _has_speed_of(table: str, gpu_name: str) -> bool:
-    """Whether the seconds in a table of experts hold for a GPU: it is the table's, or has the same peaks."""
+    """Whether the seconds in an expert table hold for a GPU: it is the table's GPU, or has the same peaks."""
     if not table or table == gpu_name:
         return bool(table)
     try:
         own, other = gpu(gpu_name), gpu(table)
-    except HeadwayError:  # a GPU of the user's own
+    except HeadwayError:  # a user's own GPU
         return False
     return own.bandwidth_bytes_per_s == other.bandwidth_bytes_per_s and own.peak_flops == other.peak_flops
 

@@ -14,30 +14,30 @@ from headway.core.fleet import Gpu
 class PowerShares(Struct, frozen=True, forbid_unknown_fields=True):
     """Power of one type of GPU, in shares of `Gpu.watts`.
 
-    While an iteration runs, `active + memory * m + compute * sqrt(c)` beyond `idle`, at most 1 in all; m is the
-    iteration's share of peak bandwidth, c of peak FLOP/s.
+    While an iteration runs, `active + memory * m + compute * sqrt(c)` is added to `idle`; the total is at most 1. Here
+    m is the iteration's share of peak bandwidth, and c its share of peak FLOP/s.
     """
 
     gpus: tuple[str, ...]
-    """GPUs of the measurements."""
+    """Measured GPUs."""
     like: tuple[str, ...]
-    """GPUs without measurements of the same or the nearest architecture."""
+    """Unmeasured GPUs of the same or the nearest architecture."""
     idle: float
-    """With a model loaded."""
+    """Power of an idle GPU with a model loaded."""
     active: float
     memory: float
     compute: float
     error: float
-    """Share by which 9 of 10 measured loads differ at most from predictions by a fit without their model."""
+    """90% bound of the relative error on measured loads, predicted by a fit without their model."""
     error_if_like: float
-    """The same of loads on another GPU, predicted by these shares."""
+    """The same bound for loads on another GPU, predicted by these shares."""
     num_loads: int
     num_models: int
     source: str
 
 
 def power_shares(gpu: Gpu) -> tuple[PowerShares, bool]:
-    """The shares of a GPU, and whether they were measured on it; else they are of the nearest GPU that was measured."""
+    """The shares of a GPU, and whether they were measured on it; otherwise they belong to the nearest measured GPU."""
     table = _table()
     for each in table:
         if gpu.name in each.gpus:

@@ -1,4 +1,4 @@
-"""Types of a checkpoint's weights, from its config.json or from the file of a quantiser beside it."""
+"""Types of a checkpoint's weights, from its config.json or from a quantiser's file in the same folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.catalog.config_keys import ConfigKeys, read_json
 from headway.core.errors import HeadwayError
 
 BESIDE = ("hf_quant_config.json", "quantize_config.json")
-"""Files beside config.json in which NVIDIA's quantiser and older ones of GPTQ and AWQ write."""
+"""Files in which NVIDIA's quantiser and older versions of GPTQ and AWQ store the quantisation."""
 
 _MODELOPT = {
     "FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8", "FP8_PB_REAL": "fp8", "MXFP8": "fp8",
@@ -39,7 +39,7 @@ EXPECTED = (
 
 
 class ModuleNames:
-    """Names of modules as quantisers write them: whole or part between dots, prefixes, patterns, `re:` expressions."""
+    """Module names in quantisers' notation: complete names or dotted parts, prefixes, patterns, `re:` expressions."""
 
     def __init__(self, written: Iterable[str]) -> None:
         self._whole: set[str] = set()
@@ -57,7 +57,7 @@ class ModuleNames:
         self._expressions = [found for each in expressions if (found := _compiled(each)) is not None]
 
     def has(self, module: str) -> bool:
-        """Whether one of the names means the module, `layers.0.self_attn.q_proj` say."""
+        """Whether one of the names matches the module, for example `layers.0.self_attn.q_proj`."""
         parents = module
         while parents:
             if parents in self._whole:
@@ -77,24 +77,24 @@ def _compiled(expression: str) -> re.Pattern[str] | None:
 
 @dataclass(frozen=True)
 class Quantization:
-    """Types of the weights of linear layers, by the name of their module."""
+    """Types of the weights of linear layers, by module name."""
 
     dtype: str
     ignored: tuple[str, ...] = ()
     """Modules whose weights have 16 bits."""
     by_module: Mapping[str, str] = field(default_factory=dict)
-    """Types of some modules, where a quantiser has mixed them; all others have 16 bits."""
+    """Types by module, if a quantiser has mixed types; all other modules have 16 bits."""
     by_target: tuple[tuple[str, str], ...] = ()
-    """Types of groups of modules, by a name or pattern, or `Linear` for all; the last that names a module counts."""
+    """Types of groups of modules, by a name or pattern, or `Linear` for all. The last match counts."""
     only_experts: bool = False
 
     def of(self, modules: Sequence[str]) -> str:
-        """The type of most of these modules of one layer, some of which it may not have."""
+        """The most frequent type among these modules of one layer. The layer may lack some of them."""
         found = [dtype for each in modules if (dtype := self._of(each))] or ["bf16"]
         return max(dict.fromkeys(found), key=found.count)
 
     def _of(self, module: str) -> str:
-        """Empty: the checkpoint's list of modules does not have this one."""
+        """The type of one module; empty if the checkpoint's list does not contain it."""
         if self.by_module:
             parents = module
             while parents:
@@ -123,9 +123,9 @@ class Quantization:
 
 
 def quantization_of(config: ConfigKeys, outer: Mapping[str, Any]) -> Quantization | None:
-    """The quantisation that the config or a file beside it states; None: the weights have the config's own type.
+    """The quantisation in the config or in a separate file; None if the weights have the config's own type.
 
-    HeadwayError for a method that is not known.
+    HeadwayError for an unknown method.
     """
     config.read |= {"quantization_config", "compression_config", "quantization"}
     for keys in (config, outer):
@@ -223,7 +223,7 @@ def _torchao(file: Path, name: str, stated: dict[str, Any]) -> Quantization:
 
 
 def _groups(file: Path, name: str, stated: dict[str, Any], ignored: tuple[str, ...]) -> Quantization | None:
-    """compressed-tensors: groups of modules, each with the type of its weights."""
+    """compressed-tensors: groups of modules with their weight types."""
     groups = stated.get("config_groups") or stated.get("global_quant_config")
     groups = (
         [groups]
@@ -273,7 +273,7 @@ def _group_dtype(weights: Mapping[str, Any]) -> str | None:
 
 
 def _grouped(dtype: str, group: Any) -> str:
-    """The name of a type with groups of that size: 128 is the usual size, and -1 is one scale a channel."""
+    """The name of a type with this group size: 128 is the usual size, and -1 means one scale per channel."""
     if not isinstance(group, int) or group == 128:
         return dtype
     return f"{dtype}-g{group if group > 0 else 4096}"
@@ -288,7 +288,7 @@ def _names(stated: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
 
 
 def _bare(name: str) -> str:
-    """A module's name without the names of the models around its layers."""
+    """A module's name without the outer model names around its layers."""
     return re.sub(r"^.*?(?=layers\.)", "", name)
 
 

@@ -1,1 +1,1 @@
-"""Operator latencies of a GPU at hand: what to measure, how to time it, and the file that calibration reads."""
+"""Measures operator latencies of a local GPU: which operators, their timing, and the file that calibration reads."""

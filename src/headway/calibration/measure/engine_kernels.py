@@ -1,6 +1,6 @@
-"""Kernels of engines where their libraries are installed: those of vLLM, FlashAttention and FlashInfer.
+"""Kernels of installed engine libraries: vLLM, FlashAttention and FlashInfer.
 
-The signatures are those of their public sources in November 2026. A library that refuses a call is named in the sweep's
+The signatures follow their public sources in November 2026. A library that refuses a call is named in the sweep's
 notes, and PyTorch's kernel is timed in its place.
 """
 
@@ -15,12 +15,12 @@ from headway.calibration.measure.operands import Operands
 from headway.calibration.operators import OperatorKind
 
 PAGE_TOKENS = 16
-"""Of a block of the KV cache, vLLM's default."""
+"""Tokens of a block of the KV cache, vLLM's default."""
 WORKSPACE_BYTES = 128 * 2**20
 """FlashInfer's recommendation."""
 Shape = dict[str, int]
 Call = Callable[[int], object]
-"""A call of the operator with the i-th set of operands."""
+"""Calls the operator with the i-th set of operands."""
 
 
 class EngineKernel:
@@ -28,18 +28,18 @@ class EngineKernel:
 
     def __init__(self, package: str, make: Callable[[Operands, Shape, int], Call]) -> None:
         self.package = package
-        """With its version."""
+        """The package and its version."""
         self.make = make
-        """Operands, shape, number of sets of operands -> the call."""
+        """Creates the call from operands, shape and number of operand sets."""
 
 
 def installed(kind: OperatorKind, dtype: str) -> list[EngineKernel]:
-    """The installed kernels for an operator, that of the catalog's engine first."""
+    """The installed kernels for an operator; the one of the catalog's engine comes first."""
     found = []
     for package, module, make in KERNELS.get((kind, dtype), ()):
         try:
             library = import_module(module)
-        except Exception:  # a broken installation raises anything, and PyTorch's kernel is left
+        except Exception:  # a broken installation may raise anything; PyTorch's kernel then remains
             continue
         found.append(EngineKernel(f"{package} {_version(package)}", _bound(make, library)))
     return found
@@ -57,7 +57,7 @@ def _version(package: str) -> str:
 
 
 def _paged(operands: Operands, s: Shape) -> tuple[Any, Any, Any, Any]:
-    """A KV cache in blocks, and the table of each sequence's blocks."""
+    """A KV cache in blocks, and the block tables of the sequences."""
     pages = -(-s["context_tokens"] // PAGE_TOKENS)
     num = s["batch_size"] * pages
     size = (num, PAGE_TOKENS, s["num_kv_heads"], s["head_dim"])
@@ -77,7 +77,7 @@ def _starts(operands: Operands, num: int, step: int) -> Any:
 
 
 def _vllm_attention(library: Any, operands: Operands, s: Shape, copies: int) -> Call:
-    """Prompts and decoding alike, over vLLM's paged cache, with the version of FlashAttention that it selects."""
+    """Prefill and decode attention over vLLM's paged cache, with the version of FlashAttention that vLLM selects."""
     new = s.get("new_tokens", 1)
     shape = {**s, "context_tokens": s["context_tokens"] + (new if "new_tokens" in s else 0)}
     q = _queries(operands, s, s["batch_size"] * new)
@@ -198,7 +198,7 @@ def _vllm_experts(library: Any, operands: Operands, s: Shape, copies: int) -> Ca
 
 
 def _vllm_cut(library: Any, operands: Operands, s: Shape, copies: int) -> Call:
-    """Candidates cut as this version of vLLM does without FlashInfer, then a draw."""
+    """Cuts candidates as this version of vLLM does without FlashInfer, then draws one."""
     torch, device = operands.torch, operands.device
     logits = operands.copies(copies, s["batch_size"], s["vocab_size"], dtype=torch.float32)
     top_k = torch.full((s["batch_size"],), 20, device=device, dtype=torch.int32)
@@ -220,13 +220,14 @@ def _flashinfer_cut(library: Any, operands: Operands, s: Shape, copies: int) -> 
 
 
 def balanced(torch: Any, device: str, num_tokens: int, chosen: int, num_experts: int) -> Any:
-    """The experts of each token; all are chosen equally often."""
+    """The experts of each token; all experts are chosen equally often."""
     each = torch.arange(num_tokens * chosen, device=device) % num_experts
     return each.view(num_tokens, chosen)
 
 
 def draw(torch: Any, probs: Any) -> Any:
-    """One token of each row, without the host, as vLLM draws it: the largest of p over an exponential number."""
+    """Draw one token for each row without a host synchronisation, as vLLM does: the largest of p over an exponential
+    number."""
     return (probs / torch.empty_like(probs).exponential_()).argmax(-1)
 
 

@@ -1,7 +1,7 @@
 """Random operands of operators, cut from one block of device memory for each dtype.
 
-Filling memory anew for each shape takes four times as long as timing it: a sweep of 816 shapes on an H100 spent 0.5 s a
-shape on set-up. A block is filled once, and grows when a shape needs more.
+Filling new memory for each shape takes four times as long as timing it: a sweep of 816 shapes on an H100 spent 0.5 s
+per shape on set-up. A block is filled once, and grows when a shape needs more.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Operands:
         self._used.clear()
 
     def release(self) -> None:
-        """Give the blocks back to PyTorch's allocator."""
+        """Return the blocks to PyTorch's allocator."""
         self._blocks.clear()
         self._used.clear()
 
     def reserve(self, num: int, dtype: Any) -> None:
-        """Make room for `num` further elements of a dtype. Tensors handed out before keep their old block."""
+        """Make room for `num` further elements of a dtype. Tensors from earlier calls keep their old block."""
         if len(self._blocks.get(dtype, ())) < self._used.get(dtype, 0) + num:
-            self._blocks.pop(dtype, None)  # before the new one is made: both may not fit
+            self._blocks.pop(dtype, None)  # before the new block is made, because both may not fit
             self._used[dtype] = 0
             self._blocks[dtype] = self._filled(num, dtype)
 
@@ -44,11 +44,11 @@ class Operands:
         num = prod(size)
         self.reserve(num, dtype)
         start = self._used.get(dtype, 0)
-        self._used[dtype] = start + -(-num // 256) * 256  # kernels want aligned addresses
+        self._used[dtype] = start + -(-num // 256) * 256  # kernels require aligned addresses
         return self._blocks[dtype][start : start + num].view(*size)
 
     def copies(self, copies: int, *size: int, dtype: Any = None) -> list[Any]:
-        """So many tensors of this size, all in one block."""
+        """Several tensors of this size, all in one block."""
         dtype = self.torch.bfloat16 if dtype is None else dtype
         self.reserve(copies * -(-prod(size) // 256) * 256, dtype)
         return [self.normal(*size, dtype=dtype) for _ in range(copies)]

@@ -1,4 +1,4 @@
-"""Choose the operators to time for a model, and estimate how long that takes. Pure."""
+"""Chooses the operators to time for a model, and estimates the duration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCHES = (1, 4, 16, 64, 128, 256)
 COPIES = tuple(2**i for i in range(16, 31))
 MESSAGES = tuple(2**i for i in range(10, 29))
 SAMPLED = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
-"""Sequences whose next tokens are chosen together."""
+"""Numbers of sequences whose next tokens are chosen together."""
 SAMPLER: tuple[OperatorKind, ...] = ("top_p_sort", "top_p", "penalties")
 COMPUTING: tuple[OperatorKind, ...] = ("gemm", "moe", "prefill_attention", "mla_attention")
 DEGREES = (1, 2, 4, 8)
@@ -31,9 +31,9 @@ OPERATOR_S = 0.15
 """Approximate time for one operator: set-up, warm-up, and rounds of 20 ms."""
 ROUNDS = 8
 SUSTAINED_S = 0.25
-"""Work before an operator that computes is timed: prompts run at the clock that the power limit sustains."""
+"""Work before a compute-bound operator is timed, because prompts run at the clock that the power limit sustains."""
 LOGIT_BYTES = 32
-"""Logits, their order and the probabilities that a sampler keeps, for each logit."""
+"""Bytes per logit for the logits, their order and the probabilities in a sampler."""
 LONGEST_S = 2.0
 """Slower operators are skipped."""
 
@@ -54,7 +54,7 @@ CPU = Gpu("cpu", 4 * GIB, 1e10, {"bf16": 1e11}, 1e10, 1e10, usd_per_hour=0.0, wa
 
 
 def sweep(model: Model, on: Gpu) -> tuple[list[OperatorCase], list[str]]:
-    """Return the operators to time, coarse shapes first so that a partial sweep is useful, and notes.
+    """The operators to time, coarse shapes first so that a partial sweep is useful, and notes.
 
     `on.gpus_per_node` is the number of GPUs of this machine.
     """
@@ -78,9 +78,9 @@ def seconds(operations: Iterable[OperatorCase], on: Gpu) -> float:
 
 
 def warm_up_s(operation: OperatorCase, on: Gpu) -> float:
-    """Seconds to repeat an operator before it is timed: it must meet the clock at which it runs in an engine.
+    """Seconds to repeat an operator before it is timed, until it runs at its clock in an engine.
 
-    A power limit lowers the clock of long computations only; operators that memory bounds keep the highest one.
+    A power limit lowers the clock of long computations only; memory-bound operators keep the highest clock.
     """
     if operation.kind not in COMPUTING or on is CPU:
         return 0.0
@@ -179,7 +179,7 @@ def _latent(model: Model) -> list[OperatorCase]:
 
 
 def _experts(model: Model) -> list[OperatorCase]:
-    """Routed experts, which tokens choose equally often, shared by as many GPUs as divide them."""
+    """Routed experts, chosen equally often, divided among as many GPUs as divide them evenly."""
     moe = model.moe
     if moe is None:
         return []
@@ -189,7 +189,8 @@ def _experts(model: Model) -> list[OperatorCase]:
 
 
 def matrices_of(model: Model, tp: int) -> list[tuple[int, int]]:
-    """(rows out, columns in) of a layer's weight matrices and the head on one of `tp` GPUs; empty for invalid `tp`."""
+    """(output rows, input columns) of a layer's weight matrices and the head on one of `tp` GPUs; empty for invalid
+    `tp`."""
     if tp not in _degrees(model):
         return []
     h, wide, dim = model.hidden_size, model.intermediate_size // tp, model.head_dim
@@ -208,7 +209,7 @@ def _degrees(model: Model) -> list[int]:
 
 
 def _interleaved(groups: Iterable[list[OperatorCase]]) -> Iterator[OperatorCase]:
-    """Every eighth operator of each kind, kinds in turn, then those halfway between, and so on."""
+    """Every eighth operator of each kind, with the kinds interleaved, then the operators halfway between, and so on."""
     lists = list(groups)
     for offset in (0, 4, 2, 6, 1, 5, 3, 7):
         for turn in zip_longest(*(group[offset::8] for group in lists)):

@@ -1,7 +1,7 @@
-"""All-reduces as engines run them: one process for each GPU, captured in a CUDA graph.
+"""Times all-reduces as engines run them: one process per GPU, captured in a CUDA graph.
 
-vLLM's own kernel is timed for the sizes that it takes, where vLLM is installed, and NCCL beyond. On a CPU, for trial
-runs, the processes reduce with Gloo and capture nothing.
+Where vLLM is installed, its own kernel is timed for the sizes that it supports, and NCCL for larger ones. On a CPU, for
+trial runs, the processes reduce with Gloo and capture nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Ranks:
             raise
 
     def kernel(self, num_bytes: int) -> TimedKernel:
-        """The all-reduce of so many bytes. KernelError if the processes cannot run it."""
+        """The all-reduce of `num_bytes` bytes. KernelError if the processes cannot run it."""
         self._send(("prepare", num_bytes))
         software, calls = self._answers()[0]
         pending = [0]
@@ -64,7 +64,7 @@ class Ranks:
 
     def close(self) -> None:
         for link in self._links:
-            link.close()  # whereupon the process ends
+            link.close()  # the process then ends
         for process in self._processes:
             process.join(10)
             if process.is_alive():
@@ -97,7 +97,7 @@ class Ranks:
 
 
 class _Rank:
-    """The part of a measurement that one process of the group runs, on its own GPU."""
+    """The part of a measurement that one process runs on its own GPU."""
 
     def __init__(self, torch: Any, rank: int, num: int, device: str) -> None:
         self._torch, self._cuda = torch, device == "cuda"
@@ -147,7 +147,7 @@ class _Rank:
 
 
 def _serve(link: Connection, rank: int, num: int, device: str, port: int, load: Callable[[], Any]) -> None:
-    """The process of one rank: carries out messages until the other end closes."""
+    """The process of one rank: handles messages until the other end closes."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     try:
         here = _Rank(load(), rank, num, device)
@@ -157,7 +157,7 @@ def _serve(link: Connection, rank: int, num: int, device: str, port: int, load: 
             link.send(_answer(here, what, value))
     except (EOFError, OSError):
         pass  # the sweep has ended
-    except Exception as error:  # whatever a library raises goes to the sweep's notes
+    except Exception as error:  # any error of a library goes to the sweep's notes
         link.send(_failure(error))
 
 
@@ -173,7 +173,7 @@ def _failure(error: Exception) -> KernelError:
 
 
 def _vllm_kernel(torch: Any, device: str) -> Any:
-    """vLLM's all-reduce; None if it is not installed or not fit for these GPUs."""
+    """vLLM's all-reduce; None if it is not installed or does not support these GPUs."""
     try:
         library = import_module("vllm.distributed.device_communicators.custom_all_reduce")
     except ImportError:

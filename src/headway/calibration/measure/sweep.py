@@ -1,4 +1,4 @@
-"""Time operators one after the other, and keep a CSV file of the results that is complete at any time.
+"""Times operators one after the other, and keeps a CSV file of the results that is complete at any time.
 
 The clock and the kernels are arguments; nothing here depends on a device. An interrupted sweep continues from its file.
 """
@@ -32,13 +32,13 @@ class KernelError(Exception):
 
 
 class SweepResult(Struct, frozen=True):
-    """Numbers of operators timed, known, left and failed in a sweep."""
+    """Numbers of timed, known, remaining and failed operators in a sweep."""
 
     num_timed: int
     num_known: int
-    """Already in the file."""
+    """Operators that were already in the file."""
     num_left: int
-    """Not reached within the time limit."""
+    """Operators that were not reached within the time limit."""
     failures: dict[str, int]
     """Number of failures by reason."""
 
@@ -53,9 +53,9 @@ class TimedKernel(Struct, frozen=True):
     calls: int = 1
     """Calls of the operator in one `run`."""
     release: Callable[[], object] = lambda: None
-    """Gives the operands' memory back to the device, once nothing refers to them."""
+    """Returns the operands' memory to the device, once nothing refers to it."""
     software: str = ""
-    """Library of the kernel, if it is another than the sweep's."""
+    """Library of the kernel, if it differs from the sweep's."""
 
 
 class TimedOperator(Struct, frozen=True):
@@ -76,7 +76,8 @@ def run(
     progress: Callable[[float], None] | None = None,
     warm_up_s: Callable[[OperatorCase], float] = lambda _: 0.0,
 ) -> SweepResult:
-    """Time the operators that are not yet in `path`, for at most `limit_s`, each after `warm_up_s` seconds of it.
+    """Time the operators that are not yet in `path`, for at most `limit_s`. Each is first warmed up for `warm_up_s`
+    seconds.
 
     The file is complete at any time, also after an interruption. `kernels` returns the kernel of an operator and raises
     `KernelError` if the device cannot run it.
@@ -115,9 +116,9 @@ def _timed(
     clock: Callable[[], float],
     warm_up_s: float,
 ) -> tuple[float, str]:
-    """The seconds of an operator, as `time_s`, and the kernel's software.
+    """The seconds of an operator (see `time_s`), and the kernel's software.
 
-    The operands are gone when it returns, so that the next ones find all of the device's memory.
+    The operands are freed before it returns, so that the next ones have all of the device's memory.
     """
     kernel = kernels(operation)
     release, software = kernel.release, kernel.software
@@ -152,7 +153,7 @@ def _round_s(kernel: TimedKernel, repeats: int, clock: Callable[[], float]) -> f
 
 
 def read_file(path: Path, gpu: str) -> list[TimedOperator]:
-    """The rows of an existing file; none if there is no file.
+    """The rows of an existing file; empty if there is no file.
 
     HeadwayError if the file has another format or measurements of another GPU.
     """

@@ -1,4 +1,4 @@
-"""Kernels of the operators: an engine's where installed, else PyTorch's. On a CUDA device or, for trials, a CPU."""
+"""Kernels of the operators: an installed engine's, otherwise PyTorch's, on a CUDA device or, for trials, a CPU."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from headway.calibration.operators import OperatorKind
 from headway.core.errors import HeadwayError
 
 COLD_BYTES = 512 * 2**20
-"""Operands rotate through copies of this total size, so that no cache holds them, as with an engine's weights."""
+"""Operands rotate through copies of this total size, so that no cache holds them, like an engine's weights."""
 MOST_COPIES = 16
 GRAPH_CALLS = 16
 BF16_OPERANDS = ("gemm", "moe", "prefill_attention", "decode_attention", "mla_attention")
 SLACK = 1.05
-"""Room for alignment and queries."""
+"""Factor on memory for alignment and queries."""
 GRAPHED = ("gemm", "moe", "prefill_attention", "decode_attention", "mla_attention", "device_copy")
-"""Engines start the sampler's kernels one by one."""
+"""Operators captured in CUDA graphs. Engines launch the sampler's kernels one by one."""
 
 
 def load() -> Any:
@@ -36,7 +36,7 @@ def load() -> Any:
 
 
 class TorchKernels:
-    """Kernels of a device, ready to be timed. `close` ends the processes of all-reduces."""
+    """Kernels of a device, ready to be timed. `close` ends the all-reduce processes."""
 
     def __init__(self, device: str) -> None:
         self._torch = load()
@@ -49,7 +49,7 @@ class TorchKernels:
         self._graphs: Graphs | None = None
         self._own: dict[tuple[OperatorKind, str], list[EngineKernel]] = {}
         self.notes: dict[str, None] = {}
-        """Kernels of engines that failed and were not timed."""
+        """Engine kernels that failed and were not timed."""
 
     @property
     def software(self) -> str:
@@ -70,7 +70,7 @@ class TorchKernels:
         self._ranks.clear()
 
     def __call__(self, operation: OperatorCase) -> TimedKernel:
-        """Return a kernel ready to be timed. KernelError if this device cannot run it."""
+        """A kernel that is ready to be timed. KernelError if this device cannot run it."""
         shape = {name: int(value) for name, value in operation.columns().items()}
         if operation.kind == "all_reduce":
             return self._reducing(shape["num_gpus"]).kernel(shape["num_bytes"])
@@ -89,12 +89,12 @@ class TorchKernels:
     def _ready(
         self, operation: OperatorCase, make: Callable[[], Callable[[int], object]], software: str
     ) -> TimedKernel:
-        """Run a kernel once, and capture it if engines do. KernelError if it fails, with all of the memory too."""
+        """Run a kernel once, and capture it if engines do. KernelError if it fails even with all of the memory."""
         try:
             return self._prepared(operation, make, software)
         except self._torch.OutOfMemoryError:
             self._release()
-        except Exception as error:  # libraries raise anything for what they do not support
+        except Exception as error:  # libraries may raise anything for unsupported cases
             raise KernelError(_reason(error)) from None
         try:
             return self._prepared(operation, make, software)
@@ -118,7 +118,7 @@ class TorchKernels:
         return TimedKernel(_counted(call), self._wait, software=software)
 
     def _installed(self, kind: OperatorKind, dtype: str) -> list[EngineKernel]:
-        """The kernels of installed libraries, which are looked for once."""
+        """The kernels of installed libraries; they are looked up once."""
         if (kind, dtype) not in self._own:
             self._own[kind, dtype] = installed(kind, dtype)
         return self._own[kind, dtype]
@@ -129,7 +129,7 @@ class TorchKernels:
         return self._ranks[num]
 
     def _release(self) -> None:
-        """Give all memory back to the device."""
+        """Return all memory to the device."""
         self._operands.release()
         self._graphs = None
         if self._cuda:
@@ -164,7 +164,7 @@ class TorchKernels:
         return call
 
     def _moe(self, _: str, s: dict[str, int]) -> Callable[[int], object]:
-        """A layer's routed experts: tokens ordered by expert, grouped products, and the weighted sum of the outputs."""
+        """A layer's routed experts: tokens sorted by expert, grouped products, and the weighted sum of the outputs."""
         torch = self._torch
         hidden, width, chosen = s["hidden_size"], s["intermediate_size"] // s["tp"], s["experts_per_token"]
         up, down = self._random(s["num_experts"], hidden, 2 * width), self._random(s["num_experts"], width, hidden)
@@ -183,7 +183,7 @@ class TorchKernels:
         return call
 
     def _mla_attention(self, _: str, s: dict[str, int]) -> Callable[[int], object]:
-        """Decoding over latent vectors as two products and a softmax: PyTorch has no kernel for it."""
+        """Decoding over latent vectors as two products and a softmax, because PyTorch has no kernel for it."""
         torch, rank, wide = self._torch, s["kv_lora_rank"], s["kv_lora_rank"] + s["rope_head_dim"]
         batch, context = s["batch_size"], s["context_tokens"]
         q = self._random(batch, s["num_heads"], wide)
@@ -197,7 +197,7 @@ class TorchKernels:
         return call
 
     def _top_p_sort(self, _: str, s: dict[str, int]) -> Callable[[int], object]:
-        """Candidates cut by sorting the vocabulary, as vLLM before 0.17 does with PyTorch, then a draw."""
+        """Cuts candidates by sorting the vocabulary, as vLLM before 0.17 does with PyTorch, then draws one."""
         torch, logits = self._torch, self._logits(s)
         top_k = torch.full((s["batch_size"], 1), s["vocab_size"] - 20, device=self._device)
         top_p = torch.full((s["batch_size"], 1), 0.9, device=self._device)
@@ -213,7 +213,8 @@ class TorchKernels:
         return call
 
     def _penalties(self, _: str, s: dict[str, int]) -> Callable[[int], object]:
-        """Repetition, frequency and presence: tokens counted by sequence, then three passes over the logits."""
+        """Penalties of repetition, frequency and presence: tokens counted by sequence, then three passes over the
+        logits."""
         torch, logits = self._torch, self._logits(s)
         tokens = torch.randint(s["vocab_size"], (s["batch_size"], 1024), device=self._device)
         ones, one = torch.ones_like(tokens), torch.tensor(1.1, device=self._device)
@@ -264,9 +265,10 @@ class TorchKernels:
 
 
 class Graphs:
-    """CUDA graphs of several calls, as engines have them, so that launch time does not count.
+    """CUDA graphs of several calls, as in engines, so that launch time does not count.
 
-    All graphs share one pool of memory. `torch.cuda.graph` would collect garbage and empty PyTorch's pool for each.
+    All graphs share one memory pool, because `torch.cuda.graph` would collect garbage and empty PyTorch's pool for each
+    graph.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -274,7 +276,7 @@ class Graphs:
         self._pool = torch.cuda.graph_pool_handle()
         one = torch.zeros(1, device="cuda")
         self._keeps_pool = self._capture(lambda _: one.add_(1))
-        """A pool without a graph cannot be used again."""
+        """A pool without a graph cannot be reused."""
 
     def captured(self, call: Callable[[int], object]) -> Callable[[], object]:
         replay: Callable[[], object] = self._capture(call).replay
@@ -285,7 +287,7 @@ class Graphs:
         graph, stream = cuda.CUDAGraph(), cuda.Stream()
         stream.wait_stream(cuda.current_stream())
         with cuda.stream(stream):
-            call(0)  # libraries set up what belongs to a stream
+            call(0)  # libraries initialise their state of a stream
             cuda.synchronize()
             graph.capture_begin(pool=self._pool)
             try:

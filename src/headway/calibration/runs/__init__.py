@@ -1,1 +1,1 @@
-"""Runs of load generators and served days: one reader a format, one description of a run."""
+"""Runs of load generators and served days: one reader per format, and one description of a run."""

@@ -1,6 +1,7 @@
 """Exports of AIPerf and of genai-perf, its predecessor: the summary as JSON or CSV, and AIPerf's requests as JSONL.
 
-CSV and JSONL name no model and no load; AIPerf's summary beside them, `profile_export_aiperf.json`, does.
+CSV and JSONL contain no model and no load. AIPerf's summary in the same folder, `profile_export_aiperf.json`, contains
+both.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NEEDED = (
     "input_sequence_length",
 )
 PER_S = {"ns": 1e9, "us": 1e6, "ms": 1e3, "sec": 1.0, "s": 1.0}
-"""Units in a second."""
+"""Number of units in a second."""
 CSV_NAMES = {
     "Request Latency": "request_latency",
     "Time To First Token": "time_to_first_token",
@@ -42,10 +43,10 @@ CSV_NAMES = {
     "Request Throughput": "request_throughput",
     "Request Count": "request_count",
 }
-"""Metrics of the CSV file by their titles."""
+"""Metrics of the CSV file, by title."""
 CACHED = "usage_prompt_cache_read_tokens"
 KINDS = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
-"""Its inter-token latency is the time per output token of each request."""
+"""AIPerf's inter-token latency is the time per output token of each request."""
 
 
 def is_summary(document: Object) -> bool:
@@ -90,7 +91,7 @@ def read(document: Object, where: str) -> MeasuredRun:
 
 
 def read_csv(lines: Iterable[str], summary: Object, where: str) -> MeasuredRun:
-    """The run of a summary as CSV: a table of metrics with statistics, and one of single values."""
+    """The run of a CSV summary, which has a table of metrics with statistics and a table of single values."""
     document: dict[str, Any] = {key: summary[key] for key in ("input_config",) if key in summary}
     header: list[str] = []
     for row in csv.reader(lines):
@@ -114,7 +115,7 @@ def _cells(header: Sequence[str], cells: Sequence[str]) -> dict[str, float]:
 
 
 def read_requests(entries: Sequence[Object], summary: Object, where: str) -> MeasuredRun:
-    """The run that AIPerf's requests make. Those of its warm-up are left out."""
+    """The run that consists of AIPerf's requests, without the warm-up."""
     rows, failed = [], 0
     for i, entry in enumerate(entries):
         about, metrics = objects(entry["metadata"], f"{where}: line {i + 1}: metadata"), entry["metrics"]
@@ -159,7 +160,7 @@ def _config(document: Object) -> Mapping[str, Any]:
 
 
 def _model(document: Object) -> str:
-    """The model's name, where the releases say it."""
+    """The model's name, at its place in the various releases."""
     config = _config(document)
     models = config.get("models")
     if isinstance(models, dict) and models.get("items"):
@@ -170,7 +171,7 @@ def _model(document: Object) -> str:
 
 
 def _load(document: Object) -> dict[str, Any]:
-    """How requests were sent: by phases, `loadgen` or `perf_analyzer.stimulus`, as the releases write it."""
+    """How requests were sent: by phases, `loadgen` or `perf_analyzer.stimulus`, depending on the release."""
     config = _config(document)
     phases = config.get("phases")
     found: dict[str, Any] = {}

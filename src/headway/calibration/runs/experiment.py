@@ -1,4 +1,4 @@
-"""A measured run on a pool -> an experiment that can be replayed."""
+"""Turns a measured run on a pool into an experiment that can be replayed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from headway.workload.random_streams import stream
 from headway.workload.table import Prefix, Workload
 
 ROUNDING_TOKENS = 16
-"""Cached lengths are rounded to blocks, so that there are few different ones."""
+"""Cached lengths are rounded to blocks, so that there are few distinct ones."""
 MOST_SYNTHETIC = 2_000
-"""Requests that are made up for a run whose file has none."""
+"""Requests that are generated for a run whose file has none."""
 
 
 def measured_pool(run: MeasuredRun, pool: Pool) -> Pool:
@@ -44,7 +44,7 @@ def measured_pool(run: MeasuredRun, pool: Pool) -> Pool:
 
 
 def experiment(run: MeasuredRun, pool: Pool) -> ServingExperiment:
-    """The experiment that the run was, on one replica of the pool."""
+    """The experiment that reproduces the run on one replica of the pool."""
     one = measured_pool(run, pool)
     latencies = {key: 1e3 * seconds for key, seconds in run.latencies_s.items()}
     measured = MeasuredLatencies(
@@ -92,7 +92,7 @@ def _workload(run: MeasuredRun) -> Workload:
 
 
 def _arrivals(run: MeasuredRun, num: int) -> npt.NDArray[np.float64]:
-    """Times of arrivals with the run's rate and burstiness; all at once without a rate."""
+    """Arrival times with the run's rate and burstiness; all at once without a rate."""
     if run.requested_rps is None:
         return np.zeros(num)
     gap_s = 1 / run.requested_rps
@@ -103,7 +103,8 @@ def _arrivals(run: MeasuredRun, num: int) -> npt.NDArray[np.float64]:
 
 
 def _prefix(run: MeasuredRun, prompts: npt.NDArray[np.generic], rows: RequestRows | None) -> Prefix | None:
-    """What prompts share: a stated prefix in turn, else a beginning as long as what the engine said it had cached."""
+    """The shared part of prompts: a stated prefix in turn, otherwise a prefix as long as the cached tokens that the
+    engine reported."""
     prefix_tokens = run.settings.get("prefix_tokens", 0)
     num = len(prompts)
     if prefix_tokens:
@@ -116,7 +117,7 @@ def _prefix(run: MeasuredRun, prompts: npt.NDArray[np.generic], rows: RequestRow
     if not len(steps):
         return None
     reach = cached.copy()
-    reach[0] = min(int(steps[-1]), int(prompts[0]))  # the first one brings what later ones find
+    reach[0] = min(int(steps[-1]), int(prompts[0]))  # the first request computes the prefix that later ones find
     counts = np.searchsorted(steps, reach, "right")
     offsets = np.concatenate(([0], np.cumsum(counts))).astype("i8")
     ids = np.concatenate([np.arange(count) for count in counts]).astype("i8")

@@ -1,4 +1,4 @@
-"""Reports of guidellm, JSON or YAML: `benchmarks` with `metrics`, and `requests` where they were kept."""
+"""Reports of guidellm, JSON or YAML: `benchmarks` with `metrics`, and optional `requests`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METRICS = (
 )
 """Required metrics, each with `successful: {mean: ...}`."""
 KEYS = {"ttft": ("time_to_first_token_ms", 1e3), "e2e": ("request_latency", 1.0)}
-"""Metrics and the number of their units in a second."""
+"""Metrics, and how many of their units make a second."""
 
 
 def is_report(document: Object) -> bool:
@@ -49,7 +49,7 @@ def _read(benchmark: Object, report: Object, where: str) -> MeasuredRun:
     mean = {name: _statistic(value, "mean") for name, value in metrics.items()}
     rows = _rows(benchmark)
     num = objects(_successful(metrics["request_latency"]) or {}, where).get("count")
-    if rows is not None and (not isinstance(num, int) or len(rows) >= num):  # else a sample of the requests
+    if rows is not None and (not isinstance(num, int) or len(rows) >= num):  # otherwise a sample of the requests
         return run_of(rows, where, model, duration_s=len(rows) / mean["requests_per_second"], **load)
     given = {
         f"{kind}_{name}": _statistic(metrics[key], name) / per_s
@@ -82,7 +82,7 @@ def _statistic(value: Any, name: str) -> float:
 
 
 def _load(benchmark: Object) -> dict[str, Any]:
-    """By the scheduling strategy: streams in a closed loop, or a rate."""
+    """The load by the scheduling strategy: streams in a closed loop, or a rate."""
     config = benchmark.get("config") or benchmark.get("args") or {}
     strategy = (config.get("strategy") if isinstance(config, dict) else None) or {}
     kind = strategy.get("type_", "")
@@ -99,7 +99,7 @@ def _load(benchmark: Object) -> dict[str, Any]:
 
 
 def _model(benchmark: Object, report: Object) -> str:
-    """Where the releases of guidellm say it."""
+    """The model's name, at its place in the various releases of guidellm."""
     places = [
         (benchmark, ("config", "backend", "model")),
         (benchmark, ("worker", "backend_model")),
@@ -117,7 +117,7 @@ def _model(benchmark: Object, report: Object) -> str:
 
 
 def _rows(benchmark: Object) -> RequestRows | None:
-    """The requests that succeeded, if the report has all that is needed of each."""
+    """The requests that succeeded, if the report has all required fields."""
     requests = benchmark.get("requests")
     found = requests.get("successful") if isinstance(requests, dict) else None
     if not isinstance(found, list) or not found:

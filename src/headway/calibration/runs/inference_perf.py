@@ -1,6 +1,6 @@
 """Reports of inference-perf: `stage_N_` or `summary_lifecycle_metrics.json`, and `per_request_lifecycle_metrics.json`.
 
-They name no model. The `config.yaml` that inference-perf writes beside them does, and has the shared prefixes.
+They contain no model name. The `config.yaml` in the same folder contains the model and the shared prefixes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEYS = {
     "itl": "inter_token_latency",
     "e2e": "request_latency",
 }
-"""Latencies, in seconds."""
+"""Latencies and their keys; values are in seconds."""
 
 
 def is_report(document: Object) -> bool:
@@ -66,10 +66,10 @@ def read(document: Object, config: Object, where: str) -> MeasuredRun:
 
 
 def _by_tokens_of_the_engine(given: dict[str, float], successes: Object) -> dict[str, float]:
-    """Times between tokens, over the engine's count of tokens.
+    """Times between tokens, recomputed with the engine's token counts.
 
-    inference-perf divides by the tokens that its own tokenizer finds in the text (`output_len`), and its
-    `inter_token_latency` has a gap for each chunk.
+    inference-perf divides by the tokens that its own tokenizer counts in the text (`output_len`), and its
+    `inter_token_latency` has one gap per chunk.
     """
     own, engines = (number(successes.get(key) or {}, "mean") for key in ("output_len", "output_tokens"))
     if not (own > 1 and engines > 1):
@@ -81,7 +81,7 @@ def _by_tokens_of_the_engine(given: dict[str, float], successes: Object) -> dict
 
 
 def read_requests(entries: Sequence[Object], config: Object, where: str) -> MeasuredRun:
-    """The run that the requests of all stages make."""
+    """The run that consists of the requests of all stages."""
     rows = [row for entry in entries if not entry.get("error") and (row := _row(entry)) is not None]
     failed = sum(bool(entry.get("error")) for entry in entries)
     unclear = len(entries) - failed - len(rows)
@@ -129,7 +129,7 @@ def _model(config: Object) -> str:
 
 
 def _load(config: Object, rate: float, concurrency: float) -> dict[str, Any]:
-    """How requests were sent, and the prefix that they share by the configuration."""
+    """How requests were sent, and their shared prefix by the configuration."""
     load, data = config.get("load"), config.get("data")
     kind = str(load.get("type", "")) if isinstance(load, dict) else ""
     shared = data.get("shared_prefix") if isinstance(data, dict) else None

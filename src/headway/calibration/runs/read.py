@@ -1,4 +1,4 @@
-"""Read measured runs from a file or a folder of any known format, recognised by its content."""
+"""Reads measured runs from a file or a folder of any known format, recognised by its content."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def is_runs(path: Path) -> bool:
 
 
 def read(path: Path) -> tuple[list[MeasuredRun], list[str]]:
-    """Return the runs in a file, and those that were skipped, with reasons.
+    """The runs in a file, and the skipped runs with reasons.
 
-    HeadwayError if the file has no known format, lacks a required key, or has no run that can be used.
+    HeadwayError if the file has no known format, lacks a required key, or has no usable run.
     """
     runs: list[MeasuredRun] = []
     skipped: list[str] = []
@@ -46,7 +46,7 @@ def read(path: Path) -> tuple[list[MeasuredRun], list[str]]:
         if run.fault:
             skipped.append(f"{run.where}: {run.fault}")
         elif same is not None and same.rows is None and run.rows is not None:
-            runs[runs.index(same)] = run  # a file of requests says more than their summary
+            runs[runs.index(same)] = run  # a file of requests contains more than their summary
             skipped.append(f"{same.where}: the same as {run.where}")
         elif same is not None:
             skipped.append(f"{run.where}: the same as {same.where}")

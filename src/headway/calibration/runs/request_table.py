@@ -1,4 +1,4 @@
-"""A table with a row for each request, as one's own client writes it: CSV, or an object a line."""
+"""A table with a row for each request, as written by a user's own client: CSV, or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from headway.calibration.runs.run import MeasuredRun, RequestRows, latencies_s, 
 from headway.core.errors import HeadwayError
 
 STARTS = ("sent_s", "start_s", "arrival_s")
-"""Names of the time at which a request was sent, on any clock."""
+"""Names of the column with a request's send time, on any clock."""
 LENGTHS = ("prompt_tokens", "output_tokens")
 LATENCIES = ("ttft", "e2e")
-"""Each with the unit `_s` or `_ms`. E2E begins when the request was sent, as TTFT does."""
+"""Latency columns, each with the unit `_s` or `_ms`. Both begin when the request was sent."""
 EXPECTED = "prompt_tokens, output_tokens, ttft_s or ttft_ms, e2e_s or e2e_ms"
 SERIAL = "serial"
 Cells = Mapping[str, Any]
 
 
 def is_table(columns: Iterable[str]) -> bool:
-    """Whether these are the columns of a table of requests."""
+    """Whether these are the columns of a request table."""
     names = set(columns)
     return names.issuperset(LENGTHS) and all({f"{kind}_s", f"{kind}_ms"} & names for kind in LATENCIES)
 
@@ -36,11 +36,12 @@ def read_json(entries: Iterable[Cells], where: str) -> Iterator[MeasuredRun]:
 
 
 def read(rows: Iterable[tuple[int, Cells]], where: str) -> Iterator[MeasuredRun]:
-    """One run for each `model` and `phase` of the table, where it has such columns.
+    """One run for each `model` and `phase`, if the table has such columns.
 
-    A request without `ttft` has failed. One with a text in `first_use` shows what happens once after a start. Both are
-    left out and counted; where most are of the second kind, the whole run is. `kind` serial: one request at a time.
-    `temperature` 0 everywhere: greedy. HeadwayError for a cell that is no number, with its line.
+    A request without `ttft` has failed. A request with a text in `first_use` shows an effect that happens once after a
+    start. Both are left out and counted. If most requests of a run are of the second kind, the whole run is left out.
+    `kind` serial: one request at a time. `temperature` 0 everywhere: greedy. HeadwayError for a non-numeric cell, with
+    its line.
     """
     parts: dict[tuple[str, str], list[tuple[int, Cells]]] = {}
     for line, cells in rows:
@@ -104,7 +105,7 @@ def _is_empty(cells: Cells, kind: str) -> bool:
 
 
 def _number(cells: Cells, name: str, where: str) -> float:
-    """The number in a cell; NaN if the cell is empty. HeadwayError at `where` if it is no number."""
+    """The number in a cell; NaN for an empty cell. HeadwayError at `where` if it is not a number."""
     value = cells.get(name)
     if value is None or value == "":
         return math.nan

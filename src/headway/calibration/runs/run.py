@@ -19,7 +19,7 @@ SHORTEST_S = 1e-4
 """Shortest plausible time per token."""
 LONGEST_S = 100.0
 KEPT = ("requested_rps", "burstiness", "concurrency", "is_greedy", "settings", "pool", "notes")
-"""What is the same in a part of a run."""
+"""Properties that a part of a run shares with the run."""
 STATISTICS = ("mean", "p90", "p99")
 SETTINGS = {
     "tp": ("tp", "tensor_parallel_size", "tp_size"),
@@ -29,14 +29,14 @@ SETTINGS = {
     "prefix_tokens": ("prefix_tokens", "prefix_len", "random_prefix_len", "shared_prefix_len"),
     "num_prefixes": ("num_prefixes", "prefix_repetition_num_prefixes"),
 }
-"""Settings that a run's file may give, by the names under which engines and load generators know them."""
+"""Settings that a run's file may contain, with their names in engines and load generators."""
 
 
 class RequestRows(Struct, frozen=True):
-    """The requests of a run that succeeded, in order of their starts, as columns. NaN: unknown."""
+    """The succeeded requests of a run in order of their starts, as columns. NaN: unknown."""
 
     start_s: Floats
-    """On any clock."""
+    """Start times on any clock."""
     prompt_tokens: Floats
     output_tokens: Floats
     ttft_s: Floats
@@ -46,7 +46,7 @@ class RequestRows(Struct, frozen=True):
 
     @staticmethod
     def of(rows: Sequence[Sequence[float]]) -> RequestRows:
-        """From one tuple a request, with the fields in their order."""
+        """The columns from one tuple per request, with the fields in order."""
         table = np.array(rows, "f8").reshape(-1, len(RequestRows.__struct_fields__))
         table = table[np.argsort(table[:, 0], kind="stable")]
         return RequestRows(*table.T.copy())
@@ -56,43 +56,43 @@ class RequestRows(Struct, frozen=True):
 
 
 class MeasuredRun(Struct, frozen=True):
-    """One load on one engine, and what was measured. Times in seconds; NaN: the file does not give it."""
+    """One load on one engine, and its measurements. Times are in seconds; NaN: the file does not give it."""
 
     where: str
-    """File, and the place in it."""
+    """The file, and the place in it."""
     model: str
-    """As the file calls it; empty: it names none."""
+    """The model's name in the file; empty if it has none."""
     num_requests: int
-    """That succeeded."""
+    """Number of succeeded requests."""
     rate_rps: float
-    """Of requests that succeeded."""
+    """Rate of succeeded requests."""
     prompt_tokens: float
-    """Mean."""
+    """Mean prompt tokens."""
     output_tokens: float
-    """Mean."""
+    """Mean output tokens."""
     latencies_s: dict[str, float]
-    """By `ttft_mean`, `tpot_mean` (over requests), `itl_mean` (over tokens), `e2e_mean`, `ttft_p90`, ..."""
+    """Latencies by `ttft_mean`, `tpot_mean` (over requests), `itl_mean` (over tokens), `e2e_mean`, `ttft_p90`, ..."""
     requested_rps: float | None = None
-    """None: requests were sent as fast as `concurrency` allows."""
+    """Requested rate; None: requests were sent as fast as `concurrency` allows."""
     burstiness: float = 1.0
     """Shape of the gaps between arrivals, a gamma distribution: 1 is a Poisson process, infinity a constant rate."""
     concurrency: int | None = None
-    """Most requests in flight at a time; None: any number."""
+    """Most requests in flight at a time; None: unlimited."""
     is_greedy: bool | None = None
     """Whether requests asked for temperature 0; None: the file does not say."""
     cached_tokens: float = 0.0
-    """Mean."""
+    """Mean cached prompt tokens."""
     settings: dict[str, int] = field(default_factory=dict)
-    """By the keys of `SETTINGS`."""
+    """Settings by the keys of `SETTINGS`."""
     pool: str = ""
-    """The pool of the fleet that was measured; empty: the file knows no pools."""
+    """The fleet's pool that was measured; empty if the file has no pools."""
     rows: RequestRows | None = None
     notes: tuple[str, ...] = ()
-    """What was left out or assumed."""
+    """Requests and values that were left out or assumed."""
 
     @property
     def fault(self) -> str:
-        """Why the run cannot be used; empty if it can."""
+        """Why the run cannot be used; empty if it can be used."""
         if not self.num_requests and self.notes:
             return "; ".join(self.notes)
         known = {
@@ -119,7 +119,7 @@ class MeasuredRun(Struct, frozen=True):
         return ""
 
     def is_same(self, other: MeasuredRun) -> bool:
-        """Whether two files describe one run, as a summary and the requests of AIPerf do."""
+        """Whether two files describe one run, such as AIPerf's summary and its requests."""
         if self.num_requests != other.num_requests or (self.model and other.model and self.model != other.model):
             return False
         pairs = ((self.latencies_s[key], other.latencies_s[key]) for key in ("ttft_mean", "tpot_mean"))
@@ -127,9 +127,9 @@ class MeasuredRun(Struct, frozen=True):
 
 
 def latencies_s(given: Mapping[str, float], output_tokens: float) -> dict[str, float]:
-    """All latencies by their keys, NaN where neither given nor implied by the others.
+    """All latencies by their keys; NaN if neither given nor implied by the others.
 
-    E2E is TTFT and the time per token after the first, so each follows from the other two.
+    E2E is TTFT plus the time per token after the first, so each follows from the other two.
     """
     keys = [f"{kind}_{name}" for kind in ("ttft", "tpot", "itl", "e2e") for name in STATISTICS]
     found = {key: given.get(key, math.nan) for key in keys}
@@ -143,7 +143,7 @@ def latencies_s(given: Mapping[str, float], output_tokens: float) -> dict[str, f
 
 
 def run_of(rows: RequestRows, where: str, model: str, **given: Any) -> MeasuredRun:
-    """The run that these requests make. HeadwayError without any."""
+    """The run that consists of these requests. HeadwayError without requests."""
     if not len(rows):
         raise HeadwayError(f"{where}: no request has succeeded")
     gaps = rows.output_tokens - 1
@@ -176,7 +176,7 @@ def run_of(rows: RequestRows, where: str, model: str, **given: Any) -> MeasuredR
 
 
 def first_requests(run: MeasuredRun, num: int) -> MeasuredRun:
-    """The run as its first requests make it, if the file has more."""
+    """The run restricted to its first `num` requests, if the file has more."""
     rows = run.rows
     if rows is None or len(rows) <= num:
         return run
@@ -186,13 +186,13 @@ def first_requests(run: MeasuredRun, num: int) -> MeasuredRun:
 
 
 def number(values: Object, name: str) -> float:
-    """The number under a key; NaN if there is none."""
+    """The number under a key; NaN if it is missing."""
     value = values.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def objects(value: Any, where: str) -> Object:
-    """The value, if it is an object. HeadwayError else."""
+    """The value if it is an object, otherwise HeadwayError."""
     if not isinstance(value, dict):
         raise HeadwayError(f"{where}: expected an object, found {type(value).__name__}")
     return value

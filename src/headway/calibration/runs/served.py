@@ -1,6 +1,6 @@
-"""Headway's own records, of `headway serve` and `load --records` or of a simulation: one run for each replica.
+"""Headway's own records, of `headway serve`, of `load --records` or of a simulation: one run for each replica.
 
-A replica's run starts where its requests were placed, so that what routing and holding did is not predicted again.
+A replica's run starts when its requests are placed on it, so that routing and holding are not predicted again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def is_records(path: Path) -> bool:
 
 
 def read(path: Path) -> tuple[list[MeasuredRun], list[str], str]:
-    """Return the runs, the replicas that were skipped, with reasons, and the text of the fleet file; "" if unknown.
+    """The runs, the skipped replicas with reasons, and the text of the fleet file ("" if unknown).
 
     HeadwayError if the folder has no records, or no replica has enough requests.
     """
@@ -53,13 +53,13 @@ def read(path: Path) -> tuple[list[MeasuredRun], list[str], str]:
 
 
 def _is_greedy(provenance: Mapping[str, Any]) -> bool | None:
-    """What `headway load` has noted of its requests; None: others sent them."""
+    """Whether `headway load` sent greedy requests; None if other clients sent them."""
     load = provenance.get("load")
     return load.get("temperature") == 0 if isinstance(load, dict) else None
 
 
 def _rows(found: Records, replica: ReplicaRecord) -> tuple[RequestRows, int]:
-    """Requests that this replica alone answered in a stream, and the number of the others that ended there."""
+    """The requests that this replica alone answered in a stream, and the number of other requests that ended there."""
     requests: dict[str, Any] = dict(found.requests)
     own = requests["replica"] == replica.id
     first_s, end_s, placed_s = (requests[name] for name in ("first_token_s", "end_s", "placed_s"))

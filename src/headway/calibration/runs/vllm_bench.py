@@ -24,7 +24,7 @@ from headway.core.errors import HeadwayError
 NEEDED = ("completed", "duration", "total_input_tokens", "total_output_tokens", "mean_ttft_ms", "mean_tpot_ms")
 MARKS = ("mean_ttft_ms", "mean_tpot_ms", "model_id", "total_output_tokens", "completed")
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls")
-"""Keys of `--save-detailed`, each with an entry for each request."""
+"""Keys of `--save-detailed`, each with one entry per request."""
 
 
 def is_result(document: Object) -> bool:
@@ -32,7 +32,7 @@ def is_result(document: Object) -> bool:
 
 
 def read(document: Object, where: str) -> MeasuredRun:
-    """HeadwayError if required keys are missing, or details contradict each other."""
+    """The run of a result. HeadwayError if required keys are missing, or details contradict each other."""
     if missing := [name for name in NEEDED if document.get(name) is None]:
         raise HeadwayError(f"{where}: not a whole result of vllm bench serve: missing {', '.join(missing)}")
     load = _load(document)
@@ -51,7 +51,7 @@ def read(document: Object, where: str) -> MeasuredRun:
     }
     chunks_s = number(document, "mean_itl_ms") / 1e3
     if chunks_s < math.inf and not 0.1 * given["tpot_mean"] < chunks_s < 10 * given["tpot_mean"]:
-        given["itl_mean"] = chunks_s  # no merging of tokens explains it
+        given["itl_mean"] = chunks_s  # merged tokens do not explain the difference
     return MeasuredRun(
         where=where,
         model=_model(document),
@@ -65,7 +65,7 @@ def read(document: Object, where: str) -> MeasuredRun:
 
 
 def _e2e_key(document: Object) -> str:
-    """vLLM's name of E2E latency, or SGLang's."""
+    """The key of E2E latency in vLLM's or SGLang's results."""
     return "e2e_latency" if "mean_e2e_latency_ms" in document else "e2el"
 
 
@@ -79,7 +79,7 @@ def _model(document: Object) -> str:
 
 
 def _load(document: Object) -> dict[str, Any]:
-    """How requests were sent. A rate of `inf` sends all at once, or as `max_concurrency` allows."""
+    """How requests were sent. A rate of `inf` sends all at once, or as many as `max_concurrency` allows."""
     rate = number(document, "request_rate")
     burstiness = number(document, "burstiness")
     limit = number(document, "max_concurrency")
@@ -97,9 +97,9 @@ def _load(document: Object) -> dict[str, Any]:
 
 
 def _sampling(document: Object) -> tuple[bool, tuple[str, ...]]:
-    """Whether requests asked for temperature 0, and a note where the file does not say.
+    """Whether requests asked for temperature 0, and a note if the file does not tell.
 
-    vLLM's client sends no temperature since 0.17, and its files have `rtfx` since; before, it sent 0, as SGLang's does.
+    vLLM's client sends no temperature since 0.17, whose files have `rtfx`. Before, it sent 0, like SGLang's client.
     """
     temperature = document.get("temperature")
     if temperature is not None:
@@ -114,7 +114,7 @@ def _sampling(document: Object) -> tuple[bool, tuple[str, ...]]:
 
 
 def _rows(document: Object, where: str) -> tuple[RequestRows, int]:
-    """The requests that succeeded, and the number of the others."""
+    """The requests that succeeded, and the number of other requests."""
     prompts, outputs, ttfts, itls = (document[name] for name in DETAILS)
     lengths = {name: len(document[name]) for name in DETAILS}
     if len(set(lengths.values())) > 1:

@@ -1,1 +1,1 @@
-"""Calibration on an engine's own iterations: what each one held, and how long it took."""
+"""Calibration from an engine's own iterations: their batches and durations."""

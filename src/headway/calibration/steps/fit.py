@@ -1,9 +1,9 @@
-"""Fit the terms of the step-time model to the durations of an engine's own iterations.
+"""Fits the terms of the step-time model to the durations of an engine's own iterations.
 
-The most probable values given the spans, with the catalog as prior (maximum a posteriori). Spans are grouped into
-cells of like batches, and the logarithm of a cell's predicted over its measured total is one residual: latencies are
-sums of iterations, so a host that stands still now and then counts with its mean. Gauss-Newton steps use differences
-of the model itself, so a term is what the model does with it.
+The result is the most probable set of values given the spans, with the catalog as prior (maximum a posteriori). Spans
+are grouped into cells of similar batches. The logarithm of a cell's predicted over its measured total is one residual:
+latencies are sums of iterations, so an occasional pause of the host counts with its mean. Gauss-Newton steps use finite
+differences of the model itself, so the terms have the model's own meaning.
 """
 
 from __future__ import annotations
@@ -31,33 +31,34 @@ MIN_SPANS = 200
 NOISE = 0.02
 """Relative error of the model in a cell of batches."""
 SPAN_NOISE = 0.2
-"""The same of one span's duration: a cell of n spans has this over the root of n beside its own."""
+"""Relative error of one span's duration. A cell of n spans has this error over the root of n, in addition to its
+own."""
 NUDGE = 0.25
-"""Standard deviations of the prior, for differences."""
+"""Step of the finite differences, in standard deviations of the prior."""
 ROUNDS = 8
 SETTLED = 1e-3
 KEPT, PARTLY = 0.9, 0.5
-"""A term with a larger share of its prior's width left is not determined, or only partly."""
+"""Above the first share of its prior's width a term is not determined; above the second, only partly."""
 FIFTH = 5
 BLOCK = 20
-"""Neighbouring spans that are held out together."""
+"""Number of neighbouring spans that are held out together."""
 EQUAL = "equal_contexts"
-"""Factor on the speed of reading the KV cache where all contexts are equal. It explains a log. Traffic has unequal
-contexts, so no profile carries it."""
+"""Factor on the speed of reading the KV cache if all contexts are equal. It explains logs of synthetic loads. Real
+traffic has unequal contexts, so profiles do not contain it."""
 
 
 class StepFit(Struct, frozen=True):
     result: FitResult
     coefficients: Coefficients
     before: tuple[Region, ...]
-    """Errors with the step times that were known."""
+    """Errors with the previously known step times."""
     after: tuple[Region, ...]
-    """Errors of spans that the fit has not seen: of each fifth, predicted from the other four."""
+    """Errors on unseen spans: each fifth, predicted from the other four."""
     notes: tuple[str, ...]
 
 
 class SpanTimes:
-    """Predicted durations of spans, for any coefficients."""
+    """Predicts durations of spans for any coefficients."""
 
     def __init__(self, spans: Sequence[Span], pool: Pool) -> None:
         self.measured_s = np.array([span.seconds for span in spans])
@@ -77,9 +78,10 @@ class SpanTimes:
         return bool(self._is_equal.any()) and not self._is_equal.all()
 
     def seconds(self, coefficients: Coefficients, equal_gain: float = 1.0) -> Floats:
-        """By span. Equal contexts are read `equal_gain` times as fast as unequal ones.
+        """Seconds of each span. Equal contexts are read `equal_gain` times as fast as unequal ones.
 
-        An iteration that only decodes is a line in its KV tokens, so one call serves all of the same size.
+        The time of a decode-only iteration is linear in its KV tokens, so one call serves all iterations of the same
+        size.
         """
         pool = self._pool
         model = step_model(pool.model, pool.gpu, pool.engine, pool.parallel, coefficients)
@@ -95,7 +97,8 @@ class SpanTimes:
 
 
 def fit_steps(spans: Sequence[Span], pool: Pool, known: Coefficients) -> StepFit:
-    """Fit what the spans determine. HeadwayError for too few spans, and for times that cannot be those of this pool."""
+    """Fit the terms that the spans determine. HeadwayError for too few spans, and for times that are impossible for
+    this pool."""
     if len(spans) < MIN_SPANS:
         raise HeadwayError(f"{len(spans)} durations of iterations; expected at least {MIN_SPANS}")
     times = SpanTimes(spans, pool)
@@ -130,7 +133,7 @@ def fit_steps(spans: Sequence[Span], pool: Pool, known: Coefficients) -> StepFit
 
 
 def _best(spans: Sequence[Span], times: SpanTimes, pool: Pool, known: Coefficients) -> tuple[_Fit, Floats]:
-    """The fit with smooth products or with whole tiles, whichever leaves less."""
+    """The fit with smooth products or with whole tiles, whichever has the lower cost."""
     found = []
     for variant in _variants(pool, known):
         terms = step_terms(pool, variant)
@@ -153,7 +156,7 @@ def _variants(pool: Pool, known: Coefficients) -> Iterator[Coefficients]:
 
 
 WAVE_SHARE = 0.3
-"""Start of the fit with whole tiles, where the catalog has none."""
+"""Initial value for the fit with whole tiles, if the catalog has none."""
 
 
 class _Fit:
@@ -175,7 +178,7 @@ class _Fit:
         return self._cost(x, self._left(x, seen), self._scale(seen))
 
     def solve(self, seen: Mask, x: Floats | None = None) -> Floats:
-        """The most probable place given the spans that are `seen`."""
+        """The most probable place given the `seen` spans."""
         x = np.zeros(len(self.terms)) if x is None else x
         scale = self._scale(seen)
         left = self._left(x, seen)
@@ -193,14 +196,14 @@ class _Fit:
         return x
 
     def width(self, x: Floats) -> Floats:
-        """Standard deviation left of each term over its prior's."""
+        """Remaining standard deviation of each term over its prior's."""
         seen = np.ones(len(self._index), dtype=bool)
         left = self._left(x, seen)
         scaled = self._slope(x, left, seen) * _robust(left / self._scale(seen))[:, None] / self._scale(seen)[:, None]
         return np.asarray(np.sqrt(np.diag(np.linalg.inv(scaled.T @ scaled + np.eye(len(x))))))
 
     def _left(self, x: Floats, seen: Mask) -> Floats:
-        """By cell: the logarithm of predicted over measured seconds; 0 for a cell without a span that is seen."""
+        """For each cell: the logarithm of predicted over measured seconds; 0 for a cell without a seen span."""
         predicted, measured = (
             np.bincount(self._index, np.where(seen, each, 0.0), len(self._cells))
             for each in (self.seconds(x), self._times.measured_s)
@@ -208,7 +211,7 @@ class _Fit:
         return np.asarray(np.log(np.where(measured > 0, predicted, 1.0) / np.where(measured > 0, measured, 1.0)))
 
     def _scale(self, seen: Mask) -> Floats:
-        """By cell: the standard deviation of its residual."""
+        """For each cell: the standard deviation of its residual."""
         num = np.maximum(np.bincount(self._index, seen, len(self._cells)), 1)
         return np.asarray(np.sqrt(NOISE**2 + SPAN_NOISE**2 / num))
 

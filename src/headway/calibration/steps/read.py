@@ -1,8 +1,9 @@
-"""Read a log of an engine's iterations, and group them into spans whose duration is certain.
+"""Reads a log of an engine's iterations, and groups them into spans with certain durations.
 
-An engine that schedules ahead processes the output of an iteration only after it has launched the next one. If the next
-one has prompt tokens its launch takes the host 10 to 40 ms, so the end of the first comes late and the next seems too
-short. Only the sum of both is a duration: a span ends with an iteration whose successor has no prompt tokens.
+An engine that schedules ahead processes an iteration's output only after it has launched the next iteration. If the
+next one has prompt tokens, its launch takes the host 10 to 40 ms: the first iteration then seems to end late, and the
+next one seems too short. Only the sum of both is certain. A span therefore ends with an iteration whose successor has
+no prompt tokens.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ COLUMNS = (
     "prompt_tokens",
     "prompt_chunks",
 )
-"""Required columns. Optional: `model`, `phase` (iterations of different ones are never neighbours) and `first_use` (not
-empty: something happened that happens once after a start)."""
+"""Required columns. Optional: `model`, `phase` (iterations of different phases are never neighbours) and `first_use`
+(if not empty, an effect that happens once after a start)."""
 MARKS = ("scheduled_s", "done_s", "decode_context_tokens", "prompt_chunks")
 STILL_S = 1.0
-"""A longer iteration is one in which the engine stood still, as when it compiles a kernel at its first use."""
+"""A longer iteration is a standstill of the engine, for example to compile a kernel at its first use."""
 
 
 class Iteration(Struct, frozen=True):
@@ -44,20 +45,20 @@ class Iteration(Struct, frozen=True):
 
 
 class Span(Struct, frozen=True):
-    """Consecutive iterations and the seconds that they took together."""
+    """Consecutive iterations and their total seconds."""
 
     iterations: tuple[Iteration, ...]
     seconds: float
     has_equal_contexts: bool = False
-    """All prompts of the traffic had one length, so that all sequences have about the same context."""
+    """Whether all prompts of the traffic had one length, so that all sequences have about the same context."""
 
 
 class StepLog(Struct, frozen=True):
-    """The spans of one file, and the number of iterations left out by reason."""
+    """The spans of one file, and the number of unused iterations by reason."""
 
     file: str
     about: dict[str, Any]
-    """What the log says of its engine: `version`, `model`, `device`, `tp`, ...; empty for a plain table."""
+    """The log's facts on its engine: `version`, `model`, `device`, `tp`, ...; empty for a plain table."""
     spans: tuple[Span, ...]
     num_rows: int
     left_out: dict[str, int]
@@ -130,7 +131,7 @@ def _about(line: str, path: Path) -> dict[str, Any]:
 
 
 class _Row:
-    """The cells of one line of a step log, with its numbers read."""
+    """The cells of one line of a step log, with the numbers parsed."""
 
     def __init__(self, cells: Mapping[str, str], path: Path, line: int) -> None:
         self.cells = cells
@@ -153,7 +154,8 @@ def _chunk(text: str) -> Chunk:
 
 
 def _spans(rows: Sequence[_Row], equal: Collection[str], left_out: dict[str, int]) -> Iterator[Span]:
-    """Group iterations. The start of a span is certain if the engine was idle, or the span before ended certainly."""
+    """Group iterations. The start of a span is certain if the engine was idle, or if the end of the previous span is
+    certain."""
     span: list[Iteration] = []
     start_s: float | None = None
     for i, row in enumerate(rows):
@@ -169,7 +171,7 @@ def _spans(rows: Sequence[_Row], equal: Collection[str], left_out: dict[str, int
         after = rows[i + 1] if i + 1 < len(rows) else None
         is_next = after is not None and after.part == row.part and after.seq == row.seq + 1
         if after is not None and is_next and after.scheduled_s <= row.done_s and after.iteration.chunks:
-            continue  # its output was processed only after prompts had been launched
+            continue  # its output was processed only after the launch of prompts
         if span and start_s is not None:
             seconds = row.done_s - start_s
             if 0 < seconds < STILL_S * len(span):

@@ -11,7 +11,7 @@ from msgspec import Struct
 from headway.calibration.steps.read import Span
 
 PROMPTS = ((512, "up to 512"), (2048, "513 to 2,048"), (float("inf"), "over 2,048"))
-"""(most prompt tokens of an iteration, their name)."""
+"""Upper bound of an iteration's prompt tokens, and its name."""
 
 
 class Region(Struct, frozen=True):
@@ -20,9 +20,9 @@ class Region(Struct, frozen=True):
     name: str
     num_spans: int
     measured_s: float
-    """Mean of an iteration."""
+    """Mean duration of an iteration."""
     error: float
-    """Of the sum of all durations: the error of what is made of them, such as a latency."""
+    """Error of the sum of all durations, which is the error of latencies composed of them."""
     median_error: float
     low_error: float
     """10th percentile."""
@@ -31,7 +31,7 @@ class Region(Struct, frozen=True):
 
 
 def regions(spans: Sequence[Span], predicted_s: npt.NDArray[np.float64]) -> tuple[Region, ...]:
-    """Errors by region, the smallest batches first, and of everything."""
+    """Errors by region, the smallest batches first, and over everything."""
     measured_s = np.array([span.seconds for span in spans])
     num = np.array([len(span.iterations) for span in spans])
     names = np.array([_name(span) for span in spans])
@@ -47,7 +47,7 @@ def regions(spans: Sequence[Span], predicted_s: npt.NDArray[np.float64]) -> tupl
 
 
 def cell(span: Span) -> str:
-    """A finer part of a region, for fits: by doublings of sequences, of contexts and of prompt tokens."""
+    """A finer part of a region, for fits: by powers of two of sequences, contexts and prompt tokens."""
     one = max(span.iterations, key=lambda each: sum(new for new, _ in each.chunks))
     prompt = sum(new for new, _ in one.chunks)
     if prompt:
@@ -57,7 +57,7 @@ def cell(span: Span) -> str:
 
 
 def _name(span: Span) -> str:
-    """By prompt tokens of the largest iteration, else by the number of sequences."""
+    """The region's name: by prompt tokens of the largest iteration, or by the number of sequences without prompts."""
     prompt = max(sum(new for new, _ in one.chunks) for one in span.iterations)
     if not prompt:
         low = 1 << (max(span.iterations[0].decodes, 1).bit_length() - 1)
