@@ -1,1 +1,1 @@
-"""Headway from Python: what `import headway as hw` offers, over the same parts as the command line."""
+"""Headway's Python API, offered by `import headway as hw`, based on the same parts as the command line."""

@@ -1,4 +1,4 @@
-"""What to change in a fleet that has run: the answer that `headway advise` prints."""
+"""Proposed changes to a fleet, as printed by `headway advise`."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def advise(
     jobs: int = 1,
     cache: str | Path | None = None,
 ) -> Plan:
-    """What to change in a fleet, by folders of records of days that it served: `headway advise`.
+    """Proposes changes to a fleet from the records of days that it served: `headway advise`.
 
-    `fleet`: the fleet file as it is served today. `records`: folders, a day each. `attainment`: the share of requests
-    that should meet their SLOs. `slo`: of requests without their own, as {"ttft_s": 2, "tpot_s": "50ms"}. `kinds`: of
-    changes to try. `max_requests`: of one rehearsal; longer days are cut. `cache`: a folder that keeps rehearsals. The
-    answer is met unless the days do not come out when they are rehearsed as they ran; then it has no proposals.
+    `fleet`: the current fleet file. `records`: folders, one day each. `attainment`: the share of requests that should
+    meet their SLOs. `slo`: of requests without their own, as {"ttft_s": 2, "tpot_s": "50ms"}. `kinds`: of changes to
+    try. `max_requests`: of one rehearsal; longer days are cut. `cache`: a folder that keeps rehearsals. The plan is met
+    if rehearsals of the days as they ran agree with the records; otherwise it has no proposals.
     """
     check_counts(jobs=jobs, max_rehearsals=max_rehearsals, max_requests=max_requests)
     options = AdviceOptions(attainment, tuple(kinds), max_rehearsals, max_requests)
@@ -90,7 +90,7 @@ def advise(
 
 
 def fleet_file(source: ScenarioLike, slo: Mapping[str, float]) -> FleetFile:
-    """A fleet to be advised on, with SLOs of requests without their own. HeadwayError for an invalid file."""
+    """The fleet to advise on, with SLOs of requests without their own. HeadwayError for an invalid file."""
     document, places, base_dir = document_of(source)
     is_file = isinstance(source, str | Path)
     text = Path(source).read_text(encoding="utf-8") if is_file else strict_yaml.dump(document)  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ def _assembling(places: Places, base_dir: Path) -> Callable[[Mapping[str, Any]],
 
 
 def _why_not_served(document: Mapping[str, Any], places: Places, base_dir: Path) -> str:
-    """Why `headway serve` refuses a fleet; empty: it does not."""
+    """Why `headway serve` rejects a fleet; empty if it serves it."""
     try:
         filled = endpoints_file.filled(dict(document), places, base_dir)
         filled.setdefault("workload", gateway.NO_WORKLOAD)

@@ -1,4 +1,5 @@
-"""Arguments of the public functions, checked by their annotations: a wrong one is one line that names it."""
+"""Checks the arguments of public functions by their annotations. The error is one line that names the wrong
+argument."""
 
 from __future__ import annotations
 
@@ -78,11 +79,11 @@ _CHECKS: dict[str, _Check] = {
     "Objective": (_is_text, "a text"),
     "Ranking": (_is_text, "a text"),
 }
-"""By annotation, without `| None`: whether a value fits, and what is expected."""
+"""By annotation, without `| None`: a test of a value, and the text of what is expected."""
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:
-    """Check the arguments of each call by the function's annotations. HeadwayError names the one that does not fit."""
+    """Check the arguments of each call by the function's annotations. HeadwayError names the invalid argument."""
     checks = dict(checks_of(function))
 
     @wraps(function)
@@ -101,11 +102,11 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def checks_of(function: Callable[..., Any]) -> Iterable[tuple[str, tuple[Callable[[Any], bool], str, bool]]]:
-    """Of each argument with a check: its name, whether a value fits, what is expected, and whether None fits."""
+    """For each checked argument: its name, its test, the text of what is expected, and whether None is allowed."""
     for parameter in inspect.signature(function).parameters.values():
         annotation = str(parameter.annotation)
         check = _CHECKS.get(annotation.removesuffix(" | None"))
-        if check is None:  # an annotation that says nothing of a value, such as Any
+        if check is None:  # an annotation without a check, such as Any
             continue
         is_right, expected = check
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -114,11 +115,11 @@ def checks_of(function: Callable[..., Any]) -> Iterable[tuple[str, tuple[Callabl
 
 
 _MOST = {"seeds": MOST_SEEDS, "fresh_draws": MOST_SEEDS, "jobs": MOST_PROCESSES, "max_replicas": MOST_REPLICAS}
-"""By argument, the largest count."""
+"""Largest count by argument."""
 
 
 def check_counts(least: int = 1, /, **counts: int | None) -> None:
-    """HeadwayError for a number below `least`, or above what its name allows. None is ignored."""
+    """HeadwayError for a number below `least`, or above its argument's limit. None is ignored."""
     for name, count in counts.items():
         if count is not None:
             check_count(name, count, _MOST.get(name, MOST_OTHER), least)

@@ -1,4 +1,4 @@
-"""Forecasts of demand from recorded days, as values that plans take, tables and files."""
+"""Forecasts of demand from recorded days. Plans accept them; they convert to tables and files."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Demand(Tabular):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What was assumed, since the records do not say it."""
+        """Assumptions in place of facts that the records lack."""
         return self.answer.assumptions
 
     def to_arrow(self) -> pyarrow.Table:
-        """One row for each hour: its beginning, and requests per second at each quantile."""
+        """One row for each hour: its start, and requests per second at each quantile."""
         import pyarrow
 
         answer = self.answer
@@ -73,7 +73,7 @@ class Demand(Tabular):
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write a .parquet file that `headway plan ... --demand` reads."""
+        """Write a .parquet file for `headway plan ... --demand`."""
         demand_file.save(self.answer, Path(path))
         return Path(path)
 
@@ -107,11 +107,11 @@ def forecast_demand(
     methods: Sequence[str] = demand.METHODS,
     assumed_spread: float = demand.SPREAD,
 ) -> Demand:
-    """The requests of the coming weeks by hour, with quantiles, from recorded days: `headway forecast demand`.
+    """Forecast the requests of the coming weeks by hour, with quantiles, from recorded days: `headway forecast demand`.
 
-    `days`: folders of records, or files of requests in any format that a trace may have; one, or a list. `growth`: the
-    factor of demand from one month to the next. `begins`: when the first day began, where its records do not say it.
-    `first`: the first hour to forecast. `assumed_spread`: of demand from day to day, where only one day is known.
+    `days`: folders of records, or files of requests in any trace format; one, or a list. `growth`: the factor of demand
+    from one month to the next. `begins`: when the first day began, if its records do not contain it. `first`: the first
+    hour to forecast. `assumed_spread`: of demand from day to day, if only one day is known.
     """
     if isinstance(days, str | Path):
         days = [days]

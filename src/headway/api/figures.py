@@ -16,7 +16,7 @@ from headway.workload.atomic_file import write_text
 
 
 class Figure(graph_objects.Figure):  # type: ignore[misc]  # plotly has no types
-    """A Plotly figure. Change it as any other, and `save` it."""
+    """A Plotly figure. It can be changed like any other, and saved with `save`."""
 
     def __init__(self, figure: Mapping[str, Any] | None = None) -> None:
         super().__init__(None if figure is None else dict(figure))
@@ -24,9 +24,8 @@ class Figure(graph_objects.Figure):  # type: ignore[misc]  # plotly has no types
     def save(self, path: str | Path, *, width: int = 700, height: int | None = None) -> Path:
         """Write an .html page with plotly.js beside it, .json, or a picture: .svg, .png, .pdf, .webp.
 
-        Pictures are drawn by matplotlib (`pip install 'headway[figures]'`), without a browser, `width` x `height`
-        pixels. HeadwayError if it is missing, if the figure holds a kind of trace that is not drawn, or for another
-        suffix.
+        matplotlib draws pictures (`pip install 'headway[figures]'`) without a browser, `width` x `height` pixels.
+        HeadwayError if it is missing, if the figure contains an unsupported kind of trace, or for another suffix.
         """
         path = Path(path)
         if path.suffix == ".html":

@@ -1,4 +1,4 @@
-"""A served fleet for tests and notebooks: the gateway in a process of its own, in front of emulated engines."""
+"""A served fleet for tests and notebooks: the gateway in a separate process, in front of emulated engines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ServedFleet:
     """A gateway that accepts requests."""
 
     url: str
-    """As in "http://127.0.0.1:40123"; OpenAI's clients take `url + "/v1"`."""
+    """A URL such as "http://127.0.0.1:40123". OpenAI's clients use `url + "/v1"`."""
     num_replicas: int
 
 
@@ -41,8 +41,9 @@ def serve(
 ) -> Iterator[ServedFleet]:
     """Serve a scenario's fleet within a `with` block, on a free port of this machine.
 
-    `emulated`: emulate every engine, without GPUs; else the fleet lists its `endpoints` or `processes`. `options`:
-    further ones of `headway serve`. HeadwayError if the fleet is not up after `start_s`, with the gateway's error.
+    `emulated`: emulate every engine, without GPUs; otherwise the fleet must list its `endpoints` or `processes`.
+    `options`: further options of `headway serve`. HeadwayError if the fleet is not up after `start_s`, with the
+    gateway's error.
     """
     document, _, base_dir = document_of(scenario)
     with TemporaryDirectory() as folder, TemporaryFile() as log:
@@ -79,7 +80,7 @@ def _started(process: subprocess.Popen[bytes], log: IO[bytes], end_s: float) -> 
 
 
 def _health(url: str) -> tuple[int, int]:
-    """Replicas that are up, and all."""
+    """Number of replicas that are up, and of all replicas."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=2) as response:
             health = json.load(response)

@@ -1,4 +1,4 @@
-"""Plans: fleets that meet SLOs, combos, cascades and tiers, as values that are also scenarios, tables and pages."""
+"""Plans: fleets that meet SLOs, combos, cascades and tiers. A plan converts to a scenario, a table or a page."""
 
 from __future__ import annotations
 
@@ -76,11 +76,12 @@ class Plan(Tabular):
     html: Callable[[], str] | None = None
 
     def scenario(self) -> Scenario:
-        """The planned fleet with its workload and policies, to simulate or to serve. HeadwayError if there is none."""
+        """The planned fleet with its workload and policies, to simulate or to serve. HeadwayError if the plan has
+        none."""
         return assemble(*strict_yaml.parse(self.yaml(), "plan.yaml"), Path())
 
     def save(self, path: str | Path) -> Path:
-        """Write the plan as a scenario (.yaml), as a page (.html), or its values (.json)."""
+        """Write the plan as a scenario (.yaml) or a page (.html), or its values (.json)."""
         path = Path(path)
         if path.suffix in (".yaml", ".yml"):
             write_text(path, self.yaml())
@@ -117,8 +118,9 @@ def plan_capacity(
     """The cheapest GPU type, parallelism, policies and number of replicas that meet SLOs: `headway plan capacity`.
 
     The scenario gives workload, model and engine; its first pool needs no `gpu`. `situations`: what-ifs. `cache`: a
-    folder that keeps simulations. `demand`: a forecast, or its file, in place of the workload; the plan is then for its
-    weeks, each of which meets the targets with this `chance`. `reserved_usd`, `spot_usd`: of a GPU for an hour.
+    folder that keeps simulations. `demand`: a forecast, or its file, in place of the workload. The plan then covers the
+    weeks of the forecast, and each week meets the targets with this `chance`. `reserved_usd`, `spot_usd`: price of a
+    GPU per hour.
     """
     check_counts(max_replicas=max_replicas, jobs=jobs)
     targets = Targets(
@@ -179,7 +181,7 @@ def _for_demand(
     jobs: int,
     folder: Path | None,
 ) -> Plan:
-    """The replicas of each week of a forecast: `headway plan capacity --demand`."""
+    """The replicas for each week of a forecast: `headway plan capacity --demand`."""
     forecast = _forecast(demand)
     if isinstance(scenario, Mapping) and "workload" not in scenario:
         scenario = {**scenario, "workload": {}}
@@ -220,14 +222,14 @@ def plan_combos(
     top: int | None = None, attainment: float = ATTAINMENT, profile_requests: int = MOST_REQUESTS, curve: bool = False,
     routings: Sequence[str] = combos.ROUTINGS, cache: str | Path | None = None,
 ) -> Plan:  # fmt: skip
-    """Which GPUs prefill and which decode, and how many such combos, for one service: `headway plan combos`.
+    """The GPUs for prefill and for decode, and the number of such combos, for one service: `headway plan combos`.
 
     `gpus`: offers, or texts such as "h800:8:2.8". `rps`: requests per second; None: the mean of the scenario's
-    arrivals. `select`, `top`: only the best combos are planned with, by what they serve per dollar or by Cauchy's
-    Eq. 15 ("eq15"). `curve`: plan for these arrivals as they move; rows are then the sizes that were rehearsed, static
-    and scaled. `routings`: routers that the plan is rehearsed with; of equals, the first is taken.
+    arrivals. `select`, `top`: plan only with the best combos, by goodput per dollar or by Cauchy's Eq. 15 ("eq15").
+    `curve`: plan for the arrivals' rates over time; rows are then the rehearsed sizes, static and scaled. `routings`:
+    routers to rehearse; among equals, the first wins.
 
-    Raises HeadwayError for `curve` with `rps`, and where the arrivals have no curve.
+    Raises HeadwayError for `curve` with `rps`, and if the arrivals have no curve.
     """
     check_counts(gpus_per_server=gpus_per_server, top=top, profile_requests=profile_requests)
     check_counts(0, sizes=sizes)
@@ -278,7 +280,7 @@ def plan_combos(
 def _for_curve(
     service: ServiceScenario, options: combos.ComboOptions, simulator: Simulator, folder: Path | None
 ) -> Plan:
-    """The cheapest combos for arrivals that move: `headway plan combos --curve`."""
+    """The cheapest combos for arrivals that vary over time: `headway plan combos --curve`."""
     answer = plan_curve(service, options, simulator, folder)
     rows = [
         {
@@ -312,7 +314,7 @@ def plan_fleet(
     seeds: int | None = None, jobs: int = 1, cache: str | Path | None = None,
     demand: Demand | str | Path | None = None, chance: float = DEFAULT_CHANCE,
 ) -> Plan:  # fmt: skip
-    """The cheapest fleet of the GPUs at hand for several models, and its router: `headway plan fleet`.
+    """The cheapest fleet of the available GPUs for several models, and its router: `headway plan fleet`.
 
     `trace`: a file of requests with a column `model`, or a scenario with a pool for each model. `have`: offers, or
     texts such as "h100:16:2.8". `slo`: of requests without their own, as {"ttft_s": 2, "tpot_s": "50ms"}.
@@ -352,7 +354,7 @@ def plan_fleet(
 
 
 def _fleet(answer: FleetPlan, question: fleet.FleetQuestion) -> Plan:
-    """The fleet for the requests as they are: `headway plan fleet`."""
+    """The fleet for the given requests: `headway plan fleet`."""
     document, base_dir, offers = question.document, question.base_dir, question.options.offers
     rows = [
         {
@@ -380,7 +382,7 @@ def _fleet(answer: FleetPlan, question: fleet.FleetQuestion) -> Plan:
 
 
 def _fleets_by_week(answer: fleets.FleetDemandPlan, largest: Mapping[str, Any], question: fleet.FleetQuestion) -> Plan:
-    """The fleets of a forecast's weeks: `headway plan fleet --demand`."""
+    """The fleets for the weeks of a forecast: `headway plan fleet --demand`."""
     base_dir, offers, title = question.base_dir, question.options.offers, str(question.document.get("name", "fleet"))
     return Plan(
         answer,
@@ -406,11 +408,11 @@ def plan_cascade(
     fresh_draws: int = 5,
     cache: str | Path | None = None,
 ) -> Plan:
-    """Thresholds, GPUs per model and replica shapes of a cascade: `headway plan cascade`.
+    """The thresholds, GPUs per model and replica shapes of a cascade: `headway plan cascade`.
 
-    `quality`: the mean score to reach, at the least p95 latency; `latency_s`: the p95 to keep, at the best quality;
-    both: at the least cost. `gpus`: their number, or offers as in `plan_combos`. `fresh_draws`: other draws of the
-    requests, on which the plan is rehearsed.
+    With `quality`, the least mean score, the p95 latency is minimised. With `latency_s`, the largest p95 latency, the
+    quality is maximised. With both, the cost is minimised. `gpus`: their number, or offers as in `plan_combos`.
+    `fresh_draws`: other draws of the requests, on which the plan is rehearsed.
     """
     if quality is None and latency_s is None:
         raise HeadwayError("expected quality or latency_s, or both")
@@ -472,7 +474,8 @@ def plan_tiers(
     seeds: int = 5,
     tolerance: float = 0.01,
 ) -> Plan:
-    """How many tiers of service a workload needs: `headway plan tiers`. `tolerance`: a loss of attainment."""
+    """The number of service tiers that a workload needs: `headway plan tiers`. `tolerance`: acceptable loss of
+    attainment."""
     check_counts(seeds=seeds)
     if tolerance < 0:
         raise HeadwayError(f"tolerance: {tolerance!r}; expected a loss of attainment, from 0")

@@ -1,4 +1,4 @@
-"""Results of runs: tables, Arrow, pandas, Polars, figures, and what a notebook shows."""
+"""Results of runs: tables, Arrow, pandas, Polars, figures, and notebook output."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     import pyarrow
 
 WIDTH = 140
-"""Characters of a table."""
+"""Width of a table in characters."""
 
 
 def with_latencies(records: Records) -> pyarrow.Table:
-    """The requests of records as a table, with their latencies, and outcomes by name."""
+    """The requests of records as a table, with latencies, and with outcomes by name."""
     import pyarrow
 
     from headway.records.parquet import requests_table
@@ -51,13 +51,13 @@ def with_latencies(records: Records) -> pyarrow.Table:
 
 
 class Tabular:
-    """Rows that other libraries read, with Arrow underneath."""
+    """Rows that other libraries can read, based on Arrow."""
 
     def to_arrow(self) -> pyarrow.Table:
         raise NotImplementedError
 
     def table(self) -> str:
-        """The result as text, as the command line prints it."""
+        """The result as text, in the format of the command line."""
         raise NotImplementedError
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -78,12 +78,12 @@ class Tabular:
         return frame
 
     def _repr_html_(self) -> str:
-        """The results as a table, which a notebook shows."""
+        """The table that a notebook shows."""
         return f"<pre>{escape(self.table())}</pre>"
 
 
 class Metrics(dict[str, "float | int | None"]):
-    """Metrics by key, of which an unknown one is an error with the nearest name."""
+    """Metrics by key. An unknown key raises an error with the nearest name."""
 
     def __missing__(self, key: str) -> float | int | None:
         raise unknown("metric", str(key), self)
@@ -91,24 +91,24 @@ class Metrics(dict[str, "float | int | None"]):
 
 @dataclass(frozen=True, repr=False)
 class Result(Tabular):
-    """One simulated run: its scenario, metrics and records."""
+    """One simulated run with its scenario, metrics and records."""
 
     scenario: Scenario
     run: Run
 
     @property
     def policies(self) -> dict[str, str]:
-        """By kind, as in {"routing": "least-loaded", "ordering": "fcfs"}."""
+        """Policies by kind, such as {"routing": "least-loaded", "ordering": "fcfs"}."""
         return self.run.policies
 
     @property
     def summary(self) -> Summary:
-        """The metrics as values, with those of tiers, models, regions and replicas."""
+        """The metrics as a structure, including tiers, models, regions and replicas."""
         return self.run.summary
 
     @property
     def metrics(self) -> Metrics:
-        """All metrics by key, as in `--json`: `metrics["ttft_s.p99"]`. HeadwayError for a key that is no metric."""
+        """All metrics by key, as in `--json`: `metrics["ttft_s.p99"]`. HeadwayError for an unknown key."""
         return Metrics(flatten(self.run.summary))
 
     @property
@@ -118,13 +118,13 @@ class Result(Tabular):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was assumed or left out."""
+        """Assumptions and omissions."""
         return self.run.notes
 
     def to_arrow(self) -> pyarrow.Table:
-        """One row for each request: the workload's columns, what became of the request, and its latencies.
+        """One row for each request: the workload's columns, the outcome, and the latencies.
 
-        `ttft_s`, `tpot_s` and `e2e_s` are null where there are none, and `outcome` is a name, such as "finished".
+        `ttft_s`, `tpot_s` and `e2e_s` are null if undefined, and `outcome` is a name, such as "finished".
         """
         return with_latencies(self.run.records)
 
@@ -146,11 +146,11 @@ class Result(Tabular):
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Tabular, Sequence[Result]):
-    """Several sets of policies on the same requests. `seeds`: the metrics of every run with every seed."""
+    """Several sets of policies on the same requests. `seeds`: the metrics of every run for every seed."""
 
     scenario: Scenario
     runs: tuple[Run, ...]
-    """With the first seed."""
+    """Runs with the first seed."""
     seeded: SeededMetrics
 
     @overload
@@ -168,7 +168,7 @@ class Comparison(Tabular, Sequence[Result]):
 
     @property
     def names(self) -> list[str]:
-        """The runs by the policies in which they differ."""
+        """Names of the runs, from the policies in which they differ."""
         named = [run.name for run in named_by_policies(self.runs)]
         if len(set(named)) == len(named):
             return named
@@ -176,21 +176,21 @@ class Comparison(Tabular, Sequence[Result]):
 
     @property
     def verdict(self) -> str:
-        """One sentence: which run has the lowest p99 of the time to the first token, and whether others tie."""
+        """One sentence: which run has the lowest p99 TTFT, and whether others are tied with it."""
         return dots.verdict(self.names, self.seeded, "ttft_s.p99")
 
     @checked
     def estimate(self, run: int | str, metric: str) -> Estimate | None:
         """The mean of a metric over seeds and its 95% interval; None with one seed. `run`: a position or a name.
 
-        HeadwayError for a run or a metric that is none.
+        HeadwayError for an unknown run or metric.
         """
         self.seeded.check(metric)
         return self.seeded.estimate(self._position(run), metric)
 
     @checked
     def difference(self, run: int | str, other: int | str, metric: str) -> Estimate | None:
-        """The first run's metric less the other's, seed by seed; else as `estimate`."""
+        """The first run's metric minus the other's, seed by seed; otherwise like `estimate`."""
         self.seeded.check(metric)
         return self.seeded.difference(self._position(run), self._position(other), metric)
 
@@ -204,7 +204,7 @@ class Comparison(Tabular, Sequence[Result]):
         return self.names.index(run)
 
     def to_arrow(self, breakdowns: bool = False) -> pyarrow.Table:
-        """One row for each run and seed. `breakdowns`: with the metrics of tiers, models, regions and replicas."""
+        """One row for each run and seed. `breakdowns`: include the metrics of tiers, models, regions and replicas."""
         rows = [
             {**run.policies, "seed": seed, **metrics}
             for run, by_seed in zip(self.runs, self.seeded.flat, strict=True)
@@ -221,10 +221,10 @@ class Comparison(Tabular, Sequence[Result]):
 
     @checked
     def plot(self, *metrics: str) -> Figure:
-        """Means and 95% intervals of each run. Without metrics: the p99 of TTFT, and dollars per million tokens.
+        """Means and 95% intervals of each run. Default metrics: the p99 of TTFT, and dollars per million tokens.
 
-        `ttft`, `itl` or `e2e` alone: the cumulative distributions with the first seed. HeadwayError for a name that is
-        no metric.
+        `ttft`, `itl` or `e2e` alone: the cumulative distributions with the first seed. HeadwayError for an unknown
+        metric.
         """
         if metrics in (("ttft",), ("itl",), ("e2e",)):
             return _distribution(self.runs, metrics[0])
@@ -241,15 +241,15 @@ class Comparison(Tabular, Sequence[Result]):
 
 @dataclass(frozen=True, repr=False)
 class Sweep(Tabular):
-    """The metrics of all combinations of some values, under each set of policies, with every seed."""
+    """The metrics of all combinations of some values, under each set of policies, for every seed."""
 
     grid: dict[str, tuple[Any, ...]]
     points: tuple[dict[str, Any], ...]
     """The values of each combination."""
     names: tuple[str, ...]
-    """Of the sets of policies."""
+    """Names of the sets of policies."""
     seeded: tuple[SeededMetrics, ...]
-    """By combination."""
+    """Metrics by combination."""
 
     def to_arrow(self, breakdowns: bool = False) -> pyarrow.Table:
         """One row for each combination, set of policies and seed; `breakdowns` as in `Comparison.to_arrow`."""
@@ -265,7 +265,7 @@ class Sweep(Tabular):
     def table(self, metric: str = "ttft_s.p99") -> str:
         """One line for each combination: a metric of each set of policies, with half of its interval.
 
-        HeadwayError for a name that is no metric.
+        HeadwayError for an unknown metric.
         """
         self._check(metric)
         heads = [*self.grid, *self.names]
@@ -286,7 +286,7 @@ class Sweep(Tabular):
 
     @checked
     def plot(self, metric: str = "ttft_s.p99", x: str | None = None) -> Figure:
-        """A metric over one of the grid's keys, with bands of the 95% intervals: a line for each set of policies."""
+        """A metric over one of the grid's keys, with bands of the 95% intervals: one line for each set of policies."""
         self._check(metric)
         x = x or next(iter(self.grid))
         if x not in self.grid:

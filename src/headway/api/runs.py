@@ -1,4 +1,4 @@
-"""Simulations: one run, several sets of policies, and grids of values."""
+"""Simulates one run, several sets of policies, or grids of values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headway.scenario.run import metrics_of
 def simulate(scenario: ScenarioLike, changes: Mapping[str, Any] | None = None, **policies: Any) -> Result:
     """Simulate a scenario with one set of policies.
 
-    `changes` as in `load`. `policies` replace those of the scenario: `routing=`, `ordering=`, `migration=`,
+    `changes` are as in `load`. `policies` replace those of the scenario: `routing=`, `ordering=`, `migration=`,
     `admission=`, `scaling=`, each a name, a dictionary of `name` and arguments, a class, or an instance.
     """
     chosen = _with_policies(scenario, changes, policies)
@@ -35,10 +35,10 @@ def simulate(scenario: ScenarioLike, changes: Mapping[str, Any] | None = None, *
 def compare(
     scenario: ScenarioLike, changes: Mapping[str, Any] | None = None, *, seeds: int = 5, jobs: int = 1, **policies: Any
 ) -> Comparison:
-    """Simulate every set of policies with the same requests, and with several seeds.
+    """Simulate every set of policies on the same requests, with several seeds.
 
-    `routing` and `ordering` may be lists. Intervals are Student's, at 95%; differences are those seed by seed. `jobs`:
-    processes. Policies that were typed into a notebook run in this process, whatever `jobs` says.
+    `routing` and `ordering` may be lists. Intervals are Student's at 95%; differences are taken seed by seed. `jobs`:
+    processes. Policies defined in a notebook run in this process, whatever `jobs` is.
     """
     check_counts(seeds=seeds, jobs=jobs)
     chosen = _with_policies(scenario, changes, policies)
@@ -51,10 +51,10 @@ def compare(
 def sweep(
     scenario: ScenarioLike, grid: Mapping[str, Sequence[Any]], *, seeds: int = 1, jobs: int = 1, **policies: Any
 ) -> Sweep:
-    """Simulate all combinations of values, as in `{"workload.arrivals": [10, 20], "fleet.0.replicas": [2, 4]}`.
+    """Simulate all combinations of values, such as `{"workload.arrivals": [10, 20], "fleet.0.replicas": [2, 4]}`.
 
-    Every combination runs under each set of policies and with every seed. HeadwayError for a key that is no key of a
-    scenario.
+    Every combination runs under each set of policies with every seed. HeadwayError for a key that a scenario does not
+    have.
     """
     check_counts(seeds=seeds, jobs=jobs)
     if not grid or not all(grid.values()):
@@ -84,7 +84,7 @@ def _names(scenario: Scenario) -> tuple[str, ...]:
 
 
 def _possible_jobs(scenario: Scenario, jobs: int) -> int:
-    """1 if a policy's class cannot be imported by other processes."""
+    """`jobs`, or 1 if other processes cannot import a policy's class."""
     if jobs == 1:
         return 1
     for each in variants(scenario):

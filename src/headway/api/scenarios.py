@@ -1,4 +1,4 @@
-"""Scenarios from files, from dictionaries, and from values: GPUs, models, engines and policies as Python objects."""
+"""Scenarios from files and dictionaries, with GPUs, models, engines and policies as Python objects."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from headway.scenario.presets import builtin as preset
 ScenarioLike = Scenario | Mapping[str, Any] | str | Path
 """A scenario, the keys of one, or the path of its file."""
 Document = tuple[dict[str, Any], Places, Path]
-"""A scenario's keys, their places in the file, and the folder where relative paths start."""
+"""A scenario's keys, their places in the file, and the base folder of relative paths."""
 
 _SECTIONS: dict[str, tuple[type[Any], str]] = {
     "gpu": (Gpu, "gpus"),
     "model": (Model, "models"),
     "engine": (Engine, "engines"),
 }
-"""Keys of a pool -> the value that may be given in place of a name, and the section that it goes to."""
+"""Keys of a pool that accept a value in place of a name, and the section that stores the value."""
 
 
 @checked
 def load(
     source: ScenarioLike | None = None, changes: Mapping[str, Any] | None = None, *, builtin: str | None = None
 ) -> Scenario:
-    """A scenario from a file, from a dictionary of the same keys, or of those that come with Headway (`builtin`).
+    """A scenario from a file, from a dictionary with the same keys, or from Headway's built-in scenarios (`builtin`).
 
     A dictionary may hold values in place of names: `Gpu`, `Model` and `Engine` in a pool, and policies as classes or
     instances (each run copies an instance). `changes` sets values by dotted keys: `{"workload.arrivals": 30,
-    "fleet.0.replicas": 8}`. HeadwayError names the key that is invalid, and what was expected.
+    "fleet.0.replicas": 8}`. HeadwayError names the invalid key and what was expected.
     """
     return assemble(*document_of(source, changes, builtin=builtin))
 
@@ -47,7 +47,7 @@ def load(
 def document_of(
     source: ScenarioLike | None, changes: Mapping[str, Any] | None = None, *, builtin: str | None = None
 ) -> Document:
-    """The keys of a scenario, whose fleet is not looked up."""
+    """The keys of a scenario. Its fleet is not looked up."""
     if (source is None) == (builtin is None):
         raise HeadwayError("expected a scenario (a file, a dictionary), or builtin=, and not both")
     if builtin is not None:
@@ -75,7 +75,8 @@ def _key(dotted: str) -> Key:
 
 
 def _with_names(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with values in their own sections, pools that name them, and policies as the schema has them."""
+    """The document with values moved to their own sections, pools that name them, and policies in the schema's
+    notation."""
     named: dict[str, Any] = {**document}
     given = {section: document.get(section, ()) for _, section in _SECTIONS.values()}
     own = {section: list(each) if isinstance(each, list | tuple) else [] for section, each in given.items()}
@@ -95,7 +96,7 @@ def _with_names(document: Mapping[str, Any]) -> dict[str, Any]:
 
     for key in ("fleet", "combos", *own):
         if not isinstance(document.get(key, ()), list | tuple):
-            return named  # which the schema refuses
+            return named  # the schema then rejects it
     named["fleet"] = [pool(entry) for entry in document.get("fleet", ())]
     combos = document.get("combos", ())
     named["combos"] = [
@@ -118,7 +119,7 @@ def _with_names(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _policy(value: Any) -> Any:
-    """A class or an instance as the specification that names it; other values stay."""
+    """The specification that names a class or an instance; other values stay unchanged."""
     if isinstance(value, list | tuple):
         return [_policy(each) for each in value]
     if value is None or isinstance(value, str | int | float | Mapping | msgspec.Struct):

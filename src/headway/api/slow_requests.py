@@ -1,4 +1,4 @@
-"""Why requests were slow: the explanations that `headway why` prints."""
+"""Explanations of slow requests, as printed by `headway why`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Why(Tabular):
-    """Explanations of requests, the slowest first."""
+    """Explanations of requests, slowest first."""
 
     requests: tuple[Explanation, ...]
 
@@ -65,8 +65,8 @@ def why(
 ) -> Why:
     """Explain one request of a folder of records by its id, or the `slowest` ones by `e2e`, `ttft` or `tpot`.
 
-    `decisions`: the decision log. `fleet`: the fleet's file, where the records do not have its text. HeadwayError for
-    an unknown id, with the nearest ones.
+    `decisions`: the decision log. `fleet`: the fleet file, if the records do not contain it. HeadwayError for an
+    unknown id, with the nearest ones.
     """
     if (request is None) == (slowest is None):
         raise HeadwayError("why: expected a request's id, or slowest=10")

@@ -1,1 +1,1 @@
-"""How a change of a running fleet is tried, judged, and kept or taken back: without I/O, and without a clock."""
+"""Tries, judges and keeps or reverts a change of a running fleet, without I/O and without a clock."""

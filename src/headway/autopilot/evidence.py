@@ -1,12 +1,12 @@
-"""Whether a change gains, from pairs of periods with and without it, looked at after every pair.
+"""Decides whether a change gains, from pairs of periods with and without it. The test is repeated after every pair.
 
-The order within a pair is drawn at random, so if the change has no effect, the difference of a pair is as likely +d as
--d, whatever the load does meanwhile. For a bet b, the product over pairs of 2 / (1 + exp(-2 b d)) is then a
-nonnegative martingale that begins at 1, and so is the mean over several bets. The chance that it ever reaches 1 / alpha
-is at most alpha (Ville's inequality), however often one looks and whenever one stops. Sources: de la Pena, "A general
-class of exponential inequalities for martingales and ratios" (Annals of Probability, 1999), for symmetric differences;
-Ramdas, Ruf, Larsson and Koolen, "Admissible anytime-valid sequential inference must rely on nonnegative martingales"
-(arXiv 2009.03167). Periods are compared rather than requests, as requests of one time share replicas: Bojinov,
+The order within a pair is drawn at random, so without an effect the differences +d and -d of a pair are equally likely,
+whatever the load does meanwhile. For a bet b, the product over pairs of 2 / (1 + exp(-2 b d)) is then a nonnegative
+martingale that begins at 1, and so is the mean over several bets. The chance that it ever reaches 1 / alpha is at most
+alpha (Ville's inequality), however often one looks and whenever one stops. Sources: de la Pena, "A general class of
+exponential inequalities for martingales and ratios" (Annals of Probability, 1999), for symmetric differences; Ramdas,
+Ruf, Larsson and Koolen, "Admissible anytime-valid sequential inference must rely on nonnegative martingales" (arXiv
+2009.03167). Periods are compared rather than requests, because simultaneous requests share replicas: Bojinov,
 Simchi-Levi and Zhao, "Design and analysis of switchback experiments" (Management Science, 2023).
 """
 
@@ -19,42 +19,42 @@ from statistics import NormalDist, fmean
 from msgspec import Struct
 
 BETS: tuple[float, ...] = tuple(float(1 << i) for i in range(10))
-"""In units of 1 over a difference. The best one for a mean m and a variance v is about m / v."""
+"""Bets in units of 1 over a difference. The best bet for a mean m and a variance v is about m / v."""
 _STEPS = 30
 _QUANTILES = tuple(NormalDist().inv_cdf((i + 0.5) / 32) for i in range(32))
 
 
 class Bounds(Struct, frozen=True):
-    """Of a gain: each holds at all times together, but for a chance of alpha."""
+    """Bounds of a gain. Each holds at all times together with probability 1 - alpha."""
 
     low: float
     high: float
 
 
 def log_evidence(gains: Sequence[float], least: float = 0.0) -> float:
-    """The logarithm of the evidence that the gain is above `least`. `gains`: of each pair, in [-1, 1]."""
+    """The logarithm of the evidence that the gain is above `least`. `gains`: the gain of each pair, in [-1, 1]."""
     bets = [sum(_log_factor(bet, gain - least) for gain in gains) for bet in BETS]
     most = max(bets)
     return most + log(sum(exp(each - most) for each in bets) / len(bets))
 
 
 def is_above(gains: Sequence[float], least: float, alpha: float) -> bool:
-    """Whether the gain is above `least` for certain."""
+    """Whether the gain is above `least`, at confidence 1 - alpha."""
     return log_evidence(gains, least) >= log(1 / alpha)
 
 
 def is_below(gains: Sequence[float], most: float, alpha: float) -> bool:
-    """Whether the gain is below `most` for certain."""
+    """Whether the gain is below `most`, at confidence 1 - alpha."""
     return is_above([-gain for gain in gains], -most, alpha)
 
 
 def bounds(gains: Sequence[float], alpha: float) -> Bounds:
-    """The gains that are not refuted, if the change adds the same to every period."""
+    """The gains that are not refuted, if the change adds the same amount to every period."""
     return Bounds(_low(gains, alpha), -_low([-gain for gain in gains], alpha))
 
 
 def _low(gains: Sequence[float], alpha: float) -> float:
-    """The largest value that the gain is above for certain, by bisection: the evidence falls as it grows."""
+    """The largest bound above which the gain certainly lies, by bisection: the evidence falls as the bound grows."""
     low, high = -1.0, 1.0
     if not is_above(gains, low, alpha):
         return low
@@ -65,12 +65,12 @@ def _low(gains: Sequence[float], alpha: float) -> float:
 
 
 def pairs_needed(gain: float, deviation: float, alpha: float) -> float:
-    """Pairs until a gain is certain in most runs, where those of single pairs have this standard deviation."""
+    """Pairs until a gain is certain in most runs, if the gains of single pairs have this standard deviation."""
     growth = max(fmean(_log_factor(bet, gain + deviation * z) for z in _QUANTILES) for bet in BETS)
     if growth <= 0:
         return float("inf")
     mean = (log(1 / alpha) + log(len(BETS))) / growth
-    return mean + 2 * sqrt(mean)  # the evidence of single runs scatters
+    return mean + 2 * sqrt(mean)  # the evidence of single runs varies
 
 
 def _log_factor(bet: float, gain: float) -> float:

@@ -1,7 +1,9 @@
-"""The stages of a change that the autopilot tries: a value, and a function from it and an event to the next one.
+"""The stages of a change that the autopilot tries: a state value, and a function from a state and an event to the next
+state.
 
-Only one change exists at a time. Whoever carries out its effects writes the state first, so that after a crash the
-state says what is to be done: a judged change is carried out again, which does no harm, and a staged one goes on.
+Only one change exists at a time. The caller writes the state before it carries out the effects, so that the state shows
+the remaining work after a crash: a judged change is carried out again, which is harmless, and a staged change
+continues.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from headway.core.errors import HeadwayError
 Stage = Literal["idle", "staged", "judged", "promoted", "rolled back"]
 Verdict = Literal["promote", "roll back"]
 ALPHA = 0.05
-"""Chance at most that a change without effect is promoted, over all looks at it."""
+"""Largest probability that a change without effect is promoted, over all tests of it."""
 HARM = 0.1
-"""Loss of SLO attainment in each of the last two pairs at which a change is taken back at once."""
+"""Loss of SLO attainment in each of the last two pairs that reverts a change at once."""
 
 
 class Limits(Struct, frozen=True):
@@ -28,45 +30,45 @@ class Limits(Struct, frozen=True):
 
     allow: tuple[str, ...]
     max_usd_per_h: float | None
-    """None: no bound."""
+    """Highest cost per hour; None: no bound."""
 
 
 class Change(Struct, frozen=True):
-    """One change that is tried, or was."""
+    """A change that is or was tried."""
 
     name: str
-    """As `headway advise` names it."""
+    """The name that `headway advise` gives it."""
     kinds: tuple[str, ...]
     before: str
-    """The version of the fleet file that it changes."""
+    """The version of the fleet file before the change."""
     version: str
-    """The version of the fleet file with it."""
+    """The version of the fleet file with the change."""
     predicted: Bounds
-    """Of the SLO attainment that it adds."""
+    """Predicted gain of SLO attainment."""
     most_usd_per_h: float | None
-    """What the fleet may cost with it, with all the replicas that it may have. None: nothing bounds their number."""
+    """The largest possible cost of the fleet with the change and all its replicas. None: their number is unbounded."""
     staging: Staging
 
 
 class State(Struct, frozen=True):
     stage: Stage = "idle"
     change: Change | None = None
-    """The present change, or the last one; None: there was none."""
+    """The current or last change; None if there was none."""
     gains: tuple[float, ...] = ()
-    """SLO attainment with the change less that without it, of each pair so far."""
+    """SLO attainment with the change minus attainment without it, for each pair so far."""
     verdict: Verdict | None = None
     reason: str = ""
-    """Of the verdict."""
+    """Reason of the verdict."""
     is_stopped: bool = False
-    """The kill switch: no change begins."""
+    """Whether the kill switch is on: no change begins."""
 
 
 class Staged(Struct, frozen=True):
-    """A change begins: it is served in some periods."""
+    """A change begins, and runs in some periods."""
 
     change: Change
     is_frozen: bool
-    """The time is one in which none may begin."""
+    """Whether no change may begin at this time."""
 
 
 class Observed(Struct, frozen=True):
@@ -82,11 +84,11 @@ class Withdrawn(Struct, frozen=True):
 
 
 class CarriedOut(Struct, frozen=True):
-    """The fleet file is as the verdict says, and served."""
+    """The fleet file is set according to the verdict, and served."""
 
 
 class Stopped(Struct, frozen=True):
-    """The kill switch: a change that is tried is taken back, and none begins."""
+    """The kill switch: the change on trial is reverted, and none begins."""
 
 
 class Resumed(Struct, frozen=True):
@@ -106,15 +108,15 @@ TRANSITIONS: dict[tuple[Stage, type], tuple[Stage, ...]] = {
     **{(stage, Stopped): (stage,) for stage in ("idle", "judged", "promoted", "rolled back")},
     **{(stage, Resumed): (stage,) for stage in ("idle", "staged", "judged", "promoted", "rolled back")},
 }
-"""The stages that may follow, by stage and event; what is not listed is refused."""
+"""Allowed next stages by stage and event. Unlisted combinations are errors."""
 
 
 NEW = ("idle", "promoted", "rolled back")
-"""The stages in which a change may begin."""
+"""Stages in which a change may begin."""
 
 
 def why_not(state: State, change: Change, limits: Limits, is_frozen: bool) -> str:
-    """Why a change may not begin; empty: it may."""
+    """Why a change may not begin; empty if it may."""
     if state.is_stopped:
         return "the autopilot is stopped"
     if state.stage not in NEW and state.change is not None:
@@ -127,7 +129,7 @@ def why_not(state: State, change: Change, limits: Limits, is_frozen: bool) -> st
 
 
 def too_dear(most_usd_per_h: float | None, limits: Limits) -> str:
-    """Why a fleet that may cost so much is not allowed; empty: it is."""
+    """Why a fleet of this cost is not allowed; empty if it is allowed."""
     if limits.max_usd_per_h is None:
         return ""
     if most_usd_per_h is None:
@@ -138,7 +140,7 @@ def too_dear(most_usd_per_h: float | None, limits: Limits) -> str:
 
 
 def step(state: State, event: Event, limits: Limits) -> State:
-    """The state after an event. HeadwayError, and no other effect, if the event may not happen now."""
+    """The state after an event. HeadwayError, without other effects, if the event is not allowed now."""
     if (state.stage, type(event)) not in TRANSITIONS:
         raise HeadwayError(f"autopilot: {type(event).__name__.lower()} is impossible while a change is {state.stage}")
     match event:
@@ -164,7 +166,7 @@ def step(state: State, event: Event, limits: Limits) -> State:
 
 
 def judged(gains: tuple[float, ...], change: Change | None) -> tuple[Verdict | None, str]:
-    """The verdict and its reason after these pairs; None: not known yet."""
+    """The verdict and its reason after these pairs; None while undecided."""
     assert change is not None
     if len(gains) >= 2 and max(gains[-2:]) < -HARM:
         return "roll back", f"it loses more than {100 * HARM:.0f} points in two pairs of periods in a row"
@@ -189,10 +191,10 @@ def _points(share: float) -> str:
 
 
 def serving(state: State) -> tuple[str, ...]:
-    """The versions of which one is the fleet file; empty: the autopilot has changed nothing."""
+    """The versions that may be the fleet file now; empty if the autopilot has changed nothing."""
     change = state.change
     if change is None:
         return ()
     if state.stage == "judged" and state.verdict == "promote":
-        return change.before, change.version  # whichever was reached when it was interrupted
+        return change.before, change.version  # an interruption may have left either version
     return (change.version if state.stage == "promoted" else change.before,)

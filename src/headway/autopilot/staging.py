@@ -1,4 +1,4 @@
-"""For which share of the time a change is tried: the smallest with which it can be judged in the time given."""
+"""The share of time for which a change is tried: the smallest that permits a judgement in the given time."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from headway.autopilot.evidence import pairs_needed
 from headway.core.errors import HeadwayError
 
 LEAST_COUNTED = 50
-"""Requests of a period that count, at least."""
+"""Least number of counted requests in a period."""
 OVERDISPERSION = 4.0
-"""The variance of a period's SLO attainment over that of independent requests: requests wait for each other."""
+"""Variance of a period's SLO attainment over the variance for independent requests. Requests affect each other's
+waits."""
 MOST_REST = 8.0
-"""Times the length of a period: the longest rest after a pair, so that a change serves a tenth of the time at least."""
+"""Longest rest after a pair, in period lengths, so that a change runs at least a tenth of the time."""
 _LONGER = 1.5
 
 
 class Staging(Struct, frozen=True):
-    """Pairs of periods, one with the change and one without it, and a rest without it after each pair."""
+    """Pairs of periods, one with the change and one without it, each followed by a rest without the change."""
 
     settle_s: float
-    """Of each period, the first part, whose requests do not count: those before it are still served."""
+    """The first part of each period, which is not counted because requests of the previous period are still served."""
     counted_s: float
     rest_s: float
     most_pairs: int
@@ -33,17 +34,18 @@ class Staging(Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """Of the time, and so of the traffic, that the change serves."""
+        """Share of the time, and so of the traffic, in which the change runs."""
         return self.period_s / (2 * self.period_s + self.rest_s)
 
 
 def staging(
     gain: float, attainment: float, requests_per_s: float, e2e_s: float, time_s: float, alpha: float
 ) -> Staging:
-    """How a change is tried that is to add `gain` to the SLO attainment.
+    """The schedule to test a change with the expected `gain` of SLO attainment.
 
-    `attainment`: today's. `e2e_s`: nearly the longest time of a request, after which those of before are over. Periods
-    are as short as they may be: short pairs follow the load. HeadwayError if the time is too short to tell.
+    `attainment`: today's value. `e2e_s`: near the longest duration of a request, after which earlier requests have
+    ended. Periods are as short as possible, because short pairs follow the load. HeadwayError if the time is too short
+    for a verdict.
     """
     if gain <= 0 or requests_per_s <= 0:
         raise HeadwayError("the change is not to add to the SLO attainment, by which changes are judged")

@@ -1,4 +1,4 @@
-"""Why a request was slow: where its time went, beside what was expected of it, and what was decided about it."""
+"""Explains why a request was slow: its time by terms, the expected time, and the decisions about it."""
 
 from headway.diagnosis.explain import Explanation, explain, slowest
 from headway.diagnosis.history import History, read

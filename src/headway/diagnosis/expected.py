@@ -1,4 +1,4 @@
-"""What the step-time model of a replica expects of a request, given the others that were there."""
+"""Expected times of a request by a replica's step-time model, given the other requests there."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from headway.perf.expected_latency import Floats, itl_s, ttft_s
 from headway.perf.speculation import AnyStepModel, step_model
 
 _WORKLOAD = {"prompt_tokens": 1, "output_tokens": 1, "num_requests": 1, "arrivals": 1.0}
-"""Stands for the workload of a fleet file, which has none."""
+"""Stands in for the workload, which a fleet file does not have."""
 
 
 class Expected(Struct, frozen=True):
-    """Seconds; None: nothing is known of the replica's GPU, or more requests were there than its engine runs."""
+    """Expected seconds; None if the replica's GPU is unknown, or if more requests were there than its engine runs."""
 
     first_token_s: float | None = None
     own_prompt_s: float | None = None
-    """The part of it that an idle engine would take."""
+    """The part of the prompt time that an idle engine would need."""
     decode_s: float | None = None
 
 
@@ -37,12 +37,12 @@ class Predictions:
     """The step-time models of a fleet."""
 
     def __init__(self, history: History, fleet: Path | None) -> None:
-        """`fleet`: its file, else what the records hold of it. HeadwayError if that file is invalid."""
+        """`fleet`: the fleet file; None: the file stored in the records. HeadwayError if the file is invalid."""
         self._history = history
         self.why_unknown = ""
-        """Why nothing is expected of any request."""
+        """Why there are no expectations for any request; empty if there are."""
         self.router = ""
-        """The fleet's router, as its file says it."""
+        """The fleet's router in the notation of its file."""
         self._pools: dict[str, Pool] = {}
         self._coefficients: Mapping[str, Coefficients] = {}
         try:
@@ -92,7 +92,7 @@ class Predictions:
             return None
 
     def of(self, row: int, replica: int, from_s: float) -> Expected:
-        """Of a request's stay at a replica, from when it was there until its end."""
+        """Expectations for a request's stay at a replica from `from_s` until its end."""
         record = self._history.replicas.get(replica)
         model = None if record is None else self._model(record.pool)
         if record is None or model is None:
@@ -115,7 +115,7 @@ class Predictions:
         return Expected(expected_s, own_s, 0.0 if tokens <= 1 else decode_s)
 
     def _others(self, replica: int, row: int, from_s: float) -> Floats:
-        """The other requests that were at the replica at the time."""
+        """The other requests that were at the replica at the same time."""
         if replica not in self._loads:
             self._loads[replica] = self._load(replica)
         load, rows = self._loads[replica]
@@ -123,7 +123,8 @@ class Predictions:
         return np.asarray(load[(load[:, 0] < end_s) & (load[:, 2] > from_s) & (rows != row)])
 
     def _load(self, replica: int) -> tuple[Floats, Any]:
-        """All stays at a replica and their requests. A first token that is not known counts as out at once."""
+        """All stays at a replica and their requests. A stay with an unknown first token counts as decoding from its
+        start."""
         history = self._history
         table: Mapping[str, Any] = history.records.requests
         at = np.flatnonzero((table["replica"] == replica) & ~np.isnan(table["placed_s"]))
@@ -140,7 +141,7 @@ class Predictions:
 
     @cached_property
     def _last_stays(self) -> dict[int, dict[int, float]]:
-        """By replica and request: when its last stay there began, where stays are recorded on their own."""
+        """By replica and request: the start of the request's last stay there, if stays are recorded separately."""
         found: dict[int, dict[int, float]] = {}
         table: Mapping[str, Any] = self._history.records.segments
         columns = (table[name].tolist() for name in ("replica", "request", "enqueued_s"))

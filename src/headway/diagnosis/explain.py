@@ -21,7 +21,7 @@ from headway.diagnosis.terms import Stay, terms
 from headway.report.table import seconds
 
 _EXPLAINED = 0.5
-"""Share of a term that its expectation must reach to be its cause."""
+"""The expectation must reach this share of a term to count as its cause."""
 LATENCIES = ("e2e", "ttft", "tpot")
 
 
@@ -30,23 +30,23 @@ class Term(Struct, frozen=True):
 
     term: str
     seconds: float | None
-    """None: unknown, since it is within another term."""
+    """None: unknown, because it is part of another term."""
     expected_s: float | None
-    """By the step-time model; None: unknown."""
+    """Expectation of the step-time model; None: unknown."""
 
 
 class ShownStay(Struct, frozen=True):
-    """A stay at a replica; times in seconds since the arrival."""
+    """A stay at a replica, with times in seconds since the arrival."""
 
     replica: str
     from_s: float
     to_s: float
     ended: str
-    """Why it ended: `finished`, `crashed`, `moved`, ..."""
+    """Reason of the end: `finished`, `crashed`, `moved`, ..."""
 
 
 class Candidate(Struct, frozen=True):
-    """A replica that could be chosen, as the router saw it."""
+    """A replica that could be chosen, with the values that the router saw."""
 
     replica: str
     in_flight: int
@@ -54,15 +54,15 @@ class Candidate(Struct, frozen=True):
     kv_share: float
     age_s: float | None
     score: float | None
-    """The router's; None: it gave none."""
+    """The router's score; None if it gave none."""
     is_chosen: bool
 
 
 class ShownDecision(Struct, frozen=True):
-    """A decision about the request, from the log."""
+    """A logged decision about the request."""
 
     after_s: float | None
-    """Since the arrival; None: the records do not say when they began."""
+    """Time since the arrival; None if the records' start time is unknown."""
     what: str
     replica: str | None
     model: str
@@ -71,25 +71,25 @@ class ShownDecision(Struct, frozen=True):
     why: str
     candidates: tuple[Candidate, ...]
     others: tuple[Rehearsed, ...]
-    """What other routers would have chosen."""
+    """The choices that other routers would have made."""
 
 
 class Explanation(Struct, frozen=True):
-    """Why a request took as long as it did."""
+    """The explanation of one request's duration."""
 
     request: str
     row: int
-    """In `requests.parquet`."""
+    """Row in `requests.parquet`."""
     arrived: str | None
-    """By ISO 8601 in UTC; None: unknown, as in a simulation."""
+    """Time in ISO 8601 and UTC; None if unknown, as in a simulation."""
     arrival_s: float
-    """Since the first arrival."""
+    """Time since the first arrival."""
     outcome: str
     model: str
     tier: int
     tenant: str
     replica: str | None
-    """The last one; None: it was never placed."""
+    """The last replica; None if the request was never placed."""
     prompt_tokens: int
     cached_prompt_tokens: int
     output_tokens: int
@@ -97,22 +97,22 @@ class Explanation(Struct, frozen=True):
     moves: int
     e2e_s: float
     ttft_s: float | None
-    """None: unknown, as the answer was not streamed, or there was none."""
+    """None if unknown: the answer was not streamed, or there was none."""
     tpot_s: float | None
     terms: tuple[Term, ...]
-    """Their seconds add up to `e2e_s`."""
+    """Terms whose seconds add up to `e2e_s`."""
     biggest: str
     """The longest term."""
     cause: str
     stays: tuple[ShownStay, ...]
     router: str
-    """Of the fleet file; empty: unknown."""
+    """The router in the fleet file; empty if unknown."""
     decisions: tuple[ShownDecision, ...] | None
-    """None: no decision log was given."""
+    """None if no decision log was given."""
     notes: tuple[str, ...]
-    """What is not known, and why."""
+    """Unknown facts, with the reason."""
     same_id: tuple[int, ...] = ()
-    """Rows of other requests with this id."""
+    """Rows of other requests with the same id."""
 
 
 class Explainer:
@@ -172,7 +172,7 @@ class Explainer:
     def _terms(self, row: int, stays: Sequence[Stay]) -> dict[str, float]:
         times = self._history.times(row)
         is_whole = len(stays) > 1 or self._history.value("attempts", row) <= 1
-        if not is_whole:  # an older version, which did not record when attempts failed
+        if not is_whole:  # an older version did not record when attempts failed
             held_s = min(stays[0].from_s, times.end_s) - times.arrival_s if stays else times.end_s - times.arrival_s
             return {"held": held_s, "engine": times.end_s - times.arrival_s - held_s}
         return terms(times, stays)
@@ -241,7 +241,7 @@ class Explainer:
         return rehearsed(decision, self._request(row, decision), known, self._history.ended_before(row, now), now)
 
     def _request(self, row: int, decision: Decision) -> Mapping[str, Any]:
-        """The attributes of the request's view that are recorded."""
+        """The recorded attributes of the request's view."""
         history = self._history
         session = int(history.arrived("session_id", row, -1))
         slos = {name: history.arrived(name, row, float("nan")) for name in ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s")}
@@ -259,7 +259,7 @@ class Explainer:
             **{name: None if isnan(value) else value for name, value in slos.items()},
         }
 
-    # The cause.
+    # Causes.
 
     def _cause(
         self,
@@ -270,7 +270,7 @@ class Explainer:
         stays: Sequence[Stay],
         decisions: Sequence[Decision] | None,
     ) -> str:
-        """What the longest term is due to, as far as it is known."""
+        """The cause of the longest term, as far as it is known."""
         observed_s = found[term]
         if observed_s <= 0:
             return "it took no time"
@@ -325,7 +325,7 @@ class Explainer:
         return self._at_placement(decisions, f"{what}; whether it queued in the engine is unknown")
 
     def _at_placement(self, decisions: Sequence[Decision] | None, text: str) -> str:
-        """With the requests that waited at the replica when it was chosen."""
+        """The text, extended by the requests that waited at the replica when it was chosen."""
         for decision in reversed(decisions or ()):
             for each in decision.replicas:
                 if decision.what == "placed" and each.replica == decision.choice:
@@ -371,7 +371,7 @@ class Explainer:
 
 
 def _with_expected(found: Mapping[str, float], expected: Expected) -> list[Term]:
-    """The terms with what is expected of them; what nobody expects to take time has 0."""
+    """The terms with their expectations. A term that is not expected to take time has 0."""
     shown = []
     for term, observed_s in found.items():
         expected_s: float | None = 0.0
@@ -393,8 +393,8 @@ def _with_expected(found: Mapping[str, float], expected: Expected) -> list[Term]
 
 
 def explain(history: History, request_id: str, decisions: Path | None = None, fleet: Path | None = None) -> Explanation:
-    """Explain a request; of several with this id, the last one. `decisions`: the decision log. `fleet`: the fleet's
-    file, where the records do not have it. HeadwayError for an unknown id, with the nearest ones."""
+    """Explain a request; of several with this id, the last one. `decisions`: the decision log. `fleet`: the fleet file,
+    if the records do not contain it. HeadwayError for an unknown id, with the nearest ids."""
     *others, row = history.rows_of(request_id)
     log = None if decisions is None else DecisionLog(decisions, [history.request_id(row)])
     return Explainer(history, fleet, log).explain(row, others)
@@ -403,7 +403,7 @@ def explain(history: History, request_id: str, decisions: Path | None = None, fl
 def slowest(
     history: History, num: int, by: str = "e2e", decisions: Path | None = None, fleet: Path | None = None
 ) -> list[Explanation]:
-    """Explain the slowest requests, by `e2e`, `ttft` or `tpot`, the slowest first; those without the latency are left
+    """Explain the slowest requests by `e2e`, `ttft` or `tpot`, slowest first. Requests without the latency are left
     out. HeadwayError for another `by`."""
     if by not in LATENCIES:
         raise unknown("latency", by, LATENCIES)

@@ -1,4 +1,4 @@
-"""What is recorded of a run's requests: the records, whose rows have names, and the decision log."""
+"""The recorded data of a run's requests: the records with named columns, and the decision log."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from headway.records.folder import BEGAN_S
 
 _NUM_NEAR = 5
 _MOST_COMPARED = 20_000
-"""Ids of which the nearest are looked for, the last ones."""
+"""The most recent ids, among which near ones are searched."""
 _MOST_ENDED = 2_000
-"""Requests from which a router learns, the last ones."""
+"""The most recent ended requests, from which a router learns."""
 _SLACK_S = 1.0
-"""Times of records and of decisions differ by less."""
+"""Largest difference between the times of records and decisions."""
 _ENDS = {Outcome.FINISHED: Cause.FINISHED, Outcome.CANCELLED: Cause.CANCELLED, Outcome.UNFINISHED: Cause.UNFINISHED}
 Rows = npt.NDArray[np.int64]
 
@@ -39,7 +39,7 @@ class History:
         self.records, self.where = found, where
         began_s = provenance.get(BEGAN_S)
         self.began_s = float(began_s) if isinstance(began_s, int | float) else None
-        """Wall-clock time from which the records count; None: a simulation, or an older version's records."""
+        """Wall-clock time of the records' time 0; None for a simulation, or for records of an older version."""
         texts = (provenance.get(key) for key in ("fleet", "scenario_yaml"))
         self.fleet_text = next((text for text in texts if isinstance(text, str)), "")
         self.replicas = {replica.id: replica for replica in found.replicas}
@@ -58,7 +58,7 @@ class History:
         return str(row) if ids is None else ids[row].as_py() or str(row)
 
     def rows_of(self, request_id: str) -> list[int]:
-        """The rows with an id, by arrival: a client may use one several times. HeadwayError if there are none."""
+        """The rows with an id, by arrival, because a client may repeat an id. HeadwayError if there are none."""
         ids = self.records.request_ids
         if ids is None:
             has_it = request_id.isdecimal() and int(request_id) < len(self._at)
@@ -91,12 +91,12 @@ class History:
         return default if values is None else float(values[self._at[row]])
 
     def arrived(self, column: str, row: int, default: float = 0) -> float:
-        """What the request was when it arrived."""
+        """A property of the request at its arrival."""
         values = self.records.workload.get(column)
         return default if values is None else float(values[row])
 
     def name(self, column: str, row: int) -> str:
-        """A name of the request's: its model, tenant, region or LoRA adapter; "" for none."""
+        """A name of the request: its model, tenant, region or LoRA adapter; "" for none."""
         names = {
             "model": self.records.models,
             "tenant": self.records.tenants,
@@ -116,7 +116,7 @@ class History:
         )
 
     def stays(self, row: int) -> list[Stay]:
-        """In order. One that is not recorded on its own lasts from the placement to the end."""
+        """The request's stays in order. A stay that is not recorded separately lasts from the placement to the end."""
         found = [self._stay(i, row) for i in self._segments_of(row)]
         if found:
             return sorted(found, key=lambda stay: (stay.from_s, stay.to_s))
@@ -133,7 +133,7 @@ class History:
 
     @cached_property
     def _segment_rows(self) -> tuple[Rows, Rows]:
-        """The requests of the segments in order, and where each segment is."""
+        """The requests of the segments in order, and the position of each segment."""
         requests: npt.NDArray[Any] = self.records.segments["request"]
         order = np.argsort(requests, kind="stable")
         return requests[order].astype(np.int64), order
@@ -159,7 +159,7 @@ class History:
         return "" if replica is None else replica.name or f"{replica.pool}/{replica.id}"
 
     def logged_replica(self, row: int, number: int) -> ReplicaRecord | None:
-        """The replica that had this number when the request was served: each run of a gateway counts from 0."""
+        """The replica that had this number when the request was served. Each run of a gateway counts from 0."""
         replica = self.replicas.get(int(self.value("replica", row)))
         return self.replicas.get(number if replica is None else number + _base(replica))
 
@@ -205,13 +205,13 @@ def _known(value: float) -> float | None:
 
 
 def read(folder: Path) -> History:
-    """The requests of a folder of records. HeadwayError if it has none."""
+    """Read the requests of a records folder. HeadwayError if it has none."""
     found, provenance = records.load(folder)
     return History(found, provenance, str(folder))
 
 
 def nearest(name: str, known: Sequence[str]) -> list[str]:
-    """The names that are most like one: those that begin like it, then those that differ a little."""
+    """The most similar names: names with the same beginning, then names with small differences."""
     alike = [each for each in known if each and (each.startswith(name) or name.startswith(each))]
     if len(alike) < _NUM_NEAR:
         alike += difflib.get_close_matches(name, known, _NUM_NEAR)
@@ -219,13 +219,13 @@ def nearest(name: str, known: Sequence[str]) -> list[str]:
 
 
 class DecisionLog:
-    """The lines of a decision log, with that of `FILE.1` before it, about some requests."""
+    """The lines of a decision log about some requests, preceded by those of `FILE.1`."""
 
     def __init__(self, path: Path, requests: Collection[str]) -> None:
-        """HeadwayError for a file that is missing, or no decision log."""
+        """HeadwayError for a missing file, or one that is not a decision log."""
         self._by_request: dict[str, list[Decision]] = {each: [] for each in requests}
         self.num_dropped = 0
-        """Lines that the log says are missing."""
+        """Missing lines according to the log."""
         older = path.with_name(path.name + ".1")
         for each in ([older] if older.is_file() else []) + [path]:
             self._read(each)
@@ -250,7 +250,7 @@ class DecisionLog:
         except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
             if line.endswith(b"\n"):
                 raise HeadwayError(f"{where}: not a line of a decision log ({error})") from None
-            return  # it is being written
+            return  # the last line is still being written
         if decision.request in self._by_request:
             self._by_request[decision.request].append(decision)
 

@@ -1,7 +1,7 @@
-"""What other routers would have done: each is called with the state that the decision log has of the moment.
+"""Choices of other routers, which are called with the state that the decision log recorded.
 
-A router that learns from requests which have ended is taught those of the records first. The answer of one that reads
-what the log does not have, draws at random, or remembers where it has sent earlier requests, is unknown, and says so.
+A router that learns from ended requests first learns from those in the records. The choice is unknown, with a reason,
+if a router reads a value that the log lacks, draws at random, or remembers its earlier choices.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ NOT_RECORDED = "reads what is not recorded: "
 
 
 class Rehearsed(Struct, frozen=True):
-    """The replica that a router would have chosen."""
+    """The choice of one router."""
 
     router: str
     replica: str | None
-    """Its choice; None: unknown."""
+    """The chosen replica; None: unknown."""
     unknown: str = ""
-    """Why it is unknown."""
+    """Why the choice is unknown."""
 
 
 class _NotLoggedError(Exception):
-    """A router has read what is not known of the moment."""
+    """A router has read a value that was not logged."""
 
 
 class _View:
-    """What is known, by attribute."""
+    """A view of the logged values, by attribute."""
 
     def __init__(self, what: str, known: Mapping[str, Any]) -> None:
         self._what, self._known = what, known
@@ -51,7 +51,7 @@ class _View:
 
 
 class _Fleet(UnkeptValues):
-    """The offered replicas as a router's view."""
+    """A router's view of the offered replicas."""
 
     wants_scores = False
 
@@ -70,9 +70,8 @@ def rehearsed(
     ended: Sequence[Ended],
     now: float,
 ) -> list[Rehearsed]:
-    """What each router that comes with Headway would have answered. `request` and `replicas` (by number) are what is
-    known of them besides the log: attributes of their views. `ended`: the requests that had ended, in this order.
-    `now`: seconds since the start of the run."""
+    """The choice of each built-in router. `request` and `replicas` (by number) hold known attributes that the log
+    lacks. `ended`: the requests that had ended, in order. `now`: seconds since the start of the run."""
     shown = []
     for each in decision.replicas:
         known = {

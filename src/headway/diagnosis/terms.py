@@ -1,9 +1,10 @@
-"""The terms of a request's time. They follow each other or part each other's time, so that their sum is the whole.
+"""The terms of a request's time. Terms do not overlap, and their sum is the whole time.
 
-`held` before the first placement. `failover`: at replicas that failed before a token came, between replicas, and until
-the next one has gone on with the answer. `move` and `preemption`: the same after a move, and after a preemption. Then
-`queue` and `prefill`, together `first token` where the engine does not tell them apart. `decode` from the first token
-on, of which `stall` is what the longest gap had beyond the others. `engine`: all of an answer that came at once.
+`held`: before the first placement. `failover`: at replicas that failed before a token came, between replicas, and until
+the next replica has continued the answer. `move` and `preemption`: the same after a move and after a preemption. Then
+`queue` and `prefill`, or `first token` for both if the engine does not separate them. `decode`: from the first token
+on; `stall` is the excess of the longest gap over the others. `engine`: the whole time of an answer that was not
+streamed.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ TERMS = (
     "stall",
     "engine",
 )
-"""In the order of a request's life."""
+"""Terms in the order of a request's life."""
 STALL_S, STALL_FACTOR = 0.25, 5.0
-"""A gap is a stall if it is so long, and so many times as long as the others' mean."""
+"""A gap is a stall if it exceeds this time and this multiple of the other gaps' mean."""
 _LOST = {
     Cause.CRASHED: "failover",
     Cause.MOVED: "move",
     Cause.PREEMPTED: "preemption",
     Cause.SWAPPED: "preemption",
 }
-"""What follows a stay that ended for this reason."""
+"""The term that follows a stay, by the reason of its end."""
 
 
 class Stay(Struct, frozen=True):
@@ -48,13 +49,13 @@ class Stay(Struct, frozen=True):
     cause: Cause
     """Why it ended."""
     admitted_s: float = nan
-    """When the engine began with the prompt; NaN: it does not say."""
+    """When the engine began the prompt; NaN: not reported."""
     resumed_s: float = nan
-    """The first token here, of an answer that had begun elsewhere; NaN: unknown."""
+    """The first token here of an answer that had begun elsewhere; NaN: unknown."""
 
 
 class Times(Struct, frozen=True):
-    """What is recorded of one request, in seconds of the run. NaN: it did not happen, or nobody knows when."""
+    """The recorded times of one request, in seconds of the run. NaN: it did not happen, or the time is unknown."""
 
     arrival_s: float
     first_token_s: float
@@ -64,7 +65,7 @@ class Times(Struct, frozen=True):
 
 
 def terms(times: Times, stays: Sequence[Stay]) -> dict[str, float]:
-    """Seconds by term, those of `TERMS` that the request had; `held` always."""
+    """Seconds by term for the terms that the request had; `held` is always included."""
     found: dict[str, float] = {"held": 0.0}
     for term, from_s, to_s in _parts(times, stays):
         if to_s > from_s:
@@ -76,7 +77,7 @@ def terms(times: Times, stays: Sequence[Stay]) -> dict[str, float]:
 
 
 def _stall_s(decode_s: float, times: Times) -> float:
-    """By how much the longest gap exceeds the mean of the others; 0: not by enough."""
+    """Excess of the longest gap over the mean of the others; 0 if it is too small to count."""
     gap_s, num_others = min(times.longest_gap_s, decode_s), times.generated_tokens - 2
     if num_others < 1 or gap_s < STALL_S:
         return 0.0
@@ -85,7 +86,7 @@ def _stall_s(decode_s: float, times: Times) -> float:
 
 
 def _parts(times: Times, stays: Sequence[Stay]) -> Iterator[tuple[str, float, float]]:
-    """(term, from, to) one after the other, from the arrival to the end."""
+    """Consecutive (term, from, to) from the arrival to the end."""
     now_s, between, first_s = times.arrival_s, "held", times.first_token_s
     for i, stay in enumerate(stays):
         from_s, is_last = min(max(stay.from_s, now_s), times.end_s), i == len(stays) - 1

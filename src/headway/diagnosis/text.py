@@ -1,4 +1,4 @@
-"""Explanations as text: one screen for a request, and one line for each of several."""
+"""Explanations as text: one screen for one request, or one line for each of several."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headway.diagnosis.explain import Explanation, ShownDecision
 from headway.report.table import seconds
 
 _MOST_CANDIDATES = 8
-"""Replicas of a decision that are shown: the chosen one, and the first others."""
+"""Replicas shown for a decision: the chosen one and the first others."""
 
 
 def text(found: Explanation) -> str:
@@ -53,7 +53,7 @@ def _terms(found: Explanation) -> Iterable[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows with columns of equal width, all but the first aligned to the right."""
+    """Rows with columns of equal width; all but the first column are right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -101,7 +101,7 @@ def _candidates(decision: ShownDecision) -> Iterable[str]:
 
 
 def _others(found: Explanation, decision: ShownDecision) -> Iterable[str]:
-    """What other routers would have chosen, and of which it is not known."""
+    """The choices of other routers, and the routers whose choice is unknown."""
     if not decision.others or len(decision.candidates) < 2:
         return
     chose = sorted((each for each in decision.others if each.replica is not None), key=lambda each: str(each.replica))
@@ -116,12 +116,12 @@ def _others(found: Explanation, decision: ShownDecision) -> Iterable[str]:
 
 
 def _short(why: str) -> str:
-    """Why an answer is unknown, without the name of what is not recorded."""
+    """Why a choice is unknown, without the name of the missing value."""
     return why.partition(":")[0]
 
 
 def table(found: Sequence[Explanation]) -> str:
-    """Several requests, one a line."""
+    """Several requests as a table, one per line."""
     rows = [("request", "E2E", "TTFT", "TPOT", "biggest", "share")]
     for each in found:
         biggest = next(term for term in each.terms if term.term == each.biggest)

@@ -1,1 +1,1 @@
-"""Forecasts of demand as quantiles. Every forecaster is fitted on the past alone, unless it declares `cheats`."""
+"""Forecasts of demand as quantiles. Every forecaster is fitted on past values only, unless it declares `cheats`."""

@@ -1,8 +1,8 @@
-"""Demand by hour of the coming weeks, with quantiles, from recorded days and a growth.
+"""Forecasts the demand of each hour of the coming weeks, with quantiles, from recorded days and a growth factor.
 
-The profile is a registered forecaster's: the day's, or the week's where two weeks were recorded. It is chosen, and its
-errors are measured, on held-out days: each is forecast from the days before it. Quantiles are those of the errors as a
-factor, by split conformal prediction, as in `catalog.errors`.
+A registered forecaster gives the profile of a day, or of a week if two weeks were recorded. Held-out days, each
+forecast from earlier days, select the forecaster and measure its errors. The quantiles come from these errors as
+factors, by split conformal prediction as in `catalog.errors`.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ WEEK_HOURS = 7 * DAY_HOURS
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99)
 METHODS = ("seasonal-mean", "seasonal-naive")
 SPREAD = 0.25
-"""Standard deviation of the logarithm of demand over its forecast, assumed where one day is known."""
+"""Standard deviation of the logarithm of demand over its forecast, assumed if only one day is known."""
 LONGEST_LEAD_DAYS = 7
 MOST_HELD_OUT = 28
-"""Days; of more, the last."""
+"""Most held-out days; the last days are used."""
 
 
 class DemandOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     growth_per_month: float = 1.0
     """Factor of demand from one month to the next, spread over its hours."""
     months: float = 1.0
-    """Months, of 730 hours, that are forecast."""
+    """Number of forecast months, of 730 hours each."""
     methods: tuple[str, ...] = METHODS
-    """Forecasters among which the held-out days choose."""
+    """Forecasters from which the held-out days select."""
     quantiles: tuple[float, ...] = QUANTILES
     begins: str | None = None
-    """The first forecast hour. None: the midnight after the records."""
+    """The first forecast hour. None: the midnight after the records' end."""
     assumed_spread: float = SPREAD
-    """As `SPREAD`; only where there are no held-out days."""
+    """Like `SPREAD`; used only without held-out days."""
 
     def __post_init__(self) -> None:
         if not 0 < self.growth_per_month < float("inf"):
@@ -63,7 +63,7 @@ class DemandOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class DemandBacktest(Struct, frozen=True, forbid_unknown_fields=True):
-    """How well the chosen forecaster did on days that it had not seen."""
+    """Errors of the selected forecaster on unseen days."""
 
     num_held_out_days: int
     num_held_out_hours: int
@@ -73,18 +73,19 @@ class DemandBacktest(Struct, frozen=True, forbid_unknown_fields=True):
     bias: float
     """Mean logarithm of actual over forecast."""
     coverage: dict[str, float]
-    """By quantile: share of the held-out hours with at most so much demand; each day by quantiles from the others."""
+    """By quantile: share of the held-out hours whose demand does not exceed it; each day is compared with quantiles
+    from the other days."""
     wape_by_method: dict[str, float]
 
 
 class ModelDemand(Struct, frozen=True, forbid_unknown_fields=True):
-    """The demand for one model; or, with the name "", of all requests."""
+    """The demand for one model; an empty name means all requests."""
 
     model: str
     prompt_tokens_mean: float
     output_tokens_mean: float
     requests_per_s: tuple[tuple[float, ...], ...]
-    """A row for each quantile, a column for each hour."""
+    """One row for each quantile, one column for each hour."""
 
 
 class DemandHistory(Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,20 +101,20 @@ class DemandHistory(Struct, frozen=True, forbid_unknown_fields=True):
 
 class DemandForecast(Struct, frozen=True, forbid_unknown_fields=True):
     begins: str
-    """The first hour, as ISO 8601 with its offset."""
+    """The first hour, in ISO 8601 with its offset."""
     time_zone: str
     step_s: float
     growth_per_month: float
     method: str
     season_hours: int
-    """Of the profile: 24 or 168."""
+    """Season of the profile in hours: 24 or 168."""
     quantiles: tuple[float, ...]
     total: ModelDemand
     by_model: tuple[ModelDemand, ...]
-    """Of each model, where requests name several."""
+    """Demand of each model, if requests name several."""
     history: DemandHistory
     backtest: DemandBacktest | None
-    """None: one day was recorded, and the quantiles are an assumption."""
+    """None if only one day was recorded: the quantiles are then assumed."""
     busiest: RecordedHour
     assumptions: tuple[str, ...]
 
@@ -126,9 +127,10 @@ class DemandForecast(Struct, frozen=True, forbid_unknown_fields=True):
         return moment(self.begins, zone(self.time_zone)) + timedelta(seconds=step * self.step_s)
 
     def rates(self, quantile: float) -> Floats:
-        """Requests per second of all models, by hour, at any quantile between those that the forecast has.
+        """Requests per second of all models by hour, at any quantile.
 
-        Between two quantiles, the logarithm is linear in the normal score; beyond them, as between the last two.
+        Between two forecast quantiles, the logarithm is linear in the normal score. Beyond them, the line through the
+        last two is extended.
         """
         normal, known = NormalDist(), np.array(self.quantiles)
         scores = np.array([normal.inv_cdf(q) for q in known])
@@ -141,13 +143,13 @@ class DemandForecast(Struct, frozen=True, forbid_unknown_fields=True):
         return np.asarray(np.exp(rows[i - 1] + share * (rows[i] - rows[i - 1])), "f8")
 
     def of(self, model: str) -> DemandForecast:
-        """The demand for one of the models; the whole forecast if its requests name no such model."""
+        """The forecast for one model; the whole forecast if requests name no such model."""
         own = next((each for each in self.by_model if each.model == model), None)
         return self if own is None else replace(self, total=own, by_model=())
 
     @property
     def weeks(self) -> list[range]:
-        """The steps of each week; the last may be shorter."""
+        """The steps of each week. The last week may be shorter."""
         steps = round(WEEK_HOURS * HOUR_S / self.step_s)
         return [range(at, min(at + steps, self.num_steps)) for at in range(0, self.num_steps, steps)]
 
@@ -163,9 +165,9 @@ def forecast_days(
     methods: Sequence[str] = METHODS,
     assumed_spread: float = SPREAD,
 ) -> DemandForecast:
-    """The demand that follows from recorded days: folders of records, or files of requests in any known format.
+    """Forecast demand from recorded days: folders of records, or files of requests in any known format.
 
-    `begins`: when the first day began; None: as its records say. `first`: the first hour to forecast. The other
+    `begins`: when the first day began; None: as in its records. `first`: the first hour to forecast. The other
     arguments are as in `DemandOptions`. HeadwayError for an invalid argument, or days that cannot be read.
     """
     try:
@@ -183,7 +185,7 @@ def forecast_days(
 
 
 def forecast_demand(hours: Hours, paths: Sequence[str], options: DemandOptions, time_zone: str) -> DemandForecast:
-    """The demand of the coming months. HeadwayError where the forecast would begin before the records end."""
+    """The demand of the coming months. HeadwayError if the forecast would begin before the records end."""
     history = _History(hours, options)
     ends = hours.ends
     midnight = ends.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -226,13 +228,13 @@ def forecast_demand(hours: Hours, paths: Sequence[str], options: DemandOptions, 
 
 
 class _History:
-    """The recorded days as a regular series, without the days of which nothing is known."""
+    """The recorded days as a regular series, without unknown days."""
 
     def __init__(self, hours: Hours, options: DemandOptions) -> None:
         self.options = options
         known = np.isfinite(hours.per_hour).reshape(-1, DAY_HOURS)
         self.days = np.flatnonzero(known.any(axis=1))
-        """Positions of the days that are known."""
+        """Positions of the known days."""
         self.is_known = known[self.days]
         self.has_gaps = len(self.days) < len(known)
         self.season = WEEK_HOURS if len(self.days) >= 15 and not self.has_gaps else DAY_HOURS
@@ -243,8 +245,8 @@ class _History:
         self.begins = hours.begins + timedelta(days=int(self.days[0]))
 
     def series(self, per_hour: Floats) -> Floats:
-        """Days (rows) of hours (columns) at the level of the last recorded hour; what is not known has the mean of
-        that hour of the day, or of all hours."""
+        """Hours in columns and days in rows, scaled to the level of the last recorded hour. Unknown hours get the mean
+        of that hour of the day, or of all hours."""
         rows = per_hour.reshape(-1, DAY_HOURS)[self.days] * self.growth_since
         known = np.isfinite(rows)
         num = known.sum(axis=0)
@@ -253,13 +255,13 @@ class _History:
         return np.where(known, rows, means)
 
     def profile(self, days: Floats, method: str, first: int, num: int) -> Floats:
-        """The profile of the days for `num` hours, of which `first` is counted from the first recorded one."""
+        """The profile of the days for `num` hours from hour `first`, counted from the first recorded hour."""
         season = self.season if days.size >= self.season else DAY_HOURS
         one = make(method, season).forecast(days.ravel(), season, (0.5,))[0]
         return np.asarray(one[(first + np.arange(num) - days.size) % season], "f8")
 
     def judged(self, days: Floats) -> tuple[str, DemandBacktest | None, list[float]]:
-        """The method with the least errors on held-out days, its errors, and the factor of each quantile."""
+        """The method with the smallest errors on held-out days, its errors, and the factor of each quantile."""
         first = self.season // DAY_HOURS
         origins = list(range(first, len(days)))[-MOST_HELD_OUT:]
         if not origins:
@@ -290,7 +292,7 @@ class _History:
         return chosen, backtest, factors
 
     def _errors(self, days: Floats, method: str, origins: Sequence[int]) -> tuple[Floats, Floats, Floats]:
-        """Actual and forecast demand of known hours, and their days, over all origins and leads."""
+        """Actual and forecast demand of known hours, and their days, over all origins and lead times."""
         actual, said, of_day = [], [], []
         for origin in origins:
             until = min(origin + LONGEST_LEAD_DAYS, len(days))
@@ -338,8 +340,8 @@ def _wape(found: tuple[Floats, Floats, Floats]) -> float:
 
 
 def _factors(logs: Floats, quantiles: Sequence[float]) -> list[float]:
-    """The factor on the forecast at each quantile; where there are too few errors, beyond the largest by a normal
-    tail."""
+    """The factor on the forecast at each quantile. If there are too few errors, quantiles beyond the largest error use
+    a normal tail."""
     normal = NormalDist(float(logs.mean()), float(logs.std()) or 1e-12)
     found = []
     for q in quantiles:

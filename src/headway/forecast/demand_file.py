@@ -1,4 +1,5 @@
-"""A demand forecast as a Parquet file: a row for each hour and model, units in the names, the rest in its metadata."""
+"""A demand forecast as a Parquet file: one row for each hour and model, with units in the column names and other values
+in the metadata."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ ALL_MODELS = "(all)"
 
 
 def save(forecast: DemandForecast, path: Path) -> None:
-    """Write the forecast. HeadwayError for a name that does not end in .parquet, or where it cannot be written."""
+    """Write the forecast. HeadwayError if the name does not end in .parquet, or the file cannot be written."""
     if path.suffix != ".parquet":
         raise HeadwayError(f"{path}: expected a name that ends in .parquet")
     parts = [structs.replace(forecast.total, model=ALL_MODELS), *forecast.by_model]
@@ -42,7 +43,7 @@ def save(forecast: DemandForecast, path: Path) -> None:
 
 
 def load(path: Path) -> DemandForecast:
-    """A forecast that `save` wrote. HeadwayError for another file."""
+    """Load a forecast that `save` wrote. HeadwayError for another file."""
     try:
         table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:

@@ -1,4 +1,4 @@
-"""A demand forecast as sentences, and as the rows of a table."""
+"""A demand forecast as sentences, and as table rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SHOWN = (0.1, 0.5, 0.9, 0.99)
 
 
 def headlines(found: DemandForecast) -> list[str]:
-    """What is forecast, from what, and how far off such forecasts were."""
+    """Sentences about the forecast, its data, and the errors of such forecasts."""
     history, last = found.history, found.hour(found.num_steps - 1)
     days = f"{history.num_days} day{'s' if history.num_days > 1 else ''}"
     lines = [
@@ -35,7 +35,7 @@ def headlines(found: DemandForecast) -> list[str]:
 
 
 def week_rows(found: DemandForecast) -> list[list[object]]:
-    """Each week: its requests and mean rate in the median, and its busiest hour at several quantiles."""
+    """For each week: requests and mean rate in the median, and the busiest hour at several quantiles."""
     rates = {q: found.rates(q) for q in SHOWN}
     made: list[list[object]] = []
     for steps in found.weeks:

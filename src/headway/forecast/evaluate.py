@@ -1,4 +1,4 @@
-"""Forecasters compared on past demand: errors by rolling origin, and the GPUs that each needs for one SLO."""
+"""Compares forecasters on past demand: errors by rolling origin, and the GPUs that each needs for one SLO."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ CLAIRVOYANT = "clairvoyant"
 class EvaluationSettings(Struct, frozen=True, forbid_unknown_fields=True):
     methods: tuple[str, ...] = ("last-value", "seasonal-naive", "ets", "arima", "blend", "arima-leak")
     step_s: float = 3600.0
-    """Step of the series that is forecast."""
+    """Step of the forecast series."""
     of: Aggregate = "max"
-    """How finer steps of the given series are combined: their maximum, by which SageServe scales, or their mean."""
+    """How finer steps of the series are aggregated: by maximum, as SageServe scales, or by mean."""
     horizon: int = 1
-    """Steps ahead: how early GPUs must be requested."""
+    """Steps ahead, because GPUs must be requested that early."""
     season: int = 24
     """Period of the series in steps."""
     warmup: int | None = None
     """Steps before the first forecast; None: two seasons."""
     quantiles: tuple[float, ...] = QUANTILES
     capacity: float | None = None
-    """Demand that one instance serves, in the unit of the series; None: a tenth of the largest mean of a series."""
+    """Demand that one instance serves, in the unit of the series. None: a tenth of the largest mean of a series."""
     gpus_per_instance: int = 8
     exceeded: float = 0.01
-    """The SLO: share of the given series' steps in which demand may exceed capacity."""
+    """The SLO: share of the series' steps in which demand may exceed capacity."""
 
     def __post_init__(self) -> None:
         if not self.methods or len(set(self.methods)) < len(self.methods):
@@ -52,7 +52,7 @@ class EvaluationSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Errors(Struct, frozen=True, forbid_unknown_fields=True):
-    """Errors of forecasts `horizon` steps ahead. Shares are fractions of 1."""
+    """Errors of forecasts `horizon` steps ahead, as fractions of 1."""
 
     mape: float | None
     """Mean of |median - actual| / actual over steps with demand; None without such a step."""
@@ -65,7 +65,7 @@ class Errors(Struct, frozen=True, forbid_unknown_fields=True):
     pinball: dict[str, float | None]
     """By quantile: mean pinball loss over the mean demand."""
     coverage: dict[str, float]
-    """By quantile: share of steps with at most as much demand."""
+    """By quantile: share of steps whose demand does not exceed it."""
 
 
 class MethodResult(Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,7 +73,7 @@ class MethodResult(Struct, frozen=True, forbid_unknown_fields=True):
     cheats: bool
     """Whether the method used the values it forecasts."""
     errors: Errors
-    """Of all series together."""
+    """Errors over all series."""
     by_series: dict[str, Errors]
     scaled: ScalingResult | None
     """The cost of scaling at the matched SLO; None if the SLO cannot be met."""
@@ -85,11 +85,11 @@ class Evaluation(Struct, frozen=True, forbid_unknown_fields=True):
     question: EvaluationSettings
     series: tuple[str, ...]
     num_forecasts: int
-    """Of each method."""
+    """Number of forecasts of each method."""
     capacity: float
     rows: tuple[MethodResult, ...]
     notes: tuple[str, ...] = ()
-    """Series left out, and why."""
+    """Notes on omitted series, with the reason."""
 
 
 def evaluate(
@@ -97,7 +97,7 @@ def evaluate(
 ) -> Evaluation:
     """Forecast every step after the warm-up from the values up to `horizon` steps before it, and compare the errors.
 
-    Series that are too short are left out; HeadwayError if all are. The last row is that of a method that knows the
+    Series that are too short are left out; HeadwayError if all are too short. The last row is the method that knows the
     demand.
     """
     raw, stepped, notes = _long_enough(series, question)
@@ -131,7 +131,8 @@ def _first(question: EvaluationSettings) -> int:
 def _long_enough(
     series: Sequence[DemandSeries], question: EvaluationSettings
 ) -> tuple[list[DemandSeries], list[DemandSeries], tuple[str, ...]]:
-    """The series as given and in steps, without those that are too short, and a note for each of the latter."""
+    """The series as given and aggregated to steps, without those that are too short, and a note for each omitted
+    one."""
     least = _first(question) + 2
     raw: list[DemandSeries] = []
     stepped: list[DemandSeries] = []
@@ -154,14 +155,14 @@ def _long_enough(
 def _demand(
     raw: DemandSeries, stepped: DemandSeries, first: int, capacity: float, question: EvaluationSettings
 ) -> ObservedDemand:
-    """The demand in the evaluated steps, a row for each."""
+    """The demand in the evaluated steps, one row for each step."""
     num = round(stepped.step_s / raw.step_s)
     fine = raw.values[first * num : len(stepped) * num].reshape(-1, num)
     return ObservedDemand(fine, stepped.step_s, capacity, question.gpus_per_instance)
 
 
 def _rolled(each: DemandSeries, method: str, first: int, question: EvaluationSettings) -> Floats:
-    """Quantiles (rows) of each step from `first` on, forecast `horizon` steps before."""
+    """Quantiles (rows) of each step from `first` on, each forecast `horizon` steps ahead."""
     forecaster = make(method, question.season, each.values)
     ends = range(first - question.horizon + 1, len(each) - question.horizon + 1)
     forecasts = [forecaster.forecast(each.values[:end], question.horizon, question.quantiles)[:, -1] for end in ends]
@@ -187,8 +188,8 @@ def _row(
 
 
 def _expected(forecasts: Floats, quantiles: Sequence[float], is_clairvoyant: bool) -> Expected:
-    """The spread is up to the largest quantile; the method that knows the demand has none, and uses a share of the
-    median."""
+    """Median and spread, where the spread reaches to the largest quantile. The method that knows the demand has no
+    spread and uses a share of the median."""
     median = forecasts[quantiles.index(0.5)]
     return Expected(median, median if is_clairvoyant else forecasts[quantiles.index(max(quantiles))] - median)
 

@@ -1,4 +1,4 @@
-"""Forecasters by name, and the mean of several."""
+"""Forecasters by name, and the mean of several forecasters."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from headway.forecast.naive import LastValue, SeasonalMean, SeasonalNaive
 class Blend:
     """The mean of several forecasters' quantiles.
 
-    If one forecaster is far off, the others limit the error. Scaling by the blend takes fewer GPUs than scaling by most
-    of its parts, or about as few as by the best part, which differs between series.
+    If one forecaster has a large error, the others limit it. Scaling by the blend takes fewer GPUs than scaling by most
+    of its parts, and about as few as the best part, which differs between series.
     """
 
     def __init__(self, parts: Sequence[Forecaster]) -> None:

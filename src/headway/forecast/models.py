@@ -1,8 +1,8 @@
-"""ETS and ARIMA by statsforecast, an optional dependency.
+"""ETS and ARIMA from statsforecast, an optional dependency.
 
-Fitting takes tenths of a second, updating a fitted model milliseconds. So order and coefficients are fitted on the
-history up to the last multiple of `refit_every` steps, and the model then runs over the whole history, so that
-forecasts start from the latest value. The data of a fit follows from the length of the history alone. So a forecast
+Fitting takes tenths of a second, updating a fitted model milliseconds. Order and coefficients are therefore fitted on
+the history up to the last multiple of `refit_every` steps. The model then runs over the whole history, so that
+forecasts start from the latest value. The length of the history alone determines the data of a fit, so a forecast
 depends only on its arguments, and the cached fit only saves time.
 """
 
@@ -27,12 +27,13 @@ Order = tuple[int, int, int]
 
 
 class StatsModel:
-    """A model of statsforecast. Its errors are taken as normal, as in the library's own intervals."""
+    """A model of statsforecast. Its errors are assumed to be normal, as in the library's own intervals."""
 
     cheats = False
 
     def __init__(self, season: int = 1, refit_every: int = 24) -> None:
-        """`season`: the period of the series in steps; 1 means none. It is used once the history has two periods."""
+        """`season`: the period of the series in steps; 1 means no season. It is used once the history has two
+        periods."""
         if season < 1 or refit_every < 1:
             raise HeadwayError(f"season {season}, refit_every {refit_every}: expected 1 step or more")
         self.season, self.refit_every = season, refit_every
@@ -45,13 +46,13 @@ class StatsModel:
         if num < LEAST or np.ptp(history[:num]) == 0:  # nothing to fit
             return LastValue().forecast(history, steps, quantiles)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of convergence: the coefficients are as good as they get
+            warnings.simplefilter("ignore")  # convergence warnings: the coefficients are still the best found
             model = self._fit(history[:num])
             predicted = model.forward(history, steps, level=[LEVEL])
         return normal_quantiles(predicted["mean"], predicted[f"hi-{LEVEL}"], quantiles, history)
 
     def _fit_on(self, length: int) -> int:
-        """The number of values to fit on: whole multiples of `refit_every`; before the first of them, powers of two."""
+        """The number of values to fit on: a multiple of `refit_every`, or a power of two before the first multiple."""
         whole = length // self.refit_every * self.refit_every
         return whole if whole >= LEAST else 1 << (length.bit_length() - 1)
 
@@ -108,10 +109,10 @@ class Arima(StatsModel):
 
 
 class InSample:
-    """Not a forecast: one-step predictions of a model that was fitted on the whole series, its future included.
+    """Not a forecast: one-step predictions of a model that was fitted on the whole series, including its future.
 
-    SageServe's artifact scales by such a file, made from the same trace that it is evaluated on. This class shows the
-    effect: each prediction is made from the true value one step before.
+    SageServe's artifact scales by such predictions, made from the trace on which it is evaluated. This class shows the
+    effect: each prediction uses the true value one step before.
     """
 
     cheats = True
@@ -135,7 +136,7 @@ class InSample:
 def normal_quantiles(mean: Floats, high: Floats, quantiles: Sequence[float], history: Floats) -> Floats:
     """Quantiles of normal errors, from the mean and the upper end of its interval; never below 0.
 
-    A diverging model is limited to twice the highest past value, and to the last value where it predicts none.
+    A diverging model is limited to twice the highest past value, and replaced by the last value if it predicts none.
     """
     normal = NormalDist()
     mean = np.nan_to_num(np.asarray(mean, "f8"), nan=float(history[-1]))

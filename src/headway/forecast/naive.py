@@ -11,7 +11,7 @@ from headway.core.policy import Floats
 
 
 class LastValue:
-    """The last value. Quantiles are those of past changes over as many steps."""
+    """The last value, with the quantiles of past changes over as many steps."""
 
     cheats = False
 
@@ -33,7 +33,7 @@ class _Seasonal:
 class SeasonalNaive(_Seasonal):
     """The value one season before; the last value until there is a season.
 
-    Quantiles are those of past differences between seasons.
+    The quantiles are those of past differences between seasons.
     """
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
@@ -46,9 +46,9 @@ class SeasonalNaive(_Seasonal):
 
 
 class SeasonalMean(_Seasonal):
-    """The mean of that step in all past seasons; the last value until there is a season.
+    """The mean of the step in all past seasons; the last value until there is a season.
 
-    Quantiles are those of past differences from these means.
+    The quantiles are those of past differences from these means.
     """
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
@@ -63,7 +63,7 @@ class SeasonalMean(_Seasonal):
 
 
 def _forecast(history: Floats, sources: Sequence[tuple[int, int]], quantiles: Sequence[float]) -> Floats:
-    """Quantiles of each step from its (position of the past value, number of steps since)."""
+    """Quantiles of each step, given the position of its past value and the number of steps since."""
     rows = [history[position] + _spread(history, lag, quantiles) for position, lag in sources]
     return np.asarray(np.maximum(np.array(rows).T.reshape(len(quantiles), len(sources)), 0.0), "f8")
 

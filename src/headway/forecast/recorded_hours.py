@@ -1,4 +1,4 @@
-"""Recorded days as requests by hour, from whatever a trace may be."""
+"""Converts recorded days into requests by hour, from any supported trace."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from headway.workload.table import Workload
 HOUR_S = 3600.0
 DAY_HOURS = 24
 LEAST_OBSERVED_S = 1800.0
-"""An hour that is recorded for less time gives no rate, unless there is no other."""
+"""An hour that was recorded for less time gives no rate, unless there is no other hour."""
 MOST_REHEARSED = 10_000
-"""Requests of the recorded hour that plans rehearse."""
+"""Most requests of the recorded hour that plans rehearse."""
 
 
 class RecordedHour(Struct, frozen=True, forbid_unknown_fields=True):
-    """The busiest hour of the records, as a part of a trace."""
+    """The busiest hour of the records, as a section of a trace."""
 
     path: str
     from_s: float
-    """Of the trace's own time."""
+    """Start in the trace's own time."""
     to_s: float
     num_requests: int
     requests_per_s: float
 
 
 class Hours(Struct, frozen=True):
-    """Requests per hour from a midnight on, whole days."""
+    """Requests per hour in whole days from a midnight on."""
 
     begins: datetime
     """The first hour, with its time zone."""
     per_hour: Floats
-    """NaN: not recorded."""
+    """Requests per hour; NaN if not recorded."""
     by_model: dict[str, Floats]
     prompt_tokens_mean: dict[str, float]
     output_tokens_mean: dict[str, float]
@@ -66,7 +66,7 @@ class _Day:
     path: Path
     rows: Workload
     began_s: float | None
-    """Wall-clock time of the trace's time 0; None: not known."""
+    """Wall-clock time of the trace's time 0; None if unknown."""
 
     @property
     def span_s(self) -> float:
@@ -76,9 +76,9 @@ class _Day:
 def recorded_hours(paths: Sequence[Path], time_zone: str = "UTC", begins: str | None = None) -> Hours:
     """The requests of all days by hour and model.
 
-    A gateway's records have the wall-clock time at which they begin. Other traces do not: `begins` is then that of the
-    first, and each other one begins with the day after the one before; without `begins`, at a Monday's midnight.
-    HeadwayError for a trace that cannot be read, or is given twice.
+    A gateway's records contain the wall-clock time of their beginning. For other traces, `begins` is the beginning of
+    the first one, and each other trace begins on the day after the previous one. Without `begins`, the first one begins
+    at midnight of a Monday. HeadwayError for a trace that cannot be read, or is given twice.
     """
     where = zone(time_zone)
     days = [_read(path) for path in paths]
@@ -136,7 +136,7 @@ def _read(path: Path) -> _Day:
 
 
 def recorded_began_s(path: Path) -> float | None:
-    """The wall-clock time at which a gateway's records begin; None: another trace, or none."""
+    """The wall-clock time at which a gateway's records begin; None for other traces."""
     if run_parts.is_under_way(path):
         return run_parts.began_s(run_parts.read_all(path))
     file = trace_file(path) if path.is_dir() else path
@@ -172,7 +172,7 @@ def _starts(days: Sequence[_Day], where: ZoneInfo, begins: str | None) -> tuple[
         starts.append(at)
         end = at + timedelta(seconds=day.span_s)
         at = end.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
-        if end.hour == 0 and end.minute == 0:  # a day that ended with a request of the next minute
+        if end.hour == 0 and end.minute == 0:  # the day's last request came in the next minute
             at -= timedelta(days=1)
     if len(days) > 1:
         notes.append("each further record is taken to begin at the midnight after the one before")
@@ -187,7 +187,7 @@ def _models(rows: Workload) -> list[tuple[str, npt.NDArray[np.bool_]]]:
 
 
 def _busiest(day: _Day, hour: npt.NDArray[np.int64], covered_s: Floats, offset_s: float) -> RecordedHour:
-    """The hour of the highest rate; of a shorter record, all of it."""
+    """The hour with the highest rate; a shorter record is used whole."""
     counts = np.bincount(hour, minlength=len(covered_s))
     least_s = min(LEAST_OBSERVED_S, float(covered_s.max()))
     rates = np.where(covered_s >= least_s, counts / np.maximum(covered_s, 1e-9), 0.0)

@@ -1,4 +1,4 @@
-"""The cost of scaling by a forecast: instances for the forecast plus a head-room, against the actual demand."""
+"""The cost of scaling by a forecast: instances for the forecast plus a headroom, against the actual demand."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ HOUR_S = 3600.0
 LEAST_INSTANCES = 1
 WIDEST = 1000.0
 CLOSE = 1e-4
-"""Precision of the search for the head-room."""
+"""Precision of the search for the headroom."""
 
 
 class ObservedDemand(Struct, frozen=True):
-    """Actual demand, and the capacity that serves it."""
+    """Actual demand, and the capacity of an instance."""
 
     fine: Floats
     """Forecast steps (rows) in the finer steps of the measured series (columns)."""
     step_s: float
     capacity: float
-    """Of one instance."""
+    """Capacity of one instance."""
     gpus_per_instance: int = 1
 
 
@@ -39,7 +39,7 @@ class ScalingResult(Struct, frozen=True, forbid_unknown_fields=True):
     """The result of scaling by a forecast."""
 
     headroom: float
-    """How many spreads above the median the capacity was."""
+    """Capacity above the median, in spreads."""
     gpu_hours: float
     exceeded_share: float
     """Share of time in which demand exceeded capacity."""
@@ -48,9 +48,9 @@ class ScalingResult(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def scaled(expected: Sequence[Expected], demand: Sequence[ObservedDemand], headroom: float) -> ScalingResult:
-    """The result with instances, at least one, for the median plus `headroom` spreads of each series and step.
+    """The result with instances, at least one, for the median plus `headroom` spreads in each series and step.
 
-    Instances run from the begin to the end of a step: there is no start-up time and no reaction within a step.
+    Instances run from the start to the end of a step. There is no start-up time and no reaction within a step.
     """
     gpu_hours = exceeded = used = available = 0.0
     for forecast, actual in zip(expected, demand, strict=True):
@@ -65,10 +65,10 @@ def scaled(expected: Sequence[Expected], demand: Sequence[ObservedDemand], headr
 
 
 def matched(expected: Sequence[Expected], demand: Sequence[ObservedDemand], exceeded: float) -> ScalingResult | None:
-    """The result with the least head-room, one for all series, that meets the SLO; None if none does.
+    """The result with the smallest headroom, one for all series, that meets the SLO; None if none does.
 
-    `exceeded` is the share of time in which demand may exceed capacity. More head-room never exceeds capacity more
-    often, so bisection finds the least. It may be below 0.
+    `exceeded` is the share of time in which demand may exceed capacity. This share never grows with the headroom, so
+    bisection finds the smallest headroom. It may be negative.
     """
     low, high = -WIDEST, scaled(expected, demand, WIDEST)
     if high.exceeded_share > exceeded:

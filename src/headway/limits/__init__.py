@@ -1,1 +1,1 @@
-"""What a key or a tenant may use: rates, and budgets of periods. The gateway and the simulator use the same."""
+"""Limits of a key or a tenant: rates, and budgets of periods. The gateway and the simulator share them."""

@@ -1,4 +1,4 @@
-"""Budgets of tokens and dollars in periods, and what requests are charged."""
+"""Budgets of tokens and dollars in periods, and the charges of requests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from msgspec import Struct
 from headway.core.record import Outcome
 
 Period = Literal["day", "week", "month", "total"]
-"""How long a budget lasts: a calendar day, a week from Monday, a month, all in UTC; or for ever."""
+"""How long a budget lasts: a calendar day, a week from Monday or a month, all in UTC; or forever."""
 
 
 class Budget(Struct, frozen=True):
-    """What a key, a team or a tenant may use in each period; None is no limit."""
+    """Largest use of a key, a team or a tenant in each period; None is no limit."""
 
     tokens: int | None = None
     usd: float | None = None
@@ -25,7 +25,7 @@ class Budget(Struct, frozen=True):
         return self.tokens is not None or self.usd is not None
 
     def start(self, today: date) -> date:
-        """The first day of the period that has this day."""
+        """The first day of the period that contains this day."""
         return {"day": today, "week": today - timedelta(days=today.weekday()), "month": today.replace(day=1)}.get(
             self.period, date.min
         )
@@ -40,19 +40,19 @@ class Budget(Struct, frozen=True):
 
 
 class Account:
-    """A budget, and what of it is used and reserved in the present period."""
+    """A budget, and its used and reserved amounts in the current period."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.used_tokens, self.used_usd = 0, 0.0
         self.reserved_tokens, self.reserved_usd = 0, 0.0
-        """Of requests in flight here."""
+        """Reserved by requests in flight here."""
 
     def spent(self) -> tuple[int, float]:
         return self.used_tokens, self.used_usd
 
     def lacks(self, tokens: int, usd: float) -> Literal["", "tokens", "usd"]:
-        """Of what the budget has no room for this; "" if it has room."""
+        """The quantity of which the budget has too little room for this use; "" if it has room."""
         spent_tokens, spent_usd = self.spent()
         budget = self.budget
         if budget.tokens is not None and spent_tokens + self.reserved_tokens + tokens > budget.tokens:
@@ -63,7 +63,7 @@ class Account:
         return "usd" if is_over else ""
 
     def reserve(self, tokens: int, usd: float) -> None:
-        """Keep this for a request in flight; negative: give it back."""
+        """Reserve an amount for a request in flight; negative: give it back."""
         self.reserved_tokens += tokens
         self.reserved_usd += usd
 
@@ -73,25 +73,25 @@ class Account:
 
 
 class TokenPrices(Struct, frozen=True):
-    """What is charged, in dollars per million tokens."""
+    """Prices in dollars per million tokens."""
 
     input_usd: float = 0.0
     output_usd: float = 0.0
     cached_usd: float | None = None
-    """Of tokens of prompts that were in a prefix cache; None: the same as of others."""
+    """Price of prompt tokens found in a prefix cache; None: the same as other input tokens."""
 
     def usd(self, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> float:
-        """`cached_tokens` of the input tokens were in a prefix cache."""
+        """The price of a request, of whose input tokens `cached_tokens` were in a prefix cache."""
         saved_usd = 0.0 if self.cached_usd is None else cached_tokens * (self.input_usd - self.cached_usd)
         return (input_tokens * self.input_usd + output_tokens * self.output_usd - saved_usd) / 1e6
 
     def most_usd(self, input_tokens: int, output_tokens: int) -> float:
-        """Whatever of the input is in a prefix cache."""
+        """The highest possible price of a request, whatever part of its input is cached."""
         return max(self.usd(input_tokens, output_tokens, cached) for cached in (0, input_tokens))
 
 
 class MostTokens(Struct, frozen=True):
-    """What a request may cost at most, for rates and budgets alike: of all its sequences, and of all models that may be
+    """The largest possible use of a request, for rates and budgets: of all its sequences, and of all models that may be
     charged for it."""
 
     input: int
@@ -105,10 +105,10 @@ class MostTokens(Struct, frozen=True):
 def most_tokens(
     prompt_tokens: int, output_tokens: int, num_sequences: int = 1, echoes: bool = False, num_stages: int = 1
 ) -> MostTokens:
-    """What a request may cost at most. The simulator counts by the same function.
+    """The largest possible use of a request. The simulator uses the same function.
 
-    `output_tokens`: of one sequence, its reasoning included. `echoes`: each sequence begins with the prompt, which some
-    engines count again. `num_stages`: models of a cascade, each of which may answer.
+    `output_tokens`: of one sequence, including its reasoning. `echoes`: each sequence begins with the prompt, which
+    some engines count again. `num_stages`: models of a cascade, each of which may answer.
     """
     output_tokens = num_sequences * (output_tokens + (prompt_tokens if echoes else 0))
     return MostTokens(num_stages * prompt_tokens, num_stages * output_tokens)
@@ -122,9 +122,9 @@ def dearest_usd(
     names: Mapping[str, Collection[str]],
     fallbacks: Mapping[str, Sequence[str]],
 ) -> float:
-    """The price of a request at the dearest of the pools (model, prices) that may serve it.
+    """The price of a request at the most expensive of the pools (model, prices) that may serve it.
 
-    `names` are those of each model; `fallbacks` are the models that may answer in place of one.
+    `names`: the names of each model. `fallbacks`: the models that may answer in place of a model.
     """
     requested = [name for name, own in names.items() if model in own]
     may_serve = {*requested, *(each for name in requested for each in fallbacks.get(name, ()))}
@@ -133,5 +133,5 @@ def dearest_usd(
 
 
 def is_charged(is_placed: bool, outcome: Outcome | None, generated_tokens: int) -> bool:
-    """Whether a request that has ended is charged: not if no engine has begun it."""
+    """Whether an ended request is charged: only if an engine has begun it."""
     return is_placed and (outcome is not Outcome.REJECTED or generated_tokens > 0)

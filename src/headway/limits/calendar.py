@@ -1,4 +1,4 @@
-"""Times of the calendar and time zones, as users write them."""
+"""Calendar times and time zones in the notation of users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.core.errors import HeadwayError
 
 
 def zone(name: str) -> ZoneInfo:
-    """A time zone by its name in the IANA database. HeadwayError for another name."""
+    """The time zone with this name in the IANA database. HeadwayError for an unknown name."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -20,7 +20,8 @@ def zone(name: str) -> ZoneInfo:
 
 
 def moment(text: str, where: ZoneInfo) -> datetime:
-    """A date, or a date and time; without an offset, of this time zone. HeadwayError for another text."""
+    """Parse a date, or a date and time. Without an offset, it is in the time zone `where`. HeadwayError for another
+    text."""
     try:
         found = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -29,7 +30,7 @@ def moment(text: str, where: ZoneInfo) -> datetime:
 
 
 class Today:
-    """The day by a wall clock, which stays the same when the clock is set back by less than a day."""
+    """The day of a wall clock. It stays the same when the clock is set back by less than a day."""
 
     def __init__(self, read: Callable[[], date]) -> None:
         self._read, self._last = read, date.min
@@ -47,16 +48,16 @@ _WINDOW = re.compile(r"(?:([A-Za-z]{3})(?:-([A-Za-z]{3}))? +)?(\d\d):(\d\d) *- *
 
 @dataclass(frozen=True)
 class WeeklyWindow:
-    """A time of some days of each week; one that ends before it begins goes on after midnight."""
+    """A time window on some days of each week. A window that ends before it begins continues after midnight."""
 
     days: frozenset[int]
-    """On which it begins; 0: Monday."""
+    """Days on which it begins; 0 is Monday."""
     start_min: int
     """Minutes since midnight."""
     end_min: int
 
     def contains(self, when: datetime) -> bool:
-        """Whether a time, by its own clock, is in the window."""
+        """Whether a local time lies in the window."""
         minute, day = 60 * when.hour + when.minute, when.weekday()
         if self.start_min < self.end_min:
             return day in self.days and self.start_min <= minute < self.end_min
@@ -64,7 +65,8 @@ class WeeklyWindow:
 
 
 def weekly(text: str) -> WeeklyWindow:
-    """A window such as `Mon 08:00-10:00`, `Mon-Fri 22:00-06:00` or `08:00-10:00`. HeadwayError for another text."""
+    """Parse a window such as `Mon 08:00-10:00`, `Mon-Fri 22:00-06:00` or `08:00-10:00`. HeadwayError for another
+    text."""
     found = _WINDOW.fullmatch(text.strip())
     if found is None:
         raise _no_window(text)

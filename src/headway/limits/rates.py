@@ -13,19 +13,19 @@ _LIMITED: tuple[Quantity, Quantity] = ("requests", "tokens")
 
 
 class RateLimit(Struct, frozen=True, array_like=True, gc=False):
-    """One limit of a key at one moment."""
+    """The state of one limit of a key."""
 
     quantity: Quantity
     limit: int
-    """Per minute."""
+    """Amount per minute."""
     remaining: int
-    """What a request may still use now, 0 if nothing or less than nothing."""
+    """Amount that a request may use now, at least 0."""
     reset_s: float
-    """Time until all of the limit is there again, if nothing is used meanwhile."""
+    """Time until the whole limit is available again, if nothing is used meanwhile."""
 
 
 class TokenBucket:
-    """A bucket that fills at a steady rate, up to a minute's worth. Its level may become negative."""
+    """A bucket that fills at a steady rate, to at most a minute's amount. Its level may become negative."""
 
     def __init__(self, per_minute: float, now: float) -> None:
         self._capacity, self._per_s = per_minute, per_minute / 60.0
@@ -36,12 +36,12 @@ class TokenBucket:
         self._at_s = now
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until this amount is there; more than the capacity waits for a full bucket."""
+        """Seconds until this amount is available. An amount above the capacity waits for a full bucket."""
         self._fill(now)
         return max(min(amount, self._capacity) - self._level, 0.0) / self._per_s
 
     def withdraw(self, amount: float, now: float) -> None:
-        """Withdraw an amount; a negative one is a deposit."""
+        """Withdraw an amount; a negative amount is a deposit."""
         self._fill(now)
         self._level = min(self._level - amount, self._capacity)
 
@@ -51,14 +51,14 @@ class TokenBucket:
         return RateLimit(quantity, math.floor(self._capacity), max(math.floor(self._level + 1e-9), 0), reset_s)
 
     def change(self, per_minute: float, now: float) -> None:
-        """Fill at another rate from now on. What was withdrawn stays withdrawn."""
+        """Use another rate from now on. Withdrawn amounts stay withdrawn."""
         self._fill(now)
         self._level += per_minute - self._capacity
         self._capacity, self._per_s = per_minute, per_minute / 60.0
 
 
 class Rates:
-    """The rates of one key or tenant; those that are None do not limit."""
+    """The rates of one key or tenant. A rate of None does not limit."""
 
     def __init__(self) -> None:
         self._buckets: dict[Quantity, TokenBucket] = {}
@@ -67,7 +67,7 @@ class Rates:
         return bool(self._buckets)
 
     def change(self, requests_per_minute: float | None, tokens_per_minute: float | None, now: float) -> None:
-        """Use these rates from now on. What was withdrawn stays withdrawn."""
+        """Use these rates from now on. Withdrawn amounts stay withdrawn."""
         before, self._buckets = self._buckets, {}
         for quantity, per_minute in zip(_LIMITED, (requests_per_minute, tokens_per_minute), strict=True):
             if per_minute is not None:
@@ -75,7 +75,8 @@ class Rates:
                 bucket.change(per_minute, now)
 
     def reserve(self, tokens: int, now: float) -> tuple[Quantity, float] | None:
-        """Withdraw one request and its tokens. If a rate does not allow it: which one, and the seconds to wait."""
+        """Withdraw one request and its tokens. If a rate does not allow it, return that rate's quantity and the seconds
+        to wait."""
         amounts = {"requests": 1, "tokens": tokens}
         for quantity, bucket in self._buckets.items():
             wait_s = bucket.wait_s(amounts[quantity], now)

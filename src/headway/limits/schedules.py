@@ -1,4 +1,4 @@
-"""Least numbers of replicas by the clock: cron expressions, each with a duration and a time zone."""
+"""Minimum numbers of replicas by the clock: cron expressions, each with a duration and a time zone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.limits.calendar import zone
 
 
 def check(minimum: ScheduledMinimum) -> None:
-    """HeadwayError for a cron expression or a time zone that is none, or an expression that never comes true."""
+    """HeadwayError for an invalid cron expression or time zone, or an expression that never matches."""
     where = zone(minimum.time_zone)
     if len(minimum.cron.split()) != 5:
         raise HeadwayError(
@@ -31,18 +31,18 @@ def check(minimum: ScheduledMinimum) -> None:
 
 @dataclass(frozen=True)
 class LeastReplicas:
-    """The least number of replicas of one pool at any time. Satisfies `control.scaling.Least`."""
+    """The minimum number of replicas of one pool at any time. Implements `control.scaling.Least`."""
 
     always: int
     minimums: tuple[ScheduledMinimum, ...]
 
     def at(self, wall_s: float) -> tuple[int, float]:
-        """The number at a time since the epoch, and until when it holds, in the same seconds."""
+        """The number at a time since the epoch, and the time until which it holds, in the same seconds."""
         least, until_s = self.always, inf
         for each in self.minimums:
             now = datetime.fromtimestamp(wall_s, ZoneInfo(each.time_zone))
             until_s = min(until_s, next(CronSim(each.cron, now), now + timedelta(days=366)).timestamp())
-            # The latest start up to now: those before the next minute, of which one that lies ahead is none.
+            # The latest start up to now: the last match before the next minute.
             starts = CronSim(each.cron, now + timedelta(minutes=1), reverse=True)
             began_s = next((s for start in starts if (s := start.timestamp()) <= wall_s), -inf)
             if wall_s < began_s + each.duration_s:

@@ -1,4 +1,4 @@
-"""The limits of a simulated tenant, as a scenario has them."""
+"""The limits of a simulated tenant in a scenario."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _Count = Annotated[int, Meta(ge=1)]
 
 
 class TenantLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a tenant of the workload may use: the limits of a key, and its budget. Requests beyond them are rejected."""
+    """Limits of a workload's tenant: the limits of a key, and its budget. Requests beyond them are denied."""
 
     requests_per_minute: _Positive | None = None
     """Average rate, and largest burst."""
     tokens_per_minute: _Positive | None = None
-    """The same for tokens of prompts and answers together."""
+    """The same for prompt and output tokens together."""
     budget_tokens: _Count | None = None
-    """Tokens of prompts and answers in a period."""
+    """Prompt and output tokens in a period."""
     budget_usd: _Positive | None = None
     """Dollars in a period, by the prices of the pools (`usd_per_million_input_tokens` and the like)."""
     period: Period = "month"
     """How long a budget lasts: a day, a week from Monday, a month, or all of the run. A simulation begins on a Monday
     that is the first of a month, at midnight."""
     max_tokens: _Count | None = None
-    """What the tenant's requests ask for, and reserve of the limits until they have ended. Without it: what they
-    get."""
+    """The `max_tokens` that the tenant's requests ask for; the limits reserve this amount until they end. Default:
+    their actual output."""
 
     @property
     def budget(self) -> Budget:
@@ -36,6 +36,6 @@ class TenantLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 def rates_of_keys(rates: list[float | None]) -> float | None:
-    """The rate of a tenant whose keys have these; None: one of them has no limit."""
+    """The rate of a tenant whose keys have these rates; None if one of them is unlimited."""
     limited = [each for each in rates if each is not None]
     return sum(limited) if len(limited) == len(rates) else None

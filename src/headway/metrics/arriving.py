@@ -1,8 +1,8 @@
-"""Tokens and cost while requests arrive: what a fleet in steady operation serves for a dollar.
+"""Tokens and cost while requests arrive, which gives the tokens per dollar of a fleet in steady operation.
 
 After the last arrival a run goes on until the last answer ends. A fleet that keeps its replicas pays for that time,
-too, and serves less and less. A run of minutes with long answers is paid for a tenth longer by that. So both are
-counted until the last arrival.
+too, while it serves less and less. For a run of minutes with long answers, this adds a tenth to the paid time. Tokens
+and cost are therefore counted until the last arrival.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class WhileArriving(Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
     usd: float
     joules: float
-    """By the rated power of the GPUs."""
+    """Energy by the rated power of the GPUs."""
     tokens: float
-    """Prompt tokens of the requests whose first token came, and the tokens of their answers by then."""
+    """Prompt tokens of the requests whose first token had come by then, and their output tokens by then."""
     tokens_in_time: float
-    """The same of the requests that met their SLOs."""
+    """The same tokens of the requests that met their SLOs."""
 
     @property
     def usd_per_hour(self) -> float:
@@ -37,7 +37,7 @@ class WhileArriving(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def while_arriving(chosen: Sample, is_in_time: Mask) -> WhileArriving:
-    """`is_in_time`: for each request of the sample, whether it met its SLOs. Answers are taken to come evenly."""
+    """`is_in_time`: whether each request of the sample met its SLOs. Answer tokens are assumed to come evenly."""
     records = chosen.records
     arrival_s = floats(records.workload, "arrival_s")
     end_s = float(arrival_s[-1]) if len(arrival_s) else 0.0

@@ -1,4 +1,4 @@
-"""Quality of the answers of a cascade, and the cost of judging them."""
+"""Quality of a cascade's answers, and the cost of judging them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUALITY = "quality:"
 
 class AnswerMetrics(Struct, frozen=True):
     quality: float | None
-    """Mean score of the answers, 0 to 100, by the workload's scores; None if it has none for them."""
+    """Mean score of the answers, 0 to 100, from the workload's scores; None without scores."""
     judged: int
     """Number of answers that a judge scored."""
     judge_usd: float
@@ -28,7 +28,7 @@ def answer_metrics(records: Records, chosen: Sample) -> AnswerMetrics:
 
 
 def _quality(records: Records, ids: Integers, replicas: Integers) -> float | None:
-    """Mean score by the model that served each request last."""
+    """Mean score by the last model that served each request."""
     if not any(name.startswith(QUALITY) for name in records.workload):
         return None
     values = np.full(len(ids), np.nan)
@@ -40,7 +40,7 @@ def _quality(records: Records, ids: Integers, replicas: Integers) -> float | Non
 
 
 def _judged(records: Records, ids: Integers) -> int:
-    """Number of answers to these requests, minus answers of last stages, which are not judged."""
+    """Number of answers to these requests, without answers of last stages, which are not judged."""
     segments, requests = records.segments, records.requests
     if not len(requests["stage"]) or int(requests["stage"].max()) < 0:
         return 0

@@ -1,4 +1,4 @@
-"""Typed access to the columns of records, without a copy if the type is already right."""
+"""Typed access to columns of records, without a copy if the type is already right."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Integers = npt.NDArray[np.integer]
 """Integers of the recorded width."""
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.integer]
-"""Row numbers, in 32 bits if that is enough."""
+"""Row numbers, in 32 bits if they suffice."""
 
 
 def floats(columns: Columns, name: str, rows: Rows | Mask | slice = slice(None)) -> Floats:
@@ -35,11 +35,11 @@ def integers(columns: Columns, name: str, rows: Rows | Ints | slice = slice(None
 
 
 BLOCK_ROWS = 1 << 20
-"""Rows sorted together, which bounds memory."""
+"""Rows sorted together; bounds memory."""
 
 
 def rows_by_code(column: npt.NDArray[np.generic], among: Mask | None = None) -> dict[int, Rows]:
-    """Row numbers of each code, in table order, of all rows or of those in the mask `among`.
+    """Row numbers of each code, in table order, over all rows or those in the mask `among`.
 
     For columns with few codes, such as replicas or tiers. Time is proportional to the rows, memory 4 bytes each.
     """

@@ -38,7 +38,7 @@ class FleetPower:
         self._kind = np.array([code_of[each or _NONE] for each in powers], dtype=np.int64)
 
     def busy_joules(self, position: Ints, stretch: Columns, duration_s: Floats) -> Floats:
-        """Joules beyond idle of each stretch, which lasted `duration_s`; 0 where the power is unknown."""
+        """Joules above idle of each stretch, which lasted `duration_s`; 0 if the power is unknown."""
         if all(each is _NONE for each in self._kinds):
             return np.zeros(len(duration_s))
         kind = self._kind[position]
@@ -54,7 +54,7 @@ class FleetPower:
         return np.minimum(joules, (self._of("limit_w", kind) - self._of("idle_w", kind)) * duration_s)
 
     def _read_s(self, kind: Ints, stretch: Columns, tokens: Floats, decode: Floats, n: Floats) -> Floats:
-        """Seconds of each stretch's reads of weights and KV cache at peak bandwidth."""
+        """Seconds of each stretch to read weights and KV cache at peak bandwidth."""
         context = floats(stretch, "context_tokens") * n + decode * (stretch["advances"] != 0) * (n * (n - 1) / 2)
         in_window = np.minimum(context, n * decode * self._of("window_tokens", kind))
         read_s: Floats = n * self._of("weights_s", kind) + context * self._of("context_s", kind)
@@ -70,6 +70,6 @@ class FleetPower:
         return read_s
 
     def _of(self, name: str, kind: Ints) -> Floats:
-        """One field of the replica of each stretch; one value if all replicas have the same."""
+        """One field of the replica of each stretch; a single value if all replicas agree."""
         values = np.array(list(map(attrgetter(name), self._kinds)), dtype=np.float64)
         return values[kind] if len(values) > 1 else values

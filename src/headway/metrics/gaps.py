@@ -21,22 +21,22 @@ GapRuns = tuple[Floats, Floats, Counts, Counts]
 """(first, step, count, weight) of some runs. Steps are not negative."""
 
 SHIFT = 40
-"""Bits of a double that a bin drops. 12 bits of the mantissa remain, so a bin is 0.025% wide."""
+"""Bits of a double that a bin drops. The mantissa keeps 12 bits, so a bin is 0.025% wide."""
 SAMPLES = 8
 NARROW = 4
-"""Runs over at most this many bins are counted in one piece."""
+"""Runs over at most this many bins are counted as a whole."""
 PIECES = 16
 """Number of pieces for longer runs."""
 FEW_GAPS = 1 << 12
-"""A sample of so many durations is expanded whole."""
+"""A sample of at most this many durations is expanded completely."""
 SHORT_ROWS = 1 << 14
 """Parts with fewer runs are concatenated."""
 LOWEST = int(np.float64(2.0**-40).view(np.int64)) >> SHIFT
 STARTED, COMPLETED, OVER = range(3)
-"""Rows of a histogram: the durations of pieces that began in a bin, of pieces that ended there, and of whole runs that
-ended there."""
+"""Rows of a histogram: durations of pieces that began in a bin, of pieces that ended in it, and of whole runs that
+ended in it."""
 MARGIN = 512
-"""Bins that are kept on either side of those with counts, as others may follow."""
+"""Bins kept on both sides of the counted bins, because later runs may use them."""
 BINS = (int(np.float64(2.0**30).view(np.int64)) >> SHIFT) - LOWEST
 
 
@@ -47,24 +47,24 @@ class GapHistogram:
         self.total = 0
         self._sums_s: list[float] = []
         self._waiting: list[GapRuns] = []
-        """Runs that are in no bin yet: many short parts are put there together, and those of a small sample never."""
+        """Runs that are not counted yet: many short parts are counted together, and a small sample is never counted."""
         self._num_waiting = 0
         self._counts = np.zeros((3, 0))
-        """By row and bin."""
+        """Counts by row and bin."""
         self._lowest = 0
-        """The first bin that is kept: a sample lies in a few of all."""
+        """The first kept bin. A sample lies in few of all bins."""
         for each in parts:
             self.count(each)
 
     def count(self, runs: GapRuns, part: npt.NDArray[np.generic] | None = None) -> None:
-        """`part`: a code for each run. The runs of one code follow each other, and count as if they came alone."""
+        """`part`: a code for each run. The runs of one code are consecutive, and count as if they came separately."""
         first, step, count, weight = runs
         if not len(first):
             return
         last = first + step * (count - 1)
         size = count.astype(np.int64) * weight
         self.total += int(size.sum())
-        # No dot product: its rounding may depend on the number of threads.
+        # no dot product, because its rounding may depend on the number of threads
         sums_s = (first + last) / 2 * size
         if part is None or part[0] == part[-1]:
             self._sums_s.append(float(sums_s.sum()))
@@ -97,7 +97,7 @@ class GapHistogram:
             self._split(first[wide], step[wide], count[wide].astype(np.int64), weight[wide])
 
     def _split(self, first: Floats, step: Floats, count: Ints, weight: Counts) -> None:
-        """Count runs over many bins in pieces, so that few values lie in the bins of a quantile."""
+        """Count runs that span many bins in pieces, so that few values lie in the bins of a quantile."""
         for piece in range(PIECES):
             begin, end = count * piece // PIECES, count * (piece + 1) // PIECES
             size = (end - begin) * weight
@@ -105,7 +105,7 @@ class GapHistogram:
             self._add(COMPLETED, _bins(first + step * np.maximum(end - 1, begin)), size)
 
     def _cover(self, lowest: int, end: int) -> None:
-        """Keep the bins `lowest` to `end`, and those that are kept already."""
+        """Keep the bins `lowest` to `end` in addition to the bins already kept."""
         num = self._counts.shape[1]
         if num and self._lowest <= lowest and end <= self._lowest + num:
             return
@@ -131,18 +131,18 @@ class GapHistogram:
 
     @property
     def mean_s(self) -> float:
-        """NaN for an empty sample."""
+        """The mean; NaN for an empty sample."""
         return fsum(self._sums_s) / self.total if self.total else float("nan")
 
     def reached(self) -> tuple[int, Ints, Ints, Ints]:
-        """The lowest bin, and the rows of counts cumulated from there on."""
+        """The lowest bin, and the rows of cumulated counts from it on."""
         self._put_into_bins()
         started, completed, over = (each.cumsum().astype(np.int64) for each in self._counts)
         return self._lowest, started, completed, over
 
 
 Window = tuple[float, float]
-"""Seconds, the upper end not included."""
+"""Range in seconds, without the upper end."""
 
 
 class QuantileReader:
@@ -185,7 +185,7 @@ class QuantileReader:
         return np.asarray(at_low + (at_high - at_low) * (self._position - self._low))
 
     def _in_order(self, bins: tuple[int, int], ranks: Ints) -> Floats:
-        """The durations of the given ranks, which lie in these bins."""
+        """The durations with these ranks, which lie in these bins."""
         values, weights = (np.concatenate(columns) for columns in zip(*self._collected[bins], strict=True))
         order = np.argsort(values)
         reached = self._before[bins] + np.cumsum(weights[order], dtype=np.int64)
@@ -212,7 +212,7 @@ class Gaps:
         return self.histogram.total
 
     def quantiles_s(self, fractions: Sequence[float] | Floats) -> Floats:
-        """Exact; NaN for an empty sample."""
+        """Exact quantiles; NaN for an empty sample."""
         if not self.total:
             return np.full(len(fractions), np.nan)
         if self.total <= FEW_GAPS:
@@ -241,7 +241,7 @@ class Gaps:
 
 
 def merged(parts: Iterable[GapRuns]) -> list[GapRuns]:
-    """The same runs in fewer parts, because each part costs some calls however short it is."""
+    """The same runs in fewer parts, because each part costs some calls, however short it is."""
     long: list[GapRuns] = []
     short: list[GapRuns] = []
     num_rows = 0
@@ -258,7 +258,7 @@ def merged(parts: Iterable[GapRuns]) -> list[GapRuns]:
 
 
 def _expanded_quantiles_s(parts: Iterable[GapRuns], total: int, fractions: Floats) -> Floats:
-    """As of a `QuantileReader`, for samples that are small enough to be expanded."""
+    """Quantiles as from a `QuantileReader`, for samples that are small enough to be expanded."""
     first, step, counts, weights = _concatenated(list(parts))
     count = counts.astype(np.int64)
     values = np.repeat(first, count) + np.repeat(step, count) * ranges(np.zeros(len(count), np.int64), count)
@@ -285,7 +285,7 @@ def _expanded(runs: GapRuns, low_s: float, high_s: float) -> tuple[int, Floats, 
     slope = np.where(step > 0, step, 1.0)
     with np.errstate(over="ignore"):
         to_low, to_high = (np.where(step > 0, (at - first) / slope, 0.0) for at in (low_s, high_s))
-    # One extra value on either side, so that rounding loses none.
+    # one extra value on either side, so that rounding loses none
     begin = np.clip(np.floor(to_low) - 1, 0, count).astype(np.int64)
     end = np.clip(np.floor(to_high) + 2, begin, count).astype(np.int64)
     end = np.where(step > 0, end, count)
@@ -296,7 +296,7 @@ def _expanded(runs: GapRuns, low_s: float, high_s: float) -> tuple[int, Floats, 
 
 
 def gap_runs(first: Floats, step: Floats, count: Ints, weight: Ints) -> GapRuns:
-    """Prepare runs for `Gaps`: drop runs without weight and reverse falling ones."""
+    """Prepare runs for `Gaps`: drop runs without weight, and reverse descending runs."""
     keep = (weight > 0) & (count > 0)
     first, step = first[keep].astype(np.float64), step[keep].astype(np.float64)
     counts, weights = count[keep].astype(np.int32), weight[keep].astype(np.int32)
@@ -318,7 +318,7 @@ def single_gaps(values: Floats, weight: Ints | None = None) -> GapRuns:
 
 
 def _sums_by_part(values: Floats, part: npt.NDArray[np.generic]) -> list[float]:
-    """The sum of the values of each code, rounded as that of an array of its own (so without `np.add.reduceat`)."""
+    """The sum of the values of each code, rounded like the sum of a separate array (so without `np.add.reduceat`)."""
     starts = np.flatnonzero(np.append(True, part[1:] != part[:-1]))
     lengths = np.diff(np.append(starts, len(part)))
     sums: list[float] = []

@@ -11,7 +11,7 @@ LEVEL = 0.95
 
 
 def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
-    """Student's t interval of the mean, two-sided, at a level; None for fewer than two values."""
+    """Student's two-sided t interval of the mean at a confidence level; None for fewer than two values."""
     if len(values) < 2:
         return None
     mean = fmean(values)
@@ -20,9 +20,10 @@ def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, floa
 
 
 def deviation(values: Sequence[float]) -> float:
-    """`statistics.stdev`, to the last bit, in a tenth of its time: fleets have metrics by the hundred thousand.
+    """`statistics.stdev`, to the last bit, in a tenth of its time, because fleets have hundreds of thousands of
+    metrics.
 
-    The values are multiples of one power of two, so that sums of their squares are integers, and exact.
+    The values are multiples of one power of two, so that sums of their squares are exact integers.
     """
     if not all(map(isfinite, values)):
         return stdev(values)
@@ -30,7 +31,7 @@ def deviation(values: Sequence[float]) -> float:
     unit = max([below for _, below in ratios])
     whole = [above * (unit // below) for above, below in ratios]
     num = len(whole)
-    square = num * sum([each * each for each in whole]) - sum(whole) ** 2  # num * (num - 1) * unit**2 variances
+    square = num * sum([each * each for each in whole]) - sum(whole) ** 2  # equals num * (num - 1) * unit**2 variances
     return _root(square, num * (num - 1) * unit * unit) if square else 0.0
 
 
@@ -41,17 +42,17 @@ def _root(above: int, below: int) -> float:
     above <<= 2 * shift
     root = isqrt(above // below)
     if root * root * below != above:
-        root |= 1  # what is cut off decides between two neighbours, and is not zero
+        root |= 1  # the truncated part decides between two neighbours, and is not zero
     return root / (1 << shift)
 
 
 _ROOT_BITS = 60
-"""At least so many bits of a root are computed: more than the 54 that decide how it is rounded."""
+"""Computed bits of a root, at least: more than the 54 bits that determine its rounding."""
 
 
-@cache  # thousands of metrics have a handful of numbers of seeds
+@cache  # thousands of metrics share a few numbers of seeds
 def quantile(freedom: int, level: float = LEVEL) -> float:
-    """The t with P(|T| < t) = `level`, by bisection."""
+    """The t with P(|T| < t) = `level`, found by bisection."""
     low, high = 0.0, pi / 2
     for _ in range(60):
         middle = (low + high) / 2

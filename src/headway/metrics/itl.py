@@ -1,8 +1,8 @@
 """Inter-token latencies of many sets of requests at once.
 
 The records are read in two passes. The first pass counts gaps into bins; the counts give the bins in which the
-percentiles of each set lie. The second pass collects the gaps in these bins. So no data is kept per stretch, and the
-ticks of a replica are computed twice, whatever the number of sets.
+percentiles of each set lie. The second pass collects the gaps in these bins. No data is kept per stretch, and the ticks
+of a replica are computed twice for any number of sets.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from headway.metrics.latency import QUANTILES, Distribution, gap_distribution
 from headway.metrics.tokens import SegmentEnds, TokenSegments, clocks, joint_clocks, rows_of, segment_parts, tick_span
 
 Codes = npt.NDArray[np.integer]
-"""Set number by request id; negative: in no set."""
+"""Set number by request id; negative means in no set."""
 Key = tuple[int, int]
 """(number of the grouping, number of the set)."""
 _MOST_KEPT = 1 << 18
-"""Runs of gaps that are kept from the first pass for the second, 24 bytes each."""
+"""Gap runs that the first pass keeps for the second, 24 bytes each."""
 
 
 def itl_distributions(records: Records, wanted: Mask, groupings: Sequence[Codes]) -> dict[Key, Distribution]:
-    """Distributions for the requests in the mask `wanted`, by the sets of each grouping."""
+    """Distributions for the requests in the mask `wanted`, for each set of each grouping."""
     span = tick_span(records)
     segments = TokenSegments(records.segments, wanted, span)
     ends = SegmentEnds(segments)
@@ -62,8 +62,8 @@ def itl_distributions(records: Records, wanted: Mask, groupings: Sequence[Codes]
 
 
 def itl_by_replica(records: Records, wanted: Mask) -> dict[int, Distribution | None]:
-    """Distributions for the requests in the mask `wanted`, by replica: of gaps within segments only, so without those
-    over preemptions and crashes."""
+    """Distributions for the requests in the mask `wanted`, by replica. Only gaps within segments count, not gaps over
+    preemptions and crashes."""
     segments = TokenSegments(records.segments, wanted)
     return {
         replica: gap_distribution(Gaps(runs for runs, _ in segment_parts(clock, segments, rows)))
@@ -73,7 +73,7 @@ def itl_by_replica(records: Records, wanted: Mask) -> dict[int, Distribution | N
 
 
 class _KeptRuns:
-    """The gaps of the first pass by set, unless there are many: then the second pass computes them again."""
+    """The first pass's gaps by set. If there are too many, the second pass computes them again."""
 
     def __init__(self) -> None:
         self.is_whole = True
@@ -96,7 +96,7 @@ class _KeptRuns:
 
 
 def _rows_by_set(segments: TokenSegments, rows: Rows, groupings: Sequence[Codes]) -> Iterator[tuple[Rows, list[Key]]]:
-    """The rows, of some replicas' segments, of each set; the sets that have all of them together."""
+    """The rows of some replicas' segments by set. Sets that contain all rows come together."""
     request = segments.table["request"][rows]
     whole: list[Key] = []
     for which, group in enumerate(groupings):
@@ -143,7 +143,7 @@ def _read_near(
 
 
 def _disjoint(windows: Sequence[Window]) -> list[Window]:
-    """The union of the windows as windows that do not overlap."""
+    """The union of the windows as disjoint windows."""
     disjoint: list[Window] = []
     for low_s, high_s in sorted(windows):
         if disjoint and low_s <= disjoint[-1][1]:

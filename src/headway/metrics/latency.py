@@ -1,4 +1,4 @@
-"""Latencies of requests, one element each, and whether they met their SLOs."""
+"""Latencies of requests, one array element each, and SLO attainment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headway.metrics.gaps import Gaps
 from headway.metrics.qoe import Phases, phases
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 1.0)
-"""Those of `Distribution`, in its order."""
+"""The quantiles of `Distribution`, in order."""
 SloKind = Literal["ttft", "tpot", "e2e"]
 SLO_KINDS: tuple[SloKind, ...] = ("ttft", "tpot", "e2e")
 
@@ -37,27 +37,27 @@ class Distribution(Struct, frozen=True):
 
 
 class DefaultSlo(Struct, frozen=True, forbid_unknown_fields=True):
-    """SLOs for requests that have none of their own. None = no SLO."""
+    """SLOs of requests without their own. None = no SLO."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
     program_s: float | None = None
-    """For whole programs of agents, or sessions: from the first arrival to the last token. With it, runs have metrics
-    of programs."""
+    """SLO of whole agent programs, or sessions: from the first arrival to the last token. If set, runs have program
+    metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The requests that count. Properties are arrays with one element per request, computed on access; NaN = never."""
+    """The measured requests. Properties are arrays with one element per request, computed on access; NaN = never."""
 
     records: Records
     rows: Rows | slice
     """Rows of `records.requests`."""
     slo: DefaultSlo
-    """For requests without their own."""
+    """SLOs of requests without their own."""
     phases: Phases | None
-    """None if nothing reasons, or if phases were not requested."""
+    """None if no request reasons, or phases were not requested."""
 
     def __len__(self) -> int:
         return len(self.records.requests["request"][self.rows])
@@ -72,7 +72,7 @@ class Sample:
 
     @property
     def refused(self) -> Integers | None:
-        """Code of the limit that refused each request, 0 if none did; None unless tenants have limits."""
+        """Code of the limit that denied each request, 0 if none did; None unless tenants have limits."""
         return self.column(REFUSED) if REFUSED in self.records.requests else None
 
     @property
@@ -99,7 +99,7 @@ class Sample:
 
     @property
     def answer_s(self) -> Floats:
-        """Arrival to first answering token, for requests that reason."""
+        """Arrival to first answering token, for reasoning requests."""
         workload = self.records.workload
         if "reasoning_tokens" not in workload:
             return _no_values(len(self))
@@ -128,7 +128,7 @@ class Sample:
         return self._since_arrival_s("admitted_s")
 
     def slo_s(self, kind: SloKind) -> Floats:
-        """A request's own SLO, for E2E else its deadline; else the default. NaN = no SLO."""
+        """A request's own SLO (for E2E, its deadline as the second choice), otherwise the default. NaN = no SLO."""
         workload, ids, name = self.records.workload, self.id, f"slo_{kind}_s"
         own = floats(workload, name, ids) if name in workload else _no_values(len(self))
         if kind == "e2e" and "deadline_s" in workload:
@@ -142,7 +142,7 @@ class Sample:
 
 
 class ComputedSample:
-    """A sample whose columns and latencies are computed once, for many small parts of it. As a `Sample` otherwise."""
+    """A `Sample` whose columns and latencies are computed once, for reading many small parts of it."""
 
     __slots__ = ("_columns", "answer_s", "attained", "e2e_s", "phases", "prompt_tokens", "queueing_s", "refused",
                  "tpot_s", "ttft_s")  # fmt: skip
@@ -178,11 +178,11 @@ class ComputedSample:
 
 
 _COUNTED = ("outcome", "generated_tokens", "cached_prompt_tokens", "preemptions", "moves", "attempts")
-"""Columns that metrics of requests are counted from."""
+"""Columns from which request metrics are counted."""
 
 
 def nothing_measured(arrival_s: npt.NDArray[Any], warmup_s: float) -> str:
-    """The message for a run of which no request arrived after the warm-up."""
+    """The message for a run in which no request arrived after the warm-up."""
     if not len(arrival_s):
         return "nothing is measured: the workload has no requests"
     return (
@@ -196,7 +196,7 @@ def sample(
 ) -> Sample:
     """The requests that arrived from `warmup_s` to `until_s`, with any outcome; with phases if a pacer is given.
 
-    HeadwayError for a warm-up that is negative or not finite.
+    HeadwayError for a negative or infinite warm-up.
     """
     if not 0.0 <= warmup_s < float("inf"):
         raise HeadwayError(f"warm-up is {warmup_s}; expected seconds, 0 or more")
@@ -217,7 +217,7 @@ def _no_values(size: int) -> Floats:
 
 
 def slo_ranges(chosen: Sample) -> dict[SloKind, tuple[float, float]]:
-    """The least and the largest SLO of the requests that have one, in seconds, by kind."""
+    """The smallest and the largest SLO over the requests that have one, in seconds, by kind."""
     found: dict[SloKind, tuple[float, float]] = {}
     for kind in SLO_KINDS:
         limits_s = chosen.slo_s(kind)
@@ -229,10 +229,10 @@ def slo_ranges(chosen: Sample) -> dict[SloKind, tuple[float, float]]:
 def slo_masks(chosen: Sample, factors: Mapping[str, float] | None = None) -> dict[str, tuple[Mask, Mask]]:
     """Masks (has this SLO, met it) by kind of SLO; `all` = all SLOs of the request.
 
-    `factors` multiply the latencies of a kind: who would meet them if predictions were off by so much.
+    `factors` multiply the latencies of a kind, to show the attainment if predictions were off by these factors.
 
     A request that did not finish missed all its SLOs. A request with a single output token cannot miss a TPOT SLO. An
-    answer that was not streamed counts with the SLO of its duration alone: its TTFT and TPOT are not known.
+    answer that was not streamed is judged only by the SLO of its duration, because its TTFT and TPOT are unknown.
     """
     finished = chosen.finished
     is_unstreamed = finished & np.isnan(floats(chosen.records.requests, "first_token_s", chosen.rows))
@@ -273,11 +273,11 @@ def distribution(values: Floats) -> Distribution | None:
 
 
 _FEW_VALUES = 1000
-"""So many are sorted in less time than NumPy takes to prepare for quantiles of any array."""
+"""Sorting this many values takes less time than NumPy's quantile functions."""
 
 
 def _interpolated(ordered: Floats, position: float) -> float:
-    """The value between two of a sample, rounded as `numpy.quantile` does."""
+    """An interpolated order statistic, rounded like `numpy.quantile`."""
     below = int(position)
     low, high, part = float(ordered[below]), float(ordered[min(below + 1, len(ordered) - 1)]), position - below
     return high - (high - low) * (1 - part) if part >= 0.5 else low + (high - low) * part

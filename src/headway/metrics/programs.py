@@ -1,4 +1,5 @@
-"""Whole programs: the calls of an agent, or the turns of a session, from the first arrival to the last token."""
+"""Metrics of whole programs: the calls of an agent, or the turns of a session, from the first arrival to the last
+token."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ class ProgramMetrics(Struct, frozen=True):
     num_programs: int
     """Programs whose first call arrived in the window."""
     program_s: Distribution | None
-    """Time from the first arrival to the end of the last call, of programs whose calls all finished."""
+    """Time from the first arrival to the end of the last call, over programs whose calls all finished."""
     program_slo_attainment: float
     """Share of the programs that finished within the SLO."""
 

@@ -1,4 +1,4 @@
-"""Phases of reasoning models as a user experiences them: time to the answer, and whether it keeps reading pace.
+"""Phases of reasoning models as experienced by a user: the time to the answer, and whether it keeps reading pace.
 
 Quality of experience (QoE) as in PASCAL's Fig. 3, after Andes. A reader reads one token every `tpot_s` and expects
 token k = 0, 1, ... of the answer at `e_k = start + k*tpot_s`; `core.pacer` defines `start`. Token k arrives at `a_k`
@@ -8,9 +8,9 @@ been read. So with n tokens
 
     QoE = area digested / area expected = sum(H - r_k) / sum(H - e_k),
 
-which is above 0, and 1 exactly if no token was late. Lateness `r_k - e_k` is `a_0 - start` plus the largest of
-`a_j - a_0 - j*tpot_s`, j = 0..k. It can grow only at a token that comes more than `tpot_s` after the previous one, so
-the other tokens are only counted. All tokens of an iteration with accepted drafts arrive at once.
+which is above 0, and 1 exactly if no token was late. Lateness `r_k - e_k` is `a_0 - start` plus the largest of `a_j -
+a_0 - j*tpot_s`, j = 0..k. Lateness can grow only at a token that comes more than `tpot_s` after the previous one, so
+other tokens are only counted. All tokens of an iteration with accepted drafts arrive at once.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ from headway.metrics.tokens import AcceptedTokens, TickClock, TokenSegments, clo
 VIOLATED = 0.95
 """A lower QoE violates the SLO of the answering phase (PASCAL, section III-B)."""
 CHUNK_TOKENS = 2_000_000
-"""Tokens processed together, which bounds memory."""
+"""Tokens processed together; bounds memory."""
 
 TicksAfterGaps = Mapping[int, tuple[TickClock, Ints]]
-"""By replica: its clock, and the ticks that come after a gap of more than the pacer's `tpot_s`."""
+"""By replica: its clock, and the ticks after a gap of more than the pacer's `tpot_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """One element per request; NaN if undefined, or unknown: `blocking_s` and `qoe` need the times of tokens."""
+    """One element per request; NaN if undefined or unknown. `blocking_s` and `qoe` need token times."""
 
     reasoning_s: Floats
-    """Arrival to the last reasoning token, for requests that reason."""
+    """Arrival to the last reasoning token, for reasoning requests."""
     ttfat_s: Floats
     """Last reasoning token to first answering token."""
     blocking_s: Floats
     """Last reasoning token to the start of the iteration (or prefill) that generated the first answering token."""
     qoe: Floats
-    """For requests whose answer began. Without reasoning, the reasoning counts as ended at arrival."""
+    """Quality of experience of requests whose answer began. Without reasoning, the reasoning counts as ended at
+    arrival."""
 
     def __getitem__(self, rows: Rows | slice) -> Phases:
         return Phases(*(getattr(self, name)[rows] for name in Phases.__slots__))
 
     @property
     def violations(self) -> float | None:
-        """Share of answers with a QoE below `VIOLATED`; None if there are none."""
+        """Share of answers with a QoE below `VIOLATED`; None without answers."""
         known = self.qoe[~np.isnan(self.qoe)]
         return float((known < VIOLATED).mean()) if len(known) else None
 
@@ -74,7 +75,7 @@ def computed_phases(records: Records, ended: Columns, pacer: Pacer) -> Phases:
     known = ~np.isnan(answer_s) & _has_token_times(records)[ids]
     for rows in _chunks(ints(ended, "generated_tokens"), np.flatnonzero(known)):
         found = _answers(records, ids[rows], ticks, pacer.tpot_s)
-        # The client receives a token some time after its iteration, with the same delay for each token of a request.
+        # The client receives a token some time after its iteration. The delay is equal for all tokens of a request.
         seen_s = answer_s[rows] - found.first_s
         ended_s = end_s[rows] - seen_s
         blocking_s[rows] = np.maximum(found.begun_s - ended_s, 0.0)
@@ -96,7 +97,7 @@ def _reasoning_tokens(records: Records) -> Ints:
 
 
 def _has_token_times(records: Records) -> Mask:
-    """By request id, whether its tokens are recorded. A gateway's records have no iterations of the engines."""
+    """By request id: whether its token times are recorded. A gateway's records have no iterations of the engines."""
     found: Mask = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
     segments = TokenSegments(records.segments, ~found)
     found[segments.request(segments.rows)] = True
@@ -112,16 +113,16 @@ def _chunks(tokens: Ints, rows: Rows) -> Iterator[Rows]:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTiming:
-    """Start of each request's answer, and its lateness against a reader who starts with the first token."""
+    """Start of each request's answer, and its lateness for a reader who starts with the first token."""
 
     num_tokens: Ints
     first_s: Floats
     begun_s: Floats
     """Start of the iteration, or prefill, that generated the first answering token."""
     late_token_s: Floats
-    """Sum of the lateness of all its tokens."""
+    """Sum of the lateness of the answer's tokens."""
     last_late_s: Floats
-    """Lateness of its last token."""
+    """Lateness of the answer's last token."""
 
 
 def _qoe(found: AnswerTiming, reasoning_end_s: Floats, pacer: Pacer) -> Floats:
@@ -141,7 +142,7 @@ def _answers(records: Records, ids: Ints, ticks: TicksAfterGaps, tpot_s: float) 
     accepted = AcceptedTokens(records.drafts)
     parts = AnswerParts(TokenSegments(records.segments, wanted), _reasoning_tokens(records), accepted)
     token, time_s, begun_s = parts.late_candidates(ticks)
-    starts = np.flatnonzero(token == 0)  # one per request
+    starts = np.flatnonzero(token == 0)  # one row per request
     sizes = np.diff(starts, append=len(token))
     num_tokens = parts.num_tokens()
     late_s = time_s - token * tpot_s
@@ -159,7 +160,7 @@ def _answers(records: Records, ids: Ints, ticks: TicksAfterGaps, tpot_s: float) 
 
 
 class AnswerParts:
-    """The parts of answers generated in one segment each, by request and then by time."""
+    """The parts of answers, one per segment, ordered by request and then by time."""
 
     def __init__(self, segments: TokenSegments, reasoning_tokens: Ints, accepted: AcceptedTokens) -> None:
         rows = segments.rows[np.lexsort((segments.table["end_s"][segments.rows], segments.request(segments.rows)))]
@@ -176,24 +177,24 @@ class AnswerParts:
         """Position of the part's first token in the answer."""
         self.count: Ints = (count - reasoned)[answering]
         self.prefilled: Mask = (begun & (reasoned == 0))[answering]
-        """Whether a prefill generated the first token; ticks generate all others."""
+        """Whether a prefill generated the first token; ticks generate all other tokens."""
         self.prefill_s = segments.prefill_end_s(rows[answering])
         self.admitted_s = floats(segments.table, "admitted_s", rows[answering])
         self.left = left[answering]
         self._accepted, self._replica, self._joined = accepted, replica[answering], joined[answering]
         self._before: Ints = (reasoned - begun)[answering]
-        """Tokens of the part's ticks that belong to the reasoning; -1: the prefill's token is the answer's first."""
+        """Reasoning tokens among the ticks of the part; -1 if the prefill's token is the answer's first."""
         self.first_tick: Ints = self._tick_of(np.maximum(self._before, 0) + 1)
         self.by_replica = rows_by_code(segments.table["replica"][rows[answering]])
 
     def _generated(self, part: Rows, tick: Ints) -> Ints:
-        """Tokens that the ticks of these parts have given by the end of `tick`."""
+        """Tokens that the ticks of these parts have generated by the end of `tick`."""
         joined = self._joined[part]
         given = self._accepted.between(self.request[part], self._replica[part], joined, tick)
         return np.asarray(tick - joined + given)
 
     def _tick_of(self, tokens: Ints) -> Ints:
-        """The first tick of each part by which it has this many tokens; the one after the last if it never has."""
+        """The first tick of each part by which it has this many tokens; the tick after the last one if it never has."""
         every = np.arange(len(self.request))
         low, high = self._joined + 1, self.left + 1
         while (low < high).any():
@@ -208,7 +209,7 @@ class AnswerParts:
     def late_candidates(self, ticks: TicksAfterGaps) -> tuple[Ints, Floats, Floats]:
         """(position in the answer, time) of tokens that may be later than all before, and the start of each answer.
 
-        These are the first token of each segment, the next one after a prefill, and those after a gap above `tpot_s`.
+        The tokens are the first of each segment, the next one after a prefill, and those after a gap above `tpot_s`.
         """
         first = np.flatnonzero(self.prefilled)
         parts: list[Rows] = [first]
@@ -237,7 +238,7 @@ def _running_max(values: Floats, starts: Ints, sizes: Ints) -> Floats:
     """Running maximum within each run of `sizes` values from `starts` on."""
     result = values.copy()
     width = np.ceil(np.log2(sizes)).astype(np.int64)
-    for one in np.unique(width):  # runs of similar lengths are processed together
+    for one in np.unique(width):  # runs of similar length are processed together
         if one == 0:
             continue
         runs = np.flatnonzero(width == one)

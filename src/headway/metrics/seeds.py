@@ -1,6 +1,6 @@
-"""Several runs of each variant with other seeds: means, intervals, and which differences hold.
+"""Several runs of each variant with different seeds: means, intervals, and significant differences.
 
-Runs with the same seed get the same arrivals and lengths, so variants are compared by their differences seed by seed.
+Runs with the same seed have the same arrivals and lengths, so variants are compared by their differences for each seed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headway.metrics.interval import interval
 from headway.metrics.summary import BREAKDOWNS
 
 Flat = Mapping[str, float | int | None]
-"""Metrics by key, as `metrics.summary.flatten` returns them."""
+"""Metrics by key, in the format of `metrics.summary.flatten`."""
 Verdict = Literal["best", "indistinguishable", "worse"]
 
 
@@ -39,7 +39,7 @@ class SeededMetrics:
 
     seeds: tuple[int, ...]
     flat: tuple[tuple[Flat, ...], ...]
-    """By variant, then by seed."""
+    """Metrics by variant, then by seed."""
 
     @property
     def varies(self) -> bool:
@@ -47,7 +47,7 @@ class SeededMetrics:
         return any(each != by_seed[0] for by_seed in self.flat for each in by_seed[1:])
 
     def check(self, *keys: str) -> None:
-        """HeadwayError, with the nearest name, for a key that is no metric of these runs."""
+        """HeadwayError, with the nearest name, for a key that is not a metric of these runs."""
         known = {key for by_seed in self.flat for each in by_seed for key in each}
         prefixes = tuple(f"{part}." for part in BREAKDOWNS.values())
         for key in keys:
@@ -60,23 +60,24 @@ class SeededMetrics:
         return [each.get(key) for each in self.flat[variant]]
 
     def estimate(self, variant: int, key: str) -> Estimate | None:
-        """None if fewer than two seeds have the metric."""
+        """The mean and interval; None if fewer than two seeds have the metric."""
         known = [float(value) for value in self.values(variant, key) if value is not None]
         bounds = interval(known)
         return None if bounds is None else Estimate(fmean(known), *bounds)
 
     def difference(self, variant: int, other: int, key: str) -> Estimate | None:
-        """The variant's metric less the other's, over the seeds in which both have it."""
+        """The variant's metric minus the other's, over the seeds in which both have it."""
         pairs = zip(self.values(variant, key), self.values(other, key), strict=True)
         differences = [float(a - b) for a, b in pairs if a is not None and b is not None]
         bounds = interval(differences)
         return None if bounds is None else Estimate(fmean(differences), *bounds)
 
     def verdicts(self, key: str, better: str) -> list[Verdict | None]:
-        """How each variant compares with the one of the best mean; None: it has no mean, or no variant to compare with.
+        """Each variant's comparison with the variant of the best mean; None if it has no mean, or no other variant
+        exists.
 
-        `better` is "low" or "high". A variant is worse if the interval of its difference from the best excludes 0, and
-        the best is best only if all others are worse.
+        `better` is "low" or "high". A variant is worse if the interval of its difference from the best excludes 0. The
+        best variant is best only if all others are worse.
         """
         means = [self.estimate(variant, key) for variant in range(len(self.flat))]
         known = [variant for variant, each in enumerate(means) if each is not None]

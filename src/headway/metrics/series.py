@@ -21,13 +21,13 @@ class FleetLoad:
 
     edges_s: Floats
     waiting: Floats
-    """Mean over each bin of the requests in the system but not in a batch: held, queued, or swapped out."""
+    """Mean over each bin of the requests in the system that are in no batch: held, queued, or swapped out."""
     running: Floats
     """Mean over each bin of the requests in a batch."""
     arrived: Ints
-    """Number of arrivals by each edge."""
+    """Number of arrivals up to each edge."""
     completed: Ints
-    """Number of completions by each edge."""
+    """Number of completions up to each edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class ReplicaTimelines:
 
     edges_s: Floats
     kv_use: Floats
-    """KV in use by decoding requests as a share of capacity."""
+    """KV tokens of decoding requests as a share of capacity."""
     batch_size: Floats
-    """Decoding requests, idle time counted as 0."""
+    """Decoding requests; idle time counts as 0."""
     num_waiting: Floats
 
 
@@ -69,7 +69,7 @@ def fleet_load(records: Records, *, bins: int) -> FleetLoad:
 
 
 def _cumulative(edges_s: Floats, events_s: Floats, weights: Floats | None = None) -> Ints:
-    """The number, or the sum of the weights, of the events by each edge."""
+    """The number, or the sum of weights, of the events up to each edge."""
     first = np.searchsorted(edges_s, events_s)
     return np.asarray(np.cumsum(np.bincount(first, weights, minlength=len(edges_s) + 1)[: len(edges_s)]))
 
@@ -80,7 +80,7 @@ def _sojourn_s(edges_s: Floats, from_s: Floats, to_s: Floats) -> Floats:
 
 
 def _since_s(edges_s: Floats, events_s: Floats) -> Floats:
-    """The sum of (edge - event) over the events by each edge."""
+    """The sum of (edge - event) over the events up to each edge."""
     return np.asarray(_cumulative(edges_s, events_s) * edges_s - _cumulative(edges_s, events_s, events_s))
 
 
@@ -110,7 +110,7 @@ def _in_order(stretches: Columns, rows: Rows) -> Columns:
 
 
 def _means(edges_s: Floats, start_s: Floats, duration_s: Floats, integral: Floats) -> Floats:
-    """Means over bins of a quantity with the given integral over each stretch, spread evenly within it."""
+    """Means over bins of a quantity whose integral over each stretch is given, spread evenly within the stretch."""
     if not len(start_s):
         return np.zeros(len(edges_s) - 1)
     total = np.cumsum(integral)

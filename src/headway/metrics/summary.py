@@ -1,6 +1,6 @@
 """The summary of a run: all numbers for tables, reports and scripts.
 
-The window runs from `warmup_s` to the end of the run. Requests count if they arrived in it, with any outcome. A metric
+The window runs from `warmup_s` to the end of the run. Requests that arrived in it count, with any outcome. A metric
 without data is None, not 0.
 """
 
@@ -26,7 +26,7 @@ from headway.metrics.usage import MeanPeak, ReplicaUsage, StartingGpuHours, full
 
 
 class Refusals(Struct, frozen=True):
-    """Requests that a limit of their tenant refused, by the limit."""
+    """Requests that a limit of their tenant denied, by the limit."""
 
     refused_by_requests_per_minute: int
     refused_by_tokens_per_minute: int
@@ -67,7 +67,7 @@ class RequestMetrics(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaMetrics(RequestMetrics, frozen=True, kw_only=True):
-    """Metrics of a set of replicas and of the requests served there."""
+    """Metrics of a set of replicas and of their requests."""
 
     kv_use: MeanPeak | None
     batch_size: MeanPeak | None
@@ -92,10 +92,10 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
     starting_gpu_hours: StartingGpuHours | None
     spot_gpu_hours: float | None
     gpu_hours_bound: float | None = None
-    """For a run that scales: see `planning.gpu_hours_bound`."""
+    """For a scaling run: see `planning.gpu_hours_bound`."""
     gpu_hours_clairvoyant: float | None = None
     programs: ProgramMetrics | None = None
-    """With an SLO for programs: their times."""
+    """Times of programs, if there is an SLO for programs."""
     tiers: dict[str, RequestMetrics]
     models: dict[str, ReplicaMetrics]
     """By the model that served a request, or the requested model if none did."""
@@ -103,18 +103,18 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
     """By region of origin."""
     tenants: dict[str, RequestMetrics]
     fallbacks: dict[str, RequestMetrics]
-    """Of the requests that the model of a fallback answered, by the reason."""
+    """Requests that a fallback model answered, by the reason."""
     replicas: Mapping[str, ReplicaMetrics]
-    """By the last replica of a request. Requests that were never placed are not included."""
+    """By the last replica of a request. Requests that were never placed are left out."""
 
 
 class MetricsByReplica(Mapping[str, ReplicaMetrics]):
-    """`Summary.replicas`, computed when the first is read: few readers want those of thousands of replicas."""
+    """`Summary.replicas`, computed on first access, because few readers need the metrics of thousands of replicas."""
 
     def __init__(self, names: Sequence[str], compute: Callable[[], dict[str, ReplicaMetrics]], fullness: float) -> None:
         self._names, self._compute = names, compute
         self.fullness = fullness
-        """As `usage.fullest`."""
+        """Fullness as in `usage.fullest`."""
 
     @cached_property
     def _found(self) -> dict[str, ReplicaMetrics]:
@@ -135,7 +135,7 @@ def summarize(
 ) -> Summary:
     """Summarise a run. `slo` applies to requests without an SLO of their own; `pacer` defines the reading pace.
 
-    HeadwayError for a warm-up that is negative or not finite.
+    HeadwayError for a negative or infinite warm-up.
     """
     chosen = sample(records, warmup_s, slo, pacer or Pacer())
     used = usage(records, warmup_s)
@@ -188,7 +188,7 @@ def summarize(
 
 
 Groups = dict[str, Rows]
-"""Rows of a sample by name of the group; empty if there are fewer than two groups."""
+"""Rows of a sample by group name; empty if there are fewer than two groups."""
 ALL_REQUESTS = -1
 """Key of the grouping in `_itl` with all requests in one set."""
 
@@ -297,7 +297,7 @@ def _tiers(records: Records, chosen: Sample) -> Groups:
 
 
 def _models(records: Records, chosen: Sample) -> Groups:
-    """By the model that served a request, or the requested model if none did."""
+    """Groups by the model that served a request, or by the requested model if none did."""
     names = sorted({replica.model for replica in records.replicas} | set(records.models))
     code_of = {name: code for code, name in enumerate(names)}
     requested = records.workload.get("model")
@@ -322,7 +322,7 @@ def _named(records: Records, chosen: Sample, column: str, names: tuple[str, ...]
 
 
 def _fallbacks(chosen: Sample) -> Groups:
-    """By the reason for which a fallback answered; empty if none did."""
+    """Groups by the reason for which a fallback answered; empty if none did."""
     if FALLBACK not in chosen.records.requests:
         return {}
     rows = rows_by_code(chosen.column(FALLBACK))
@@ -349,7 +349,7 @@ _BLOCK_ROWS = 1 << 16
 
 
 def _parts(chosen: Sample, groups: Sequence[Rows]) -> Iterator[ComputedSample]:
-    """The sample's part of each group of rows."""
+    """The part of the sample in each group of rows."""
     at = 0
     while at < len(groups):
         ends = np.cumsum([len(rows) for rows in groups[at:]])
@@ -376,14 +376,14 @@ BREAKDOWNS = {
     "fallbacks": "fallback",
     "replicas": "replica",
 }
-"""A summary's field -> the first word of its flat keys."""
+"""Fields of a summary, and the first word of their flat keys."""
 
 
 def flatten(summary: RequestMetrics, replicas: bool = True) -> dict[str, float | int | None]:
-    """Flat keys, as in `ttft_s.p99` or `tier.0.ttft_s.p99`; None where there is no data.
+    """The metrics under flat keys such as `ttft_s.p99` or `tier.0.ttft_s.p99`; None without data.
 
-    `report.describe` defines each of them. `replicas`: with those of each replica, which take time where there are
-    thousands.
+    `report.describe` defines each key. `replicas`: include the metrics of each replica, which is slow for thousands of
+    them.
     """
     return dict(_flat(summary, () if replicas else ("replicas",)))
 

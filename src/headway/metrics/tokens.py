@@ -1,8 +1,8 @@
 """Token times, recovered from stretches and segments without a row per token.
 
-The tokens of a request share their times with the other requests of its batch. So the gaps between tokens are the gaps
-between a replica's ticks, each weighted by the number of requests present at both of its ends. In addition there are
-the gap from a request's first token to its first tick, and gaps over preemptions and crashes.
+The tokens of a request share their times with the other requests of its batch. The gaps between tokens are therefore
+the gaps between a replica's ticks, each weighted by the number of requests present at both ends. In addition there are
+the gap from a request's first token to its first tick, and the gaps over preemptions and crashes.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class TickClock:
         return self._boundary_s(index, ticks - self.tick[index] - 1)
 
     def ticks_after_gaps(self, longer_than_s: float) -> Ints:
-        """Ticks that came more than `longer_than_s` after the previous one, in order. It may include other ticks of the
-        same stretches."""
+        """Ticks that came more than `longer_than_s` after the previous one, in order. Other ticks of the same stretches
+        may be included."""
         n = self.iterations
         inside = np.maximum(self.a_s + self.b_s, self.a_s + self.b_s * (n - 1)) > longer_than_s
         with np.errstate(invalid="ignore"):
@@ -60,12 +60,12 @@ class TickClock:
         return ranges(self.tick + 1 + skipped, count)
 
     def _boundary_s(self, index: npt.NDArray[np.intp], k: Ints) -> Floats:
-        # The same order of terms as `core.record.boundary_s`, so that both round alike.
+        # The same order of terms as in `core.record.boundary_s`, so that both round equally.
         return self.start_s[index] + k * self.a_s[index] + self.b_s[index] * (k * (k - 1) // 2)
 
     @cached_property
     def entry_gaps_s(self) -> Floats:
-        """Gap from the last tick before each stretch to its first tick; NaN for a replica's first stretch."""
+        """Gap between the last tick before each stretch and its first tick; NaN for a replica's first stretch."""
         n = self.iterations
         end_s = self.start_s + n * self.a_s + self.b_s * (n * (n - 1) // 2)
         gaps = self.start_s + self.a_s
@@ -75,22 +75,24 @@ class TickClock:
         return gaps
 
     def near(self, windows: Sequence[Window]) -> NearRows:
-        """Positions of stretches whose entry gaps, and of those whose other gaps, overlap the (disjoint) windows."""
+        """Positions of stretches whose entry gaps overlap the (disjoint) windows, and of stretches whose other gaps
+        do."""
         if not windows:
             return _NO_ROWS, _NO_ROWS
         low_s, high_s = (np.array(ends) for ends in zip(*sorted(windows), strict=True))
         entry = self.entry_gaps_s
         at_entry = np.searchsorted(low_s, entry, side="right") > np.searchsorted(high_s, entry, side="right")
         one, other = self.a_s + self.b_s, self.a_s + self.b_s * (self.iterations - 1)
-        # Slightly wider on either side, so that rounding loses none.
+        # slightly wider on either side, so that rounding loses none
         least, most = np.minimum(one, other) * (1 - 1e-9), np.maximum(one, other) * (1 + 1e-9)
         inside = np.searchsorted(low_s, most, side="right") > np.searchsorted(high_s, least, side="right")
         return np.flatnonzero(at_entry), np.flatnonzero(inside & (self.iterations > 1))
 
     def parts(self, joined: Ints, left: Ints, near: NearRows | None = None) -> Iterator[tuple[GapRuns, Codes]]:
-        """Gaps between ticks seen by the segments that began at tick `joined` and ended with tick `left`.
+        """Gaps between ticks for segments that began at tick `joined` and ended with tick `left`, and the replica of
+        each run of gaps.
 
-        `near` restricts the stretches to those returned by `near()`. With each run, its replica.
+        `near` restricts the stretches to those returned by `near()`.
         """
         joined, left = np.sort(joined), np.sort(left)
         at_entry, inside = near or (slice(None), slice(None))
@@ -104,7 +106,7 @@ class TickClock:
 
 
 class AcceptedTokens:
-    """Tokens that iterations gave to requests beyond one each, by request, replica and tick."""
+    """Additional tokens of iterations beyond one per request, by request, replica and tick."""
 
     def __init__(self, drafts: Columns) -> None:
         self._num_ticks = 1 + int(drafts["tick"].max(initial=0)) if drafts else 1
@@ -121,7 +123,7 @@ class AcceptedTokens:
         return np.asarray(of_stay * self._num_ticks + np.minimum(tick, self._num_ticks - 1))
 
     def between(self, request: Ints, replica: Ints, after: Ints, until: Ints) -> Ints:
-        """Accepted at the ticks `after` + 1 to `until` of the replica."""
+        """Tokens accepted at the replica's ticks `after` + 1 to `until`."""
         if not len(self._sorted):
             return np.zeros(len(request), np.int64)
         known = replica < self._num_replicas
@@ -133,9 +135,9 @@ class AcceptedTokens:
 
 
 class TokenSegments:
-    """The segments, of the requests in the mask `wanted`, in which at least one token came.
+    """The segments with at least one token, of the requests in the mask `wanted`.
 
-    With a `span`, ticks are those of a clock of several replicas.
+    With a `span`, ticks are numbered on a clock of several replicas.
     """
 
     def __init__(self, segments: Columns, wanted: Mask, span: int = 0) -> None:
@@ -178,7 +180,7 @@ class TokenSegments:
         return rows[~np.isnan(self.prefill_end_s(rows))]
 
     def repeated(self) -> Rows:
-        """Rows of requests with more than one segment, by request and then by time."""
+        """Rows of requests with several segments, by request and then by time."""
         request = self.table["request"]
         counts = np.zeros(int(request.max(initial=-1)) + 1, dtype=np.int32)
         np.add.at(counts, ints(self.table, "request", self._some), 1)
@@ -195,15 +197,15 @@ def clocks(stretches: Columns) -> Iterator[tuple[int, TickClock]]:
 
 
 def tick_span(records: Records) -> int:
-    """More than any number of a tick. With it, a tick of a replica has a number among those of all replicas:
-    `span * replica` is added, so that many small replicas are read at once."""
+    """A number above every tick number. Adding `span * replica` makes tick numbers unique among replicas, so that many
+    small replicas are read at once."""
     stretches = records.stretches
     last = int(stretches["tick"].max(initial=0)) + int(stretches["iterations"].max(initial=0))
     return 2 + max(last, int(records.segments["left_tick"].max(initial=0)))
 
 
 def joint_clocks(stretches: Columns, span: int) -> Iterator[tuple[list[int], TickClock]]:
-    """Yield the ids and the common clock of some replicas: of many that have few stretches."""
+    """Yield the ids and the common clock of groups of replicas with few stretches."""
     ticking = (stretches["advances"] != 0) & (stretches["iterations"] != 0)
     by_replica = rows_by_code(stretches["replica"], ticking)
     replicas: list[int] = []
@@ -219,11 +221,11 @@ def joint_clocks(stretches: Columns, span: int) -> Iterator[tuple[list[int], Tic
 
 
 _JOINT_ROWS = 1 << 16
-"""Stretches that are read at once, of several replicas."""
+"""Stretches of several replicas that are read at once."""
 
 
 def inter_token_gaps(records: Records, group: npt.NDArray[np.integer]) -> dict[int, Gaps]:
-    """Inter-token latencies by group; `group` is a code per request id, negative = excluded."""
+    """Inter-token latencies by group. `group` is a code per request id; negative = excluded."""
     segments = TokenSegments(records.segments, group >= 0)
     parts: dict[int, list[GapRuns]] = {}
     ends = SegmentEnds(segments)
@@ -243,7 +245,7 @@ def segment_parts(
 ) -> list[tuple[GapRuns, Codes]]:
     """Gaps within segments: from a prefill's token to the first tick, and between ticks (see `TickClock.parts`).
 
-    With each run, its replica. The runs of a replica follow each other if its `rows` do.
+    Each run comes with its replica. The runs of a replica are consecutive if its `rows` are.
     """
     rows = segments.decoded(rows)
     begun = segments.prefilled(rows)
@@ -258,7 +260,7 @@ class SegmentEnds:
     def __init__(self, segments: TokenSegments) -> None:
         self.segments = segments
         self.rows = segments.repeated()
-        # Until `add`: the time of the prefill's token, or NaN.
+        # until `add`: the time of the prefill's token, or NaN
         self.first_s, self.last_s = segments.prefill_end_s(self.rows), segments.prefill_end_s(self.rows)
         self.by_replica = rows_by_code(segments.table["replica"][self.rows])
 
@@ -273,7 +275,7 @@ class SegmentEnds:
         self.first_s[index] = np.where(np.isnan(first_s), clock.at_s(joined + 1), first_s)
 
     def resumptions(self) -> tuple[Floats, Ints]:
-        """Gaps from the last token of a segment to the first of the next one, and their request ids."""
+        """Gaps from the last token of a segment to the first token of the next one, and their request ids."""
         request = self.segments.request(self.rows)
         same = request[1:] == request[:-1]
         return (self.first_s[1:] - self.last_s[:-1])[same], request[1:][same]
@@ -283,7 +285,7 @@ _NO_ROWS: Rows = np.empty(0, dtype=np.intp)
 
 
 def rows_of(by_code: Mapping[int, Rows], codes: Sequence[int]) -> Rows:
-    """The rows of several codes, one code after the other."""
+    """The rows of several codes, in the order of the codes."""
     found = [by_code[code] for code in codes if code in by_code]
     return np.concatenate(found) if found else _NO_ROWS
 

@@ -1,4 +1,5 @@
-"""Usage and cost of replicas, and the GPU hours that scaling spends on starting replicas and donates as spot."""
+"""Usage and cost of replicas, and the GPU hours that scaling spends on starting replicas and returns as spot
+capacity."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ INITIAL = "initial"
 JOULES_PER_KWH = 3.6e6
 DAY_S = 86400.0
 CHUNK_ROWS = 1 << 21
-"""Stretches processed at a time, which bounds the memory of intermediate columns."""
+"""Stretches processed at a time; bounds the memory of intermediate columns."""
 
 
 class MeanPeak(Struct, frozen=True):
@@ -26,12 +27,12 @@ class MeanPeak(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaUsage:
-    """Per replica, by position in `Records.replicas`, within the window."""
+    """Usage of each replica within the window, by position in `Records.replicas`."""
 
     gpu_hours: Floats
     usd: Floats
     up_s: Floats
-    """Time paid for, without crashes."""
+    """Paid time, without crashes."""
     busy_s: Floats
     kv_token_s: Floats
     kv_capacity_token_s: Floats
@@ -39,10 +40,11 @@ class ReplicaUsage:
     batch_s: Floats
     batch_peak: Floats
     joules: Floats
-    """Idle while paid for, and more in iterations; NaN: the power of the replica's GPUs is unknown."""
+    """Energy: idle power while paid for, and additional power in iterations. NaN: the power of the replica's GPUs is
+    unknown."""
 
     def kv_use(self, rows: list[int]) -> MeanPeak | None:
-        """KV in use by decoding requests as a share of capacity; None if never up."""
+        """KV tokens of decoding requests as a share of capacity; None if never up."""
         capacity = self.kv_capacity_token_s[rows].sum()
         if not capacity > 0:
             return None
@@ -56,12 +58,12 @@ class ReplicaUsage:
         return MeanPeak(float(self.batch_s[rows].sum() / busy_s), float(self.batch_peak[rows].max()))
 
     def energy_kwh(self, rows: list[int]) -> float | None:
-        """Of those replicas whose power is known; None if none is."""
+        """Energy of the replicas with known power; None if there are none."""
         joules = self.joules[rows]
         return None if np.isnan(joules).all() else float(np.nansum(joules)) / JOULES_PER_KWH
 
     def kwh_per_day(self, window_s: float) -> float | None:
-        """Of all replicas, at the mean power of a window; None if the power of none is known."""
+        """Energy per day of all replicas at the window's mean power; None if no power is known."""
         energy = self.energy_kwh(list(range(len(self.joules))))
         return None if energy is None or window_s <= 0 else energy * DAY_S / window_s
 
@@ -72,7 +74,7 @@ class ReplicaUsage:
 
 
 def fullest(used: ReplicaUsage, replicas: Sequence[ReplicaRecord]) -> float:
-    """Of the fullest replica: the mean share of its sequences, or of its KV cache, in use while a batch runs."""
+    """Mean fullness of the fullest replica while a batch runs: the used share of its sequences or of its KV cache."""
     busy_s = np.maximum(used.busy_s, 1e-9)
     seqs = used.batch_s / busy_s / np.array([max(each.max_num_seqs, 1) for each in replicas])
     capacity = np.array([each.kv_capacity_tokens for each in replicas], dtype=np.float64)
@@ -81,7 +83,7 @@ def fullest(used: ReplicaUsage, replicas: Sequence[ReplicaRecord]) -> float:
 
 
 def usage(records: Records, warmup_s: float) -> ReplicaUsage:
-    """Usage from `warmup_s` to the end of the run. A stretch that starts in that window counts in full."""
+    """Usage from `warmup_s` to the end of the run. A stretch that starts in the window counts completely."""
     replicas = records.replicas
     window = (warmup_s, records.end_s)
     paid_s = np.array([_overlap_s(r.up, window) for r in replicas])
@@ -101,7 +103,7 @@ def usage(records: Records, warmup_s: float) -> ReplicaUsage:
         np.maximum.at(peaks["kv"], position, last_tokens)
         np.maximum.at(peaks["batch"], position, decode)
     sums["joules"] += power.idle_w * paid_s
-    sums["kv_token_s"][capacity == 0] = 0.0  # a hosted replica's are not known
+    sums["kv_token_s"][capacity == 0] = 0.0  # unknown for a hosted replica
     return ReplicaUsage(
         gpu_hours=paid_s / 3600 * np.array([r.num_gpus for r in replicas]),
         usd=paid_s / 3600 * np.array([r.usd_per_hour for r in replicas]) + _tokens_usd(records, warmup_s),
@@ -114,7 +116,7 @@ def usage(records: Records, warmup_s: float) -> ReplicaUsage:
 
 
 def _tokens_usd(records: Records, warmup_s: float) -> Floats:
-    """What hosted replicas charge for the requests that they answered last, of those that arrived in the window. A
+    """Charges of hosted replicas for the requests that they answered last, among those that arrived in the window. A
     request without a token is free."""
     replicas, size = records.replicas, len(records.replicas)
     usd = np.zeros(size)
@@ -125,7 +127,7 @@ def _tokens_usd(records: Records, warmup_s: float) -> Floats:
     begun &= floats(records.workload, "arrival_s")[ids] >= warmup_s
     position = _positions(records)[np.where(begun, replica, 0)]
     prompt = floats(records.workload, "prompt_tokens")[ids]
-    # A request that was placed several times counts what its first replica had cached.
+    # For a request that was placed several times, the cached tokens of its first replica count.
     cached = np.minimum(floats(records.requests, "cached_prompt_tokens"), prompt)
     prices = (
         (prompt - cached, [r.usd_per_million_input_tokens for r in replicas]),
@@ -151,14 +153,14 @@ def _positions(records: Records) -> Ints:
 
 
 def integrals(stretch: Columns) -> tuple[Floats, Floats, Floats]:
-    """Seconds, KV token-seconds, and KV tokens after the last iteration, of each stretch."""
+    """For each stretch: seconds, KV token-seconds, and KV tokens after the last iteration."""
     n = floats(stretch, "iterations")
     a_s, b_s = floats(stretch, "a_s"), floats(stretch, "b_s")
     context = floats(stretch, "context_tokens")
     growth = floats(stretch, "num_decode") * (stretch["advances"] != 0)
     pairs = n * (n - 1) / 2
     duration_s = n * a_s + b_s * pairs
-    # The sum over iterations k = 0..n-1 of (context + growth*k) * (a + b*k).
+    # the sum over iterations k = 0..n-1 of (context + growth*k) * (a + b*k)
     squares = (n - 1) * n * (2 * n - 1) / 6
     token_s = context * duration_s + growth * (a_s * pairs + b_s * squares)
     return duration_s, token_s, context + growth * n
@@ -183,7 +185,7 @@ def _overlap_s(intervals: Iterable[tuple[float, float]], window: tuple[float, fl
 
 
 class StartingGpuHours(Struct, frozen=True):
-    """GPU hours paid for while replicas started, by origin of the GPUs (SageServe, sections 2.3 and 7.2.4)."""
+    """GPU hours paid while replicas started, by origin of the GPUs (SageServe, sections 2.3 and 7.2.4)."""
 
     new: float
     reclaimed: float
@@ -196,7 +198,7 @@ class ProvisioningMetrics(Struct, frozen=True):
     starts: int
     starting_gpu_hours: StartingGpuHours
     spot_gpu_hours: float
-    """From releasing a replica to taking it back, or to the end of the run."""
+    """Time from releasing a replica to reusing it, or to the end of the run."""
 
 
 def provisioning_metrics(records: Records, warmup_s: float) -> ProvisioningMetrics | None:
@@ -220,7 +222,8 @@ def provisioning_metrics(records: Records, warmup_s: float) -> ProvisioningMetri
 
 
 def held_gpu_hours(records: Records, warmup_s: float) -> float:
-    """GPU-hours from `warmup_s` to the end of the run, starting replicas included: the sum of `usage` in less time."""
+    """GPU hours from `warmup_s` to the end of the run, including starting replicas. Equals the sum of `usage`, computed
+    faster."""
     window = (warmup_s, records.end_s)
     return sum(each.num_gpus * _overlap_s(each.up, window) for each in records.replicas) / 3600
 

@@ -1,1 +1,1 @@
-"""Seconds and bytes of a batch for a model, a GPU and an engine. Pure functions."""
+"""Seconds and bytes of a batch for a model, a GPU and an engine, as pure functions."""

@@ -1,4 +1,4 @@
-"""Seconds of attention per KV token and per query-key pair, on one GPU, summed over the layers."""
+"""Attention time per KV token and per query-key pair on one GPU, summed over the layers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ class AttentionCosts(Struct, frozen=True):
     """Constants of the attention operators of one replica, separately for layers with a sliding window."""
 
     decode_s: float
-    """Per KV token that a decoding sequence reads, over layers without a window."""
+    """Seconds per KV token that a decoding sequence reads, over layers without a window."""
     decode_window_s: float
     pair_s: float
-    """Per pair of a query of a chunk and a key."""
+    """Seconds per pair of a query of a chunk and a key."""
     pair_window_s: float
     read_s: float
-    """Lower bound per KV token that a chunk reads."""
+    """Least seconds per KV token that a chunk reads."""
     up_s: float
-    """Per cached token that a chunk expands from its latent vector (MLA only)."""
+    """Seconds per cached token that a chunk expands from its latent vector (MLA only)."""
     half_tile: float
-    """Wasted keys per query row, half a tile."""
+    """Wasted keys per query row: half a tile."""
 
 
 def attention_costs(
     model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, kernels: Kernels, queries: int = 1
 ) -> AttentionCosts:
-    """`queries`: tokens of each decoding sequence in an iteration, which share its reads of the KV cache."""
+    """The attention costs of one replica. `queries`: tokens of each decoding sequence in an iteration; they share its
+    reads of the KV cache."""
     tp, decode = parallel.tp, kernels.decode(model)
     flops = peak_flops(gpu, "bf16")
     query_flops, prompt_flops = flops * decode.compute_efficiency, flops * kernels.prefill_attention.compute_efficiency

@@ -1,6 +1,6 @@
-"""Seconds of copies into GPU memory: over the host link or network, and of the weights of a replica that starts. Pure.
+"""Times of copies into GPU memory: over the host link or network, and of a starting replica's weights.
 
-Coefficients with their sources: catalog/data/costs.json.
+Coefficients and their sources: catalog/data/costs.json.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from headway.perf.memory import kv_bytes_per_token
 
 LOCAL, HUB = "local", "hub"
 NETWORK = "mooncake-h800"
-"""The measured network whose latency a transfer between replicas has. Its rate is that of the replicas' pools."""
+"""The measured network whose latency is used for transfers between replicas. The rate comes from the replicas'
+pools."""
 
 
 def host_copy_s(num_bytes: float, gpu: Gpu, tp: int = 1) -> float:
@@ -22,7 +23,8 @@ def host_copy_s(num_bytes: float, gpu: Gpu, tp: int = 1) -> float:
 
 
 def kv_transfer_s(pool: Pool, num_tokens: int) -> float:
-    """Seconds until a replica of the pool has the KV of so many tokens from another one, over an idle network."""
+    """Seconds until a replica of the pool has received the KV of `num_tokens` tokens from another one, over an idle
+    network."""
     num_bytes = num_tokens * kv_bytes_per_token(pool.model, pool.engine.kv_dtype_bytes)
     return costs().kv_transfer[NETWORK].latency_s + num_bytes / pool.network_bytes_per_s
 

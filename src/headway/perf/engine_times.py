@@ -1,4 +1,4 @@
-"""The seconds that a replica's engine is expected to need for prompts and iterations, from its step-time model."""
+"""Expected times of a replica's engine for prompts and iterations, from its step-time model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from headway.perf.hosted import Line
 from headway.perf.speculation import step_model
 
 _UNKNOWN_PREFILL_S, _UNKNOWN_STEP_S = 1e-4, 0.02
-"""Seconds a prompt token, and an iteration, where there is no model. What is observed corrects them."""
+"""Seconds per prompt token and per iteration without a model. Observations correct them."""
 
 _HOSTED_TTFT_S = 10.0
-"""Of a hosted service that nothing is known of: it may think for long before it answers."""
+"""TTFT of a hosted service of unknown speed, which may reason for long before it answers."""
 
 
 class PoolTimes:
-    """Times of a pool's replicas, each on an engine of its own. Satisfies `core.view.EngineTimes`.
+    """Times of a pool's replicas, each on its own engine. Implements `core.view.EngineTimes`.
 
-    Prefill times are taken as linear in the prompt's length. `line` is the pool's step-time function; None: unknown.
-    Nothing is computed before the first question.
+    Prefill times are assumed to be linear in the prompt's length. `line` is the pool's step-time function; None:
+    unknown. Nothing is computed before the first query.
     """
 
     __slots__ = ("_drafts", "_hosted", "_least_s", "_line", "_max_num_seqs", "_most_tokens", "_token_s")
@@ -34,7 +34,7 @@ class PoolTimes:
 
     @property
     def is_known(self) -> bool:
-        """Whether the times are those of a model, and not assumed."""
+        """Whether the times come from a model, and are not assumed."""
         return self._line is not None if self._hosted is None else bool(self._hosted.tokens_per_s)
 
     def prefill_s(self, tokens: int, /) -> float:
@@ -50,7 +50,7 @@ class PoolTimes:
         return step_s if self._drafts is None else step_s / self._drafts.tokens_per_iteration(num)
 
     def _prefill_line(self) -> tuple[float, float]:
-        """Seconds of the shortest prompt, and of each further token."""
+        """Seconds of the shortest prompt, and of each additional token."""
         if self._hosted is not None:
             return self._hosted.ttft_s or _HOSTED_TTFT_S, 0.0
         if self._line is None:

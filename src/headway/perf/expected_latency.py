@@ -1,4 +1,4 @@
-"""What a step-time model says of one request's latencies, given the requests that it met at its replica."""
+"""Predicts one request's latencies from a step-time model and the other requests at its replica."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from headway.core.fleet import Pool
 from headway.perf.speculation import AnyStepModel
 
 MOMENTS = 8
-"""Of a request's decoding, at which the load that it meets is read."""
+"""Moments of a request's decoding at which the load is sampled."""
 _MIDDLES = (np.arange(MOMENTS) + 0.5) / MOMENTS
 FULL = 0.9
-"""Largest share of the time that may be due to prompts."""
+"""Largest share of the time that prompts may take."""
 Floats = npt.NDArray[np.float64]
-"""Of stays, a row each: placement, first token and end of a request at its replica, in seconds; prompt and output
-tokens; for `decode_parts` also the prompt tokens that were computed. A first token is NaN if it is not known."""
+"""Stays at a replica, one row each: placement, first token and end in seconds; prompt and output tokens; for
+`decode_parts` also the computed prompt tokens. An unknown first token is NaN."""
 
 
 class Seconds(NamedTuple):
-    """A time by what it is spent on."""
+    """A time divided into its parts."""
 
     decode: float
-    """Iterations of the sequences that decode, also the part of them in iterations with prompts."""
+    """Time of decoding sequences, including their part of iterations with prompts."""
     prefill: float
-    """What prompts add to iterations."""
+    """Time that prompts add to iterations."""
     request: float = 0.0
-    """Outside the batch: from the arrival to the scheduler, and from there to the client."""
+    """Time outside the batch: from the arrival to the scheduler, and from the scheduler to the client."""
 
     @property
     def total(self) -> float:
@@ -36,9 +36,9 @@ class Seconds(NamedTuple):
 
 
 def decode_parts(stay: Floats, others: Floats, pool: Pool, model: AnyStepModel) -> Seconds:
-    """Predicted seconds from a request's first token to its end, by the load that it meets at several moments."""
+    """Predicted seconds from a request's first token to its end, from the load at several moments."""
     _, start_s, end_s, prompt, tokens, _ = stay.tolist()
-    begun = others[others[:, 1] < end_s]  # not those whose first token is not known
+    begun = others[others[:, 1] < end_s]  # without stays whose first token is unknown
     begins_s = begun[:, 1]
     batch = _batches(start_s + (end_s - start_s) * _MIDDLES, begun, pool)
     own = (prompt + tokens * _MIDDLES).tolist()
@@ -62,7 +62,8 @@ def decode_parts(stay: Floats, others: Floats, pool: Pool, model: AnyStepModel) 
 
 
 def _batches(moments_s: Floats, others: Floats, pool: Pool) -> list[tuple[int, float]]:
-    """By moment: sequences that decode then, with the one that is asked about, and the KV tokens of the others."""
+    """At each moment: the number of decoding sequences, including the request itself, and the KV tokens of the
+    others."""
     begins_s, ends_s, moments_s = others[:, 1], others[:, 2], moments_s[:, None]
     is_there = (begins_s <= moments_s) & (ends_s > moments_s)
     done = (moments_s - begins_s) / np.maximum(ends_s - begins_s, 1e-9)
@@ -74,7 +75,7 @@ def _batches(moments_s: Floats, others: Floats, pool: Pool) -> list[tuple[int, f
 def itl_s(
     start_s: float, end_s: float, context: float, others: Floats, pool: Pool, model: AnyStepModel
 ) -> float | None:
-    """Predicted time between tokens of a request that decodes in this time, by the mean load that it meets."""
+    """Predicted time between tokens of a request that decodes in this interval, from the mean load."""
     begins_s = np.where(np.isnan(others[:, 1]), np.inf, others[:, 1])
     shares = np.clip(np.minimum(others[:, 2], end_s) - np.maximum(begins_s, start_s), 0, None) / (end_s - start_s)
     num = max(1, round(1 + float(shares.sum())))
@@ -86,13 +87,13 @@ def itl_s(
         return decode_s
     added_s = _prompts(float(prompts.mean()), num, tokens, pool, model).prefill
     share = len(prompts) * added_s / (end_s - start_s)
-    if share > FULL:  # the engine took longer than what it computed meanwhile: prompts alone would fill the time
+    if share > FULL:  # the engine was slower than predicted: prompts alone would fill the time
         return None
     return decode_s / (1 - share)
 
 
 def is_undisturbed(stay: Floats, others: Floats) -> bool:
-    """Whether no other prompt was computed while a request waited for its first token."""
+    """Whether no other prompt was computed before a request's first token."""
     placed_s, first_s = stay[0], stay[1]
     return not bool(((others[:, 0] < first_s) & ~(others[:, 1] < placed_s)).any())
 
@@ -100,7 +101,7 @@ def is_undisturbed(stay: Floats, others: Floats) -> bool:
 def first_token_parts(
     placed_s: float, prompt: float, others: Floats, pool: Pool, model: AnyStepModel
 ) -> Seconds | None:
-    """Predicted seconds to the first token; None if the request had to wait for a seat."""
+    """Predicted seconds to the first token; None if the request waited for a batch slot."""
     there = others[(others[:, 0] < placed_s) & (others[:, 2] > placed_s)]
     if len(there) + 1 > pool.engine.max_num_seqs:
         return None
@@ -118,13 +119,13 @@ def first_token_parts(
 
 
 def ttft_s(placed_s: float, prompt: float, others: Floats, pool: Pool, model: AnyStepModel) -> float | None:
-    """Predicted time to the first token; None if the request had to wait for a seat."""
+    """Predicted time to the first token; None if the request waited for a batch slot."""
     parts = first_token_parts(placed_s, prompt, others, pool, model)
     return None if parts is None else parts.total
 
 
 def _prompts(prompt_tokens: float, num: int, context: int, pool: Pool, model: AnyStepModel) -> Seconds:
-    """Seconds of the iterations that compute so many prompt tokens beside decoding sequences."""
+    """Seconds of the iterations that compute this many prompt tokens beside decoding sequences."""
     tokens = max(1, round(prompt_tokens))
     chunks = -(-tokens // max(1, pool.engine.max_num_batched_tokens - num))
     chunk = -(-tokens // chunks)

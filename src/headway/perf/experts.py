@@ -1,9 +1,9 @@
 """Seconds of the routed experts of one mixture-of-experts layer.
 
-They come from a table by shape where it has the model's, else from the smooth form of a roofline. No smooth form
-follows the kernels well: they change with the shape, pad each expert's rows to a tile, and read only the experts that
-are chosen. A table with balanced routing is entered with the tokens that would touch as many experts as the batch
-does, as long as that decides the time, and with the batch's own beyond.
+They come from a table if it has the model's shape, otherwise from a smooth roofline. No smooth formula matches the
+kernels well, because kernels depend on the shape, pad each expert's rows to a tile, and read only the chosen experts. A
+table with balanced routing is looked up at the token count that would touch as many experts as the batch does, while
+the touched experts determine the time; for larger batches, at the batch's own token count.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Experts:
         return self._interpolated(num_tokens) - missing_s
 
     def _interpolated(self, tokens: float) -> float:
-        """Linear in the logarithms; proportional to the tokens beyond the table."""
+        """Linear interpolation of the logarithms; proportional to the tokens beyond the table."""
         at, points = log(max(tokens, 1.0)), self._points
         i = min(max(bisect_right(points, (at,)), 1), len(points) - 1)
         (x0, y0), (x1, y1) = points[i - 1], points[i]
@@ -79,7 +79,7 @@ class Experts:
         return exp(y0 + (y1 - y0) * (at - x0) / (x1 - x0))
 
     def _from_roofline(self, moe: Moe, num_tokens: int, touched: float) -> float:
-        """Loads the experts that a batch touches; each pads its rows to a tile.
+        """Time of loading the touched experts. Each expert pads its rows to a tile.
 
         Tensor parallelism slices every expert; expert parallelism gives each GPU whole experts. In both cases a GPU
         holds and computes an equal share.
@@ -96,8 +96,8 @@ class Experts:
 def expert_chances(model: Model) -> list[tuple[float, float]]:
     """(number of experts, probability that a token chooses one of them), by a power law over the experts' ranks.
 
-    Routers are trained for even choices, but texts of one kind use experts unevenly, so a batch touches fewer experts
-    than by even chance. Experts of similar rank share a bin.
+    Routers are trained for even choices, but similar texts use experts unevenly, so a batch touches fewer experts than
+    with even choices. Experts of similar rank share a bin.
     """
     if model.moe is None:
         return []
@@ -110,7 +110,8 @@ def expert_chances(model: Model) -> list[tuple[float, float]]:
 
 
 def _curve(table: ExpertTable, model: Model, parallel: Parallel) -> ExpertCurve | None:
-    """The curve of the model's experts, split over the replica's GPUs as the engine would; None: not in the table."""
+    """The curve of the model's experts, divided over the replica's GPUs as the engine would; None if the table lacks
+    it."""
     moe = model.moe
     if moe is None:
         return None

@@ -1,4 +1,4 @@
-"""Step times of a hosted pool: those of its published speed, whatever its load."""
+"""Step times of a hosted pool: its published speed at any load."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Hosted
 
 Line = Callable[[int, int, Sequence[tuple[int, int]], int, int], tuple[float, float, int | None]]
-"""As in `sim.timeline`."""
+"""The step function's type, as in `sim.timeline`."""
 
 
 def hosted_line(hosted: Hosted) -> Line:
-    """A step function in which every request gets a token in each step, and its first one in that of its prompt.
+    """A step function in which every request gets one token per step, and its first token in its prompt's step.
 
     HeadwayError if the pool's speed is unknown.
     """

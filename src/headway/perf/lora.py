@@ -9,10 +9,10 @@ _BYTES_PER_WEIGHT = 2.0
 
 
 def adapter_bytes(model: Model, adapter: LoraAdapter) -> float:
-    """Bytes of one adapter: its own `num_bytes`, else those of its rank beside all linear layers but experts.
+    """Bytes of one adapter: its own `num_bytes`, otherwise computed for its rank at all linear layers except experts.
 
-    A layer of `m` inputs and `n` outputs has `rank * (m + n)` weights more. The sizes of latent attention are taken as
-    those of ordinary attention.
+    A layer with `m` inputs and `n` outputs has `rank * (m + n)` additional weights. Latent attention is treated like
+    ordinary attention.
     """
     if adapter.num_bytes is not None:
         return adapter.num_bytes

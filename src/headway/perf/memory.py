@@ -21,8 +21,8 @@ from headway.perf.params import (
 
 GIB = 2**30
 
-# Fitted on vLLM's own memory profiles on H100 (eight models), as is the engine's `sampler_bytes_per_logit`. The copies
-# of the logits are not split over the tensor-parallel group.
+# Fitted, like the engine's `sampler_bytes_per_logit`, on vLLM's own memory profiles on H100 (eight models). The
+# tensor-parallel group does not divide the copies of the logits.
 HIDDEN_STATES_HELD = 1.7
 RUNTIME_BYTES = 0.13 * GIB
 COLLECTIVES_BYTES = 0.41 * GIB
@@ -32,18 +32,18 @@ class MemoryPlan(Struct, frozen=True, forbid_unknown_fields=True):
     """Memory of one replica. Per GPU means the fullest GPU of the replica."""
 
     weights_bytes: float
-    """Per GPU."""
+    """Bytes per GPU."""
     activation_bytes: float
-    """Per GPU: the peak of a step plus the runtime and collectives."""
+    """Bytes per GPU: the peak of a step plus the runtime and collectives."""
     kv_bytes_per_token: float
-    """Of the replica, unreplicated: the size of a transfer."""
+    """Bytes of the replica without replication: the size of a transfer."""
     kv_bytes_per_token_gpu: float
-    """Per GPU. Heads are replicated if the tensor-parallel group has more GPUs than KV heads. With MLA every GPU of
-    the group holds the whole latent vector."""
+    """Bytes per GPU. Heads are replicated if the tensor-parallel group has more GPUs than KV heads. With MLA every GPU
+    of the group holds the whole latent vector."""
     kv_bytes_per_token_replica: float
-    """Of the replica over all its GPUs, including replicated heads."""
+    """Bytes over all GPUs of the replica, including replicated heads."""
     kv_capacity_tokens: int
-    """Of all data parallel ranks of the replica, as if any sequence could be on any rank."""
+    """Tokens over all data-parallel ranks of the replica, as if any sequence could be on any rank."""
     kv_blocks: int
 
 
@@ -94,11 +94,12 @@ def kv_bytes_per_token(model: Model, kv_dtype_bytes: float = 2.0) -> float:
 
 
 _STATE_SEQUENCE_TOKENS = 4096.0
-"""Length of sequences, where it is unknown, over which the states of linear attention are spread."""
+"""Length of sequences over which states of linear attention are spread, if the length is unknown."""
 
 
 def _kept_bytes(model: Model, engine: Engine, tp: int, mean_sequence_tokens: float | None) -> float:
-    """Bytes a token and GPU of all layers in sequences this long: windowed layers keep a window, states their size."""
+    """Bytes per token and GPU of all layers, for sequences of this length: windowed layers keep a window, states have a
+    fixed size."""
     full = kv_bytes(model, engine.kv_dtype_bytes, tp, windowed=False)
     windowed = kv_bytes(model, engine.kv_dtype_bytes, tp, windowed=True)
     if mean_sequence_tokens is not None and model.sliding_window_tokens is not None:
@@ -111,13 +112,13 @@ def _kept_bytes(model: Model, engine: Engine, tp: int, mean_sequence_tokens: flo
 
 
 def _kept_bytes_gpu(model: Model, engine: Engine, parallel: Parallel, mean_sequence_tokens: float | None) -> float:
-    """As `_kept_bytes`, of the layers of the fullest stage."""
+    """`_kept_bytes` for the layers of the fullest stage."""
     stage = ceil(model.num_layers / parallel.pp) / model.num_layers
     return stage * _kept_bytes(model, engine, parallel.tp, mean_sequence_tokens)
 
 
 def check_shape(model: Model, parallel: Parallel) -> None:
-    """Raise HeadwayError if no engine can split the model in this way."""
+    """Raise HeadwayError if no engine can split the model like this."""
     tp, pp, dp = parallel.tp, parallel.pp, parallel.dp
     if min(tp, pp, dp) < 1:
         raise HeadwayError(f"tp {tp}, pp {pp} and dp {dp} must be at least 1")
@@ -146,7 +147,7 @@ def _heads_divide(model: Model, tp: int) -> bool:
 def _weights_bytes_gpu(model: Model, parallel: Parallel) -> float:
     """Weights of the fullest stage: its layers, an embedding, and the replicated part of the KV projections.
 
-    Each data parallel rank holds all weights except routed experts, of which it holds its share.
+    Each data-parallel rank holds all weights except routed experts, of which it holds its share.
     """
     embedding = 2.0 * model.vocab_size * model.hidden_size
     num_embeddings = 1 if model.tie_embeddings or parallel.pp > 1 else 2
@@ -158,7 +159,8 @@ def _weights_bytes_gpu(model: Model, parallel: Parallel) -> float:
 
 
 def _replicated_bytes(model: Model, tp: int) -> float:
-    """Bytes on each GPU of `tp` beyond an equal share: projections into the latent space, and copies of KV heads."""
+    """Bytes on each of `tp` GPUs in excess of an equal share: projections into the latent space, and copies of KV
+    heads."""
     if model.mla is not None:
         unsharded = model.hidden_size * (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim + model.mla.q_lora_rank)
         num = sum(each.num for each in model.all_layers if each.num_heads)
@@ -182,7 +184,7 @@ def _activation_bytes_gpu(model: Model, engine: Engine, parallel: Parallel) -> f
 
 
 def draft_parallel(setting: Speculative, parallel: Parallel) -> Parallel:
-    """The shape in which the draft model runs: in the tensor parallel group, or on one GPU of it."""
+    """The parallelism of the draft model: the tensor-parallel group, or one of its GPUs."""
     return Parallel(tp=setting.draft_tensor_parallel_size or parallel.tp)
 
 

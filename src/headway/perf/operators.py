@@ -1,9 +1,9 @@
 """Seconds of the operators that depend only on the number of tokens or sequences of a batch.
 
-Tiles and clusters of fp8 products are those of vLLM's kernels for Hopper (its CUTLASS dispatch by the number of rows);
-a cluster of two tiles of 128 rows makes 256 the unit of long batches. In bf16 the unit is a tile of 128 rows. Tiles go
-to the multiprocessors in waves. A partly filled wave takes as long as a full one, less what faster clocks and a free
-memory bus recover.
+Tiles and clusters of fp8 products follow vLLM's kernels for Hopper (its CUTLASS dispatch by the number of rows); a
+cluster of two tiles of 128 rows makes 256 the unit of long batches. In bf16 the unit is a tile of 128 rows. Tiles go to
+the multiprocessors in waves. A partly filled wave takes as long as a full one, apart from gains by faster clocks and a
+free memory bus.
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ from headway.perf.params import (
 from headway.perf.roofline import compute_dtype, peak_flops, roofline_s
 
 NETWORK_BYTES_PER_S = 50e9
-"""Between nodes, per GPU and direction: one 400 Gb/s port."""
+"""Rate between nodes, per GPU and direction: one 400 Gb/s port."""
 NETWORK_LATENCY_S = 10e-6
 SEND_LATENCY_S = 5e-6
 CAST_BYTES = 3.0
-"""Read 16 bit, write 8 bit."""
+"""Bytes to read 16 bits and write 8 bits."""
 Tile = tuple[float, int, int, int]
-"""(up to this many rows, rows of a cluster, rows of a tile, columns of a tile)."""
+"""(largest number of rows, rows of a cluster, rows of a tile, columns of a tile)."""
 TILES: dict[str, tuple[Tile, ...]] = {
     "fp8": ((64, 64, 64, 64), (128, 128, 64, 128), (inf, 256, 128, 128)),
     "bf16": ((64, 16, 64, 128), (128, 64, 64, 128), (inf, 128, 128, 256)),
 }
-"""By the dtype of the product. bf16: vLLM 0.25 on an H100 takes 21.0 ms for 380 sequences and 24.2 ms for 392."""
+"""Tiles by the dtype of the product. For bf16, vLLM 0.25 on an H100 takes 21.0 ms for 380 sequences and 24.2 ms for
+392."""
 
 STATE_FLOPS_PER_NUMBER = 8.0
-"""FLOPs of a prompt's token for each number of a state: decay, read, write and output of a chunked scan, at two FLOPs
-each. Not measured."""
+"""FLOPs of a prompt token for each number of a state: decay, read, write and output of a chunked scan, two FLOPs each.
+Not measured."""
 
 Matrix = tuple[float, float, float, float, str]
-"""(number in the model, rows out, columns in, bytes per weight, dtype of the products) of a matrix on one GPU."""
+"""(count in the model, output rows, input columns, bytes per weight, dtype of the products) of a matrix on one GPU."""
 
 
 class Operators:
     """Operator times on one GPU of a replica, for one micro-batch through all layers.
 
-    With several data parallel ranks, `tokens_s` and `rows_s` refer to one rank and `joint_s` to all ranks.
+    With several data-parallel ranks, `tokens_s` and `rows_s` refer to one rank and `joint_s` to all ranks.
     """
 
     def __init__(
@@ -83,7 +84,8 @@ class Operators:
         )
 
     def tokens_s(self, num_tokens: int) -> float:
-        """Operators whose time depends on the number of tokens. With 0 tokens, the step and its weights still count."""
+        """Time of the operators that depend on the number of tokens. With 0 tokens, the step and its weights still
+        count."""
         model = self._model
         gemm_s = sum(
             count * self._product_s(num_tokens, out, into, width, gemm, flops)
@@ -101,14 +103,14 @@ class Operators:
         )
 
     def joint_s(self, num_tokens: int) -> float:
-        """Experts, and the exchange of tokens with them, for the tokens of all ranks."""
+        """Time of the experts and of the exchange of tokens with them, for the tokens of all ranks."""
         return self._num_moe_layers * (self._experts.seconds(num_tokens) + self._exchange_s(num_tokens))
 
     def _mixtures_s(self, num_tokens: int) -> float:
-        """Shared experts of all layers, and with one data parallel rank the routed ones.
+        """Time of the shared experts of all layers and, with one data-parallel rank, the routed ones.
 
-        For small batches, engines run the shared expert beside the routed ones, on a second stream. Together they take
-        as long as the slower one, or as the bytes of both.
+        For small batches, engines run the shared expert in parallel with the routed ones, on a second stream. Together
+        they take as long as the slower one, or as the bytes of both.
         """
         width = self._shared_bytes
         shared_s = sum(
@@ -144,7 +146,7 @@ class Operators:
         return cast_s + roofline_s(c, memory_s, 2.0 * rows * out * into / flops)
 
     def _elementwise_s(self, num_tokens: int) -> float:
-        """Norms, residuals, rotary embedding, activations, cache writes: bytes through memory."""
+        """Time of norms, residuals, rotary embedding, activations and cache writes, from their bytes through memory."""
         per_s = self._gpu.bandwidth_bytes_per_s * self._kernels.elementwise_efficiency
         return num_tokens * self._elementwise_bytes / per_s
 
@@ -158,9 +160,10 @@ class Operators:
         return c.latency_s + hop_s + c.ramp_s_per_sqrt_byte * sqrt(num_bytes) + wire_s
 
     def _exchange_s(self, num_tokens: int) -> float:
-        """Exchange between data parallel ranks: all tokens to every rank, and the sums of the experts' outputs back.
+        """Time of the exchange between data-parallel ranks: all tokens to every rank, and the sums of the experts'
+        outputs back.
 
-        An all-gather and a reduce-scatter, vLLM's default; together they are an all-reduce with two latencies.
+        An all-gather and a reduce-scatter, vLLM's default. Together they are an all-reduce with two latencies.
         """
         dp, span = self._parallel.dp, self._parallel.tp * self._parallel.dp
         if dp == 1:
@@ -172,7 +175,7 @@ class Operators:
         return 2.0 * (c.latency_s + hop_s + c.ramp_s_per_sqrt_byte * sqrt(num_bytes) + wire_s)
 
     def _sends_s(self, num_bytes: float) -> float:
-        """Sends of a micro-batch's activations from stage to stage, and of its tokens back to the first stage."""
+        """Time to send a micro-batch's activations from stage to stage, and its tokens back to the first stage."""
         pp, tp = self._parallel.pp, self._parallel.tp
         if pp == 1:
             return 0.0
@@ -238,7 +241,7 @@ def _attention_matrices(model: Model, gpu: Gpu, tp: int) -> list[Matrix]:
 
 
 def _mixer_shapes(model: Model, layer: Layers, tp: int) -> list[tuple[float, float]]:
-    """(rows out, columns in) of the matrices of one layer's attention or state, on one GPU."""
+    """(output rows, input columns) of the matrices of one layer's attention or state, on one GPU."""
     h, heads = model.hidden_size, layer.num_heads / tp
     if not layer.num_heads:
         return [(layer.mixer_params / tp / h, h)] if layer.mixer_params else []
@@ -275,7 +278,7 @@ def _mlp_matrices(model: Model, gpu: Gpu, tp: int) -> list[Matrix]:
 
 
 def _shared_matrices(model: Model, tp: int) -> list[tuple[float, float]]:
-    """(rows out, columns in) of the shared experts' matrices of one layer, on one GPU."""
+    """(output rows, input columns) of the shared experts' matrices of one layer, on one GPU."""
     if model.moe is None or not model.moe.shared_intermediate_size:
         return []
     h, width = model.hidden_size, model.moe.shared_intermediate_size / tp

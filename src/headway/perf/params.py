@@ -16,9 +16,9 @@ WEIGHT_BYTES = {
     "nvfp4": 4.5 / 8,
     "nf4": 4.127 / 8,
 }
-"""Bytes per quantised parameter. int4 has an 8-bit scale for each group of 32, as in MXFP4; nvfp4 one for each 16;
-w4a16 and w8a16 a 16-bit scale and a zero of the weights' bits for each group of 128, as in AWQ and GPTQ; nf4 the
-doubly quantised scales of bitsandbytes for each 64."""
+"""Bytes per quantised parameter, including scales. int4 has an 8-bit scale per group of 32, as in MXFP4. nvfp4 has an
+8-bit scale per group of 16. w4a16 and w8a16 have a 16-bit scale and a zero of the weights' bits per group of 128, as in
+AWQ and GPTQ. nf4 has the doubly quantised scales of bitsandbytes per group of 64."""
 _GROUPED_BITS = {"w4a16": 4, "w8a16": 8}
 KERNELS = {
     "fp16": "bf16",
@@ -28,16 +28,16 @@ KERNELS = {
     "int8": "fp8",
     "w8a16": "bf16",
 }
-"""Types of weights whose kernels are listed under another one: the measured type of the nearest number of bytes."""
+"""Types of weights whose kernels are listed under another type: the measured type with the nearest number of bytes."""
 
 
 def base_dtype(dtype: str) -> str:
-    """A type of weights without the size of its groups: `w4a16` of `w4a16-g32`."""
+    """A weight type without its group size: `w4a16` for `w4a16-g32`."""
     return dtype.partition("-g")[0]
 
 
 def dtype_bytes(dtype: str, model_name: str = "") -> float:
-    """Bytes per parameter of a type of weights, with the scales. HeadwayError for an unknown type."""
+    """Bytes per parameter of a weight type, with the scales. HeadwayError for an unknown type."""
     base, _, group = dtype.partition("-g")
     if base in _GROUPED_BITS and group.isdecimal() and int(group):
         return (_GROUPED_BITS[base] * (1 + 1 / int(group)) + 16 / int(group)) / 8
@@ -104,21 +104,22 @@ def expert_bytes(model: Model, layer: Layers) -> float:
 
 
 def expert_dtype(model: Model) -> str:
-    """Type of the weights of the routed experts, of most layers that have them."""
+    """Type of the routed experts' weights in most layers that have experts."""
     found = [each for each in model.all_layers if each.has_experts]
     return (max(found, key=lambda each: each.num).expert_dtype if found else "") or model.dtype
 
 
 def linear_bytes(model: Model) -> float:
-    """Bytes per parameter of attention and dense feed-forward layers that name no type of their own.
+    """Bytes per parameter of attention and dense feed-forward layers without a type of their own.
 
-    Embeddings and norms are always 16 bit. In an int4 mixture of experts only the experts are quantised, as in GPT-OSS.
+    Embeddings and norms always have 16 bits. In an int4 mixture of experts only the experts are quantised, as in
+    GPT-OSS.
     """
     return dtype_bytes(linear_dtype(model), model.name)
 
 
 def linear_dtype(model: Model) -> str:
-    """Type of the weights of layers that name no type of their own: see `linear_bytes`."""
+    """Weight type of layers without a type of their own: see `linear_bytes`."""
     return "bf16" if model.moe and model.dtype == "int4" else model.dtype
 
 
@@ -154,7 +155,7 @@ def moe_shared_params(model: Model) -> float:
 
 
 def num_mlp_matrices(model: Model) -> int:
-    """3 (gate, up, down) or 2 (up, down)."""
+    """Number of feed-forward matrices: 3 (gate, up, down) or 2 (up, down)."""
     return 3 if model.gated_mlp else 2
 
 
@@ -163,7 +164,7 @@ def num_moe_layers(model: Model) -> int:
 
 
 def num_dense_layers(model: Model) -> int:
-    """Layers with a dense feed-forward alone."""
+    """Number of layers that have only a dense feed-forward."""
     return sum(each.num for each in model.all_layers if each.mlp_width and not each.has_experts)
 
 
@@ -177,7 +178,7 @@ def state_bytes(model: Model) -> float:
 
 
 def layer_kv_bytes(model: Model, layer: Layers, kv_dtype_bytes: float, tp: int = 1) -> float:
-    """Bytes a token that one GPU of `tp` reads in the cache of one layer: heads of it, or the whole latent vector."""
+    """Bytes per token that one of `tp` GPUs reads in the cache of one layer: its heads, or the whole latent vector."""
     if not layer.num_heads:
         return 0.0
     if model.mla is not None:

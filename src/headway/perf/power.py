@@ -1,9 +1,9 @@
-"""The power of a replica's GPUs: idle, and in an iteration by the work that the step-time model counts for it.
+"""The power of a replica's GPUs: idle power, and power in an iteration by the work that the step-time model counts.
 
 While an iteration runs, power rises linearly with its share of peak bandwidth and with the root of its share of peak
-FLOP/s. Work is that of matrix products and of decoding sequences' KV cache. Attention among the tokens of prompts
-counts as time in which the GPU is active: measured, it takes less power than products. Clocks fall at the power limit;
-the step times, which were measured there, include that.
+FLOP/s. Work consists of matrix products and reads of decoding sequences' KV cache. Attention among prompt tokens counts
+only as active time, because measurements show less power than for products. Clocks fall at the power limit; the step
+times were measured at that limit and include the effect.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headway.perf.roofline import compute_dtype, peak_flops
 
 
 def replica_power(pool: Pool) -> ReplicaPower | None:
-    """Power of one replica of a pool; None for a hosted one, and for a GPU without watts."""
+    """Power of one replica of a pool; None for a hosted pool, and for a GPU without watts."""
     gpu, parallel, model = pool.gpu, pool.parallel, pool.model
     if pool.hosted is not None or not gpu.watts > 0:
         return None
@@ -66,13 +66,14 @@ def replica_power(pool: Pool) -> ReplicaPower | None:
 
 
 def _read_bytes(model: Model) -> float:
-    """Bytes of the weights that every iteration reads: not the routed experts, and of the embeddings only the head."""
+    """Bytes of the weights that every iteration reads: all except the routed experts and the embeddings other than the
+    head."""
     layers = sum(each.num * layer_bytes(model, each) for each in model.all_layers)
     return layers - routed_bytes(model) + 2.0 * model.vocab_size * model.hidden_size
 
 
 def _expert_layers_bytes(model: Model) -> float:
-    """Bytes of one routed expert in each of the layers that have experts."""
+    """Bytes of one routed expert in each layer that has experts."""
     layers = [each for each in model.all_layers if each.has_experts]
     return sum(each.num * expert_params(model) * expert_bytes(model, each) for each in layers)
 
@@ -90,5 +91,5 @@ def _token_s(pool: Pool, model: Model) -> float:
 
 
 def _head_s(pool: Pool, model: Model) -> float:
-    """The same of a sequence's head."""
+    """Seconds of a sequence's head, at the same peak."""
     return 2.0 * model.vocab_size * model.hidden_size / (peak_flops(pool.gpu, "bf16") * pool.parallel.num_gpus)

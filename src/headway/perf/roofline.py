@@ -1,4 +1,4 @@
-"""The roofline of a kernel: the larger of its memory and compute time, with efficiencies, and the peaks of a GPU."""
+"""The roofline of a kernel: the larger of its memory and compute times, with efficiencies, and a GPU's peaks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def roofline_s(c: Roofline, memory_s: float, compute_s: float) -> float:
 
 
 def compute_dtype(dtype: str, gpu: Gpu) -> str:
-    """The kernels in which weights of `dtype` are multiplied: fp8 for 8 bits if the GPU supports it, else bf16."""
+    """The compute dtype for weights of `dtype`: fp8 for 8-bit weights if the GPU supports it, otherwise bf16."""
     return "fp8" if dtype in ("fp8", "int8") and "fp8" in gpu.peak_flops else "bf16"
 
 
 def peak_flops(gpu: Gpu, dtype: str) -> float:
-    """Peak FLOP/s of a dtype, else of bf16, else of fp16. HeadwayError if none of them is listed."""
+    """Peak FLOP/s of a dtype, or else of bf16, or else of fp16. HeadwayError if none is listed."""
     for name in (dtype, "bf16", "fp16"):
         if name in gpu.peak_flops:
             return gpu.peak_flops[name]

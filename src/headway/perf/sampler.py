@@ -1,7 +1,7 @@
-"""Seconds of choosing the next tokens among a batch's logits, beyond the argmax of greedy decoding.
+"""Time to choose the next tokens from a batch's logits, beyond the argmax of greedy decoding.
 
-Engines cut the candidates of top-p and top-k by sorting the whole vocabulary, and do so for every row of the batch as
-soon as one of its requests asks for it. Each tensor parallel rank does the same work, so the time is that of one GPU.
+Engines cut the candidates of top-p and top-k by sorting the whole vocabulary, for every row of the batch as soon as one
+of its requests needs it. Each tensor-parallel rank does the same work, so the time is that of one GPU.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ class Sampler:
         self._share = sampling.share if sampling is not None else 0.0
 
     def seconds(self, num_rows: int) -> float:
-        """Seconds for `num_rows` sequences, if each asks for it with the probability `share`."""
+        """Seconds for `num_rows` sequences, if each needs it with the probability `share`."""
         if not num_rows:
             return 0.0
         return (self._latency_s + num_rows * self._row_s) * (1.0 - (1.0 - self._share) ** num_rows)
 
 
 def is_before(version: str, limit: str) -> bool:
-    """Whether an engine's version is older than `limit`; an unknown version counts as older, an empty limit as none."""
+    """Whether an engine's version is older than `limit`. An unknown version counts as older; no version is older than
+    an empty limit."""
     if not limit or not version:
         return True
     return _numbers(version) < _numbers(limit)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: 0.15.1 -> (0, 15, 1)."""
+    """The leading numbers of a version: (0, 15, 1) for 0.15.1."""
     numbers = []
     for part in version.lstrip("v").split("."):
         digits = part[: next((i for i, c in enumerate(part) if not c.isdigit()), len(part))]

@@ -1,8 +1,8 @@
 """Step times of an engine that speculates: one pass verifies the drafted tokens, then the next ones are drafted.
 
 Verification is an iteration in which each decoding sequence has k + 1 tokens: weights and KV cache are read once for
-all of them, and each goes through the head and the sampler. A model or head that drafts runs k times: first over all
-tokens of the iteration, prompt chunks included, then over one token of each sequence at a time.
+all of them, and each goes through the head and the sampler. A draft model or head runs k times: first over all tokens
+of the iteration including prompt chunks, then over one token of each sequence at a time.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from headway.perf.memory import draft_parallel
 from headway.perf.step import Chunk, StepModel
 
 DRAFT_PASS_S = 0.17e-3
-"""Host time of each pass that drafts: inputs and attention metadata, kernels started one by one. With DRAFT_STEP_S, it
-fits the step times of EAGLE with 2 to 7 tokens at batch size 1 on H100 (vLLM issue 20780); other GPUs, batches and
-versions were not measured."""
+"""Host time of each draft pass: inputs and attention metadata, kernels launched one by one. With DRAFT_STEP_S, it fits
+the step times of EAGLE with 2 to 7 tokens at batch size 1 on H100 (vLLM issue 20780). Other GPUs, batches and versions
+were not measured."""
 DRAFT_STEP_S = 0.6e-3
-"""Host time of an iteration with drafts: rejected tokens are counted and inputs prepared before the next one starts."""
+"""Host time of an iteration with drafts, to count rejected tokens and prepare inputs before the next one starts."""
 NGRAM_SEQUENCE_S = 20e-6
-"""Host time to look for a match in one sequence. Nominal."""
+"""Host time to look for a match in one sequence. An assumption."""
 _MOST_KEPT: Final = 32
-"""Step-time models that are kept."""
+"""Cached step-time models."""
 
 
 class SpeculativeStepModel:
-    """Step times of one kind of replica that speculates. The same interface as `StepModel`."""
+    """Step times of one kind of speculating replica, with the interface of `StepModel`."""
 
     __slots__ = ("_draft_first", "_draft_next", "_setting", "_verify", "calibrated")
 
@@ -56,7 +56,7 @@ class SpeculativeStepModel:
                 shape = draft_parallel(setting, parallel)
                 self._draft_first[num] = StepModel(draft, gpu, engine, shape, passes, queries, 1)
         self.calibrated = False
-        """The times of drafts were not measured on this GPU and engine."""
+        """False, because the times of drafts were not measured on this GPU and engine."""
 
     def line(
         self,
@@ -66,10 +66,10 @@ class SpeculativeStepModel:
         window_tokens: int = 0,
         num_growing: int = 0,
     ) -> tuple[float, float, int | None]:
-        """As `StepModel.line`: `b_s` is the growth if each sequence gets one token an iteration.
+        """Like `StepModel.line`; `b_s` is the growth if each sequence gets one token per iteration.
 
-        A batch for which the engine drafts nothing takes as long as without speculation; what it does to keep the
-        draft's KV complete is neglected.
+        A batch without drafts takes as long as without speculation. The work that keeps the draft's KV complete is
+        neglected.
         """
         num = self._setting.num_drafted(num_decode) if num_decode else self._setting.num_speculative_tokens
         a_s, b_s, valid = self._verify[num].line(num_decode, context_tokens, chunks, window_tokens, num_growing)
@@ -85,7 +85,7 @@ class SpeculativeStepModel:
         return a_s, b_s, valid
 
     def least_s(self, num_tokens: int) -> float:
-        """Seconds that a step of so many tokens takes at least (`StepModel.least_s`), without drafting."""
+        """Least seconds of a step with `num_tokens` tokens (`StepModel.least_s`), without drafting."""
         return self._verify[0].least_s(num_tokens)
 
 
@@ -95,15 +95,15 @@ AnyStepModel = StepModel | SpeculativeStepModel
 def step_model(
     model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, coefficients: Coefficients | None = None
 ) -> AnyStepModel:
-    """The step times of a replica, with its speculative decoding if it has any.
+    """The step times of a replica, including speculative decoding if it has any.
 
-    The last ones are kept with the times that they have computed: planners rehearse the same replicas many times.
+    The most recent models are cached with their computed times, because planners rehearse the same replicas many times.
     """
     return _kept(_Facts(model, gpu, engine, parallel, coefficients or measured(gpu.name, engine.name, engine.version)))
 
 
 class _Facts:
-    """What step times depend on. Not all of it can be hashed, but all can be compared."""
+    """The inputs that step times depend on. Some cannot be hashed, but all can be compared."""
 
     __slots__ = ("hashed", "values")
 

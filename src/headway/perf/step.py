@@ -5,15 +5,16 @@ bandwidth and FLOPs over peak), attention of prompt chunks and of decoding seque
 and the engine's own time. Only attention depends on the context, and the dependence is linear; so an unchanged batch
 takes `a + k*b` seconds in its k-th iteration.
 
-A pipeline of `pp` stages keeps `pp` micro-batches in flight on one clock: an iteration is the time in which the
-fullest of them passes every stage, while the others do the same one stage apart. Engines do not balance micro-batches:
-a sequence stays in the one that was scheduled next when it arrived, and a chunk of a prompt is in one of them. Before
-an engine schedules pipelines ahead, a micro-batch also waits for the host between two of its passes.
+A pipeline of `pp` stages keeps `pp` micro-batches in flight on one clock. An iteration is the time in which the fullest
+micro-batch passes every stage, while the others follow one stage apart. Engines do not balance micro-batches: a
+sequence stays in the micro-batch that was scheduled next when it arrived, and a prompt chunk belongs to one
+micro-batch. Before an engine schedules pipelines ahead, a micro-batch also waits for the host between two of its
+passes.
 
 Data parallel ranks step together (vLLM's data parallelism with expert parallelism). Every iteration lasts as long as
 its slowest rank, and ranks without work run dummy batches. The model does not track which sequence is on which rank:
-sequences are spread as evenly as possible, with contexts of the mean length, and chunks one by one. A balancing router
-aims for such a spread; where it fails, iterations take longer than predicted.
+sequences are spread as evenly as possible, with contexts of the mean length, and chunks one by one. Where a router
+fails to balance like this, iterations take longer than predicted.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ MOST_GRAPH_TOKENS = 512
 """Engines capture graphs for batches of up to twice `max_num_seqs` tokens, and no more than this (vLLM)."""
 
 PIPELINE_IMBALANCE = 0.8
-"""Mean excess of the fuller of two random halves, in standard deviations; times the root of log2 for more parts."""
+"""Mean excess of the fuller of two random halves, in standard deviations. For more parts, times the root of log2 of
+their number."""
 Chunk = tuple[int, int]
 """(new tokens, context before them)."""
 
@@ -43,8 +45,8 @@ Chunk = tuple[int, int]
 class StepModel:
     """Step times of one kind of replica, built once. `line` is pure apart from its caches.
 
-    `calibrated` is False unless the coefficients were measured on this very GPU and engine. Raises HeadwayError if the
-    model cannot be split as `parallel` asks.
+    `calibrated` is False unless the coefficients were measured on this GPU and engine. Raises HeadwayError if the model
+    cannot be divided as `parallel` requires.
     """
 
     __slots__ = (
@@ -63,7 +65,7 @@ class StepModel:
         queries: int = 1,
         rows: int = 1,
     ) -> None:
-        """`queries`: tokens of each decoding sequence in an iteration, `rows` of which go through the head."""
+        """`queries`: tokens of each decoding sequence in an iteration; `rows` of them pass through the head."""
         check_shape(model, parallel)
         used = coefficients or measured(gpu.name, engine.name, engine.version)
         self.calibrated = used.calibrated
@@ -128,13 +130,14 @@ class StepModel:
         return min(self._prefill_factor, self._decode_factor) * (self._tokens_s(num_tokens) + self._rows_s(1))
 
     def _corrected_s(self, mixed_s: float, num_decode: int, context_tokens: int, window_tokens: int) -> float:
-        """An iteration with prompts: what its decoding sequences take alone, and what the prompts add, corrected."""
+        """Time of an iteration with prompts, corrected by factors: the time of its decoding sequences alone, plus the
+        time that the prompts add."""
         decode_s = self.line(num_decode, context_tokens, (), window_tokens)[0] if num_decode else 0.0
         prompts_s = mixed_s - decode_s / self._decode_factor
         return decode_s + self._prefill_factor * (prompts_s if prompts_s > 0.0 else 0.0)
 
     def _parts_s(self, num_decode: int, context_tokens: int, chunks: Sequence[Chunk], window_tokens: int) -> float:
-        """Seconds of the slowest rank and micro-batch, with chunks dealt out to all of them."""
+        """Seconds of the slowest rank and micro-batch, with the chunks distributed over all of them."""
         own = self._fullest(num_decode)
         share = own / num_decode if num_decode else 0.0
         joint_s = self._joint_s(self._dp * ceil(own) * self._queries + ceil(sum(new for new, _ in chunks) / self._pp))
@@ -185,7 +188,7 @@ class StepModel:
         if num_tokens > self._graph_tokens:
             least_s = self._launch_s
         elif num_decode:
-            return step_s  # the host launches the parts while the iteration before runs
+            return step_s  # the host launches the parts while the previous iteration runs
         else:
             least_s = self._launch_parts_s
         return least_s if step_s < least_s else step_s
@@ -211,10 +214,10 @@ class StepModel:
         return self._decode[num_decode]
 
     def _slot_passes_s(self, num_decode: int, chunks: Sequence[Chunk]) -> float:
-        """Seconds, without attention, of an iteration of slots with KV caches of their own.
+        """Seconds, without attention, of an iteration of slots with separate KV caches.
 
-        A pass has equally many tokens of neighbouring slots: one of each slot that decodes or has a prompt, and then
-        the rest of each prompt on its own.
+        A pass has equally many tokens of neighbouring slots: first one token of each slot that decodes or has a prompt,
+        then the rest of each prompt separately.
         """
         if not num_decode:
             return sum(self._tokens_s(new) + self._rows_s(1) for new, _ in chunks)
@@ -222,7 +225,8 @@ class StepModel:
         return self._runs_s(min(num_decode + len(chunks), self._slots)) + rest_s
 
     def _runs_s(self, num: int) -> float:
-        """Mean seconds, without attention, of a token for each of `num` slots, in a pass for each run of neighbours."""
+        """Mean seconds, without attention, of one token for each of `num` slots, with one pass for each run of
+        neighbouring slots."""
         return sum(
             share * (self._tokens_s(length * self._queries) + self._rows_s(length * self._rows_of_sequence))
             for length, share in enumerate(runs_of_slots(num, self._slots), start=1)
@@ -230,7 +234,7 @@ class StepModel:
         )
 
     def _tokens_s(self, num_tokens: int) -> float:
-        """Seconds that depend on the number of a rank's tokens only."""
+        """Seconds that depend only on the number of a rank's tokens."""
         if num_tokens not in self._tokens:
             computed = num_tokens
             if self._launch_s and num_tokens <= self._graph_tokens:
@@ -239,7 +243,7 @@ class StepModel:
         return self._tokens[num_tokens]
 
     def _joint_s(self, num_tokens: int) -> float:
-        """Seconds of the experts, which the data parallel ranks compute together; 0 with one rank."""
+        """Seconds of the experts, which the data-parallel ranks compute together; 0 with one rank."""
         if self._dp == 1:
             return 0.0
         if num_tokens not in self._joint:
@@ -264,10 +268,11 @@ def _launch_s(model: Model, overhead: Overhead) -> float:
 
 
 def graph_tokens(num_tokens: int, queries: int = 1) -> int:
-    """Tokens that a captured graph computes for a batch: graphs exist for some sizes, and batches are padded to them.
+    """Tokens that a captured graph computes for a batch. Graphs exist for some sizes, and batches are padded to these
+    sizes.
 
-    The sizes are vLLM's: 1, 2, 4, multiples of 8 up to 256, then multiples of 16. Padding chooses experts, too. With
-    several tokens of each sequence, sizes are rounded up to multiples of that number, as vLLM does
+    The sizes are vLLM's: 1, 2, 4, multiples of 8 up to 256, then multiples of 16. Padding tokens choose experts, too.
+    With several tokens of each sequence, sizes are rounded up to multiples of that number, as vLLM does
     (`adjust_cudagraph_sizes_for_spec_decode`).
     """
     if queries > 1:
@@ -281,9 +286,10 @@ def graph_tokens(num_tokens: int, queries: int = 1) -> int:
 
 
 def runs_of_slots(num: int, num_slots: int) -> list[float]:
-    """Mean number of runs of 1, 2, ..., `num` neighbouring slots, if any `num` of `num_slots` are as likely to be busy.
+    """Mean number of runs of 1, 2, ..., `num` neighbouring slots, if all sets of `num` of `num_slots` slots are equally
+    likely.
 
-    A run of length l begins at one of `num_slots` - l + 1 places and ends at a free slot or the first or last one.
+    A run of length l begins at one of `num_slots` - l + 1 places, and ends at a free slot or at the first or last slot.
     """
     if num >= num_slots:
         return [0.0] * (num - 1) + [1.0]
@@ -302,7 +308,7 @@ def _on_fullest_rank(num: int, num_ranks: int) -> int:
 
 
 def _pieces(chunk: Chunk, most_tokens: int) -> Iterator[Chunk]:
-    """A prompt's tokens of one iteration, at most `most_tokens` in each micro-batch."""
+    """A prompt's tokens in one iteration, divided into at most `most_tokens` per micro-batch."""
     new, before = chunk
     while new > 0:
         piece = min(new, most_tokens)
@@ -311,7 +317,7 @@ def _pieces(chunk: Chunk, most_tokens: int) -> Iterator[Chunk]:
 
 
 def spread_over_ranks(chunks: Sequence[Chunk], num_ranks: int) -> list[list[Chunk]]:
-    """The chunks of each rank that has any: largest chunk first, each to the rank with the fewest new tokens."""
+    """The chunks of each non-empty rank: the largest chunk first, each to the rank with the fewest new tokens."""
     ranks: list[list[Chunk]] = [[] for _ in range(min(num_ranks, len(chunks)))]
     tokens = [0] * len(ranks)
     for chunk in sorted(chunks, reverse=True):

@@ -1,8 +1,8 @@
-"""How much longer than predicted an engine takes, by what it does: decoding, prompts, and the time outside its batch.
+"""Ratio of observed to predicted engine time, for three terms: decoding, prompts, and the time outside the batch.
 
-Each observation is a time and its predicted parts. The factors on the parts are the most probable ones (maximum a
-posteriori): logarithms of observed over predicted have a common spread, large ones count linearly (Huber), and a factor
-is near 1 unless the observations determine it. Gauss-Newton steps on the factors' logarithms.
+Each observation is a time and its predicted parts. The factors are the most probable ones (maximum a posteriori).
+Logarithms of observed over predicted have a common spread, large logarithms count linearly (Huber), and a factor stays
+near 1 unless the observations determine it. Gauss-Newton steps on the factors' logarithms.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from msgspec import Struct
 Floats = npt.NDArray[np.float64]
 Term = Literal["decode", "prefill", "request"]
 TERMS: tuple[Term, ...] = ("decode", "prefill", "request")
-"""In the order of the parts of `perf.expected_latency.Seconds`."""
+"""Terms in the order of the parts of `perf.expected_latency.Seconds`."""
 PRIOR = np.array([0.5, 0.5, 0.1])
 """Standard deviations of the factors' logarithms without observations."""
 LEAST_NOISE = 0.01
 """Smallest spread of an observation's logarithm."""
 HUBER = 1.5
-"""Spreads from which on a residual counts linearly."""
+"""Residuals count linearly from this number of spreads."""
 ROUNDS = 8
 SHOWS = 0.3
-"""Least share of a term in a time from which the term is read."""
+"""A term is read only from times of which it is at least this share."""
 
 
 class Factor(Struct, frozen=True):
-    """Seconds of one term as a multiple of the predicted ones."""
+    """Observed over predicted seconds of one term."""
 
     value: float
     error: float
-    """Standard error of its logarithm."""
+    """Standard error of the factor's logarithm."""
 
 
 def fit(observed_s: Floats, parts_s: Floats, kind: npt.NDArray[np.int64]) -> dict[Term, Factor]:
-    """The factors of the terms. `parts_s` has a row an observation and a column a term; observations of one `kind` have
-    a spread of their own."""
+    """The factors of the terms. `parts_s` has one row per observation and one column per term. Observations of one
+    `kind` share a spread."""
     x = np.zeros(len(TERMS))
     information = np.diag(PRIOR**-2)
     for _ in range(ROUNDS):
@@ -55,7 +55,7 @@ def fit(observed_s: Floats, parts_s: Floats, kind: npt.NDArray[np.int64]) -> dic
 
 
 def _noise(left: Floats, kind: npt.NDArray[np.int64]) -> Floats:
-    """By observation: the spread of its kind, from the median of its residuals."""
+    """For each observation: the spread of its kind, from the median of its residuals."""
     spread = np.empty(len(left))
     for each in np.unique(kind):
         own = kind == each
@@ -64,8 +64,8 @@ def _noise(left: Floats, kind: npt.NDArray[np.int64]) -> Floats:
 
 
 def change_at(observed_s: Floats, parts_s: Floats, factors: dict[Term, Factor], term: Term) -> int:
-    """The first observation of those, in order, in which the term has its factor: the split into two means that leaves
-    the least, if the first mean is nearer to the prediction than to the factor. 0: it had it from the beginning."""
+    """The first observation, in order, at which the term has its factor. It is the split into two means with the
+    smallest residual, if the first mean is nearer to the prediction than to the factor; otherwise 0."""
     column = TERMS.index(term)
     scaled = parts_s * np.array([factors[each].value if each != term else 1.0 for each in TERMS])
     predicted = scaled.sum(axis=1)

@@ -1,4 +1,4 @@
-"""The records of a run, and logs of JSON lines, on disk."""
+"""The records of a run, and JSON-lines logs, on disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["load", "save"]
 
 
 def __getattr__(name: str) -> Any:
-    """Both import pyarrow, which logs of JSON lines do not need."""
+    """Import on access, because both modules import pyarrow, which JSON-lines logs do not need."""
     if name == "load":
         from headway.records.parts import load
 

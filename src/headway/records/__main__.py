@@ -1,4 +1,4 @@
-"""`python -m headway.records FOLDER`: make the parts that a killed gateway left the records of a run that has ended."""
+"""`python -m headway.records FOLDER` turns the parts of a killed gateway into the records of an ended run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _finish(folder: Path) -> Records | None:
-    """HeadwayError while a gateway writes to the folder: its later parts would be a run of their own."""
+    """Finish a folder. HeadwayError while a gateway writes to it, because its later parts would become a separate
+    run."""
     if not run_parts.numbers(folder):
         return None
     lock = FolderLock(folder)

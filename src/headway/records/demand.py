@@ -1,7 +1,7 @@
-"""Demand by minute, from the records of gateways that have ended or were killed, and kept in a file of its own.
+"""Demand by minute, from the records of ended or killed gateways, stored in a separate file.
 
-The records of a folder are those since the last clean start: the files of a run that has ended replace those of the run
-before. What they say of demand is therefore added, at each start, to `FOLDER/demand.parquet`, which holds as many days
+A folder keeps only the records since the last clean start, because the files of an ended run replace those of the run
+before. At each start the demand in the records is therefore added to `FOLDER/demand.parquet`, which holds as many days
 as forecasts read.
 """
 
@@ -27,7 +27,7 @@ from headway.workload.readers.run_parts import METADATA, read_all
 STEP_S = 60.0
 FILE = "demand.parquet"
 LEAST_COVERED = 0.5
-"""Share of a minute in which a gateway must have run, so that the minute's demand is known."""
+"""A gateway must run for this share of a minute for the minute's demand to be known."""
 _SCHEMA = pa.schema(
     [
         ("minute", pa.int64()),
@@ -42,21 +42,21 @@ Span = tuple[float, float]
 
 
 class KeptDemand(Struct, frozen=True):
-    """Demand by minute of wall-clock time, and when a gateway was there to count it."""
+    """Demand by minute of wall-clock time, and the spans in which a gateway counted it."""
 
     tokens: dict[DemandKey, dict[int, float]]
     """Prompt tokens by minute since the epoch."""
     covered: tuple[Span, ...] = ()
-    """Seconds since the epoch, in order, apart from each other."""
+    """Seconds since the epoch, as sorted, disjoint spans."""
 
     @property
     def until_s(self) -> float:
         return self.covered[-1][1] if self.covered else 0.0
 
     def before(self, now_s: float, days: float) -> PastDemand | None:
-        """The demand of the last days, up to the last whole minute; None if nothing of it is known.
+        """The demand of the last days, up to the last whole minute; None if nothing is known.
 
-        Minutes in which no gateway ran lie between those before and after, and are as the last one at the end.
+        Minutes without a gateway are interpolated; at the end, they repeat the last known minute.
         """
         end = int(now_s // STEP_S)
         first = max(end - round(days * 86_400 / STEP_S), min((int(s // STEP_S) for s, _ in self.covered), default=end))
@@ -83,7 +83,7 @@ class KeptDemand(Struct, frozen=True):
         return np.minimum(shares, 1.0)
 
     def since(self, from_s: float) -> KeptDemand:
-        """What lies after this time."""
+        """The demand after this time."""
         first = int(from_s // STEP_S)
         tokens = {key: {minute: n for minute, n in by.items() if minute >= first} for key, by in self.tokens.items()}
         covered = tuple((max(begin_s, from_s), end_s) for begin_s, end_s in self.covered if end_s > from_s)
@@ -91,7 +91,7 @@ class KeptDemand(Struct, frozen=True):
 
 
 def read(folder: Path) -> KeptDemand:
-    """What is known of demand in a records folder; nothing where it does not exist. HeadwayError for a damaged file."""
+    """The known demand of a records folder; empty if the folder does not exist. HeadwayError for a damaged file."""
     kept = _read(folder / FILE)
     tokens, covered, until_s = {key: dict(by) for key, by in kept.tokens.items()}, list(kept.covered), kept.until_s
     for table, began_s, span in _runs(folder):
@@ -102,7 +102,7 @@ def read(folder: Path) -> KeptDemand:
 
 
 def keep(folder: Path, demand: KeptDemand) -> None:
-    """Write what is known, so that it outlives the records. HeadwayError if the folder cannot be written."""
+    """Store the known demand, so that it outlives the records. HeadwayError if the folder cannot be written."""
     rows = [
         (minute, *key, number)
         for key, by_minute in demand.tokens.items()
@@ -137,7 +137,7 @@ def _read(file: Path) -> KeptDemand:
 
 
 def _runs(folder: Path) -> Iterator[tuple[pa.Table, float, Span]]:
-    """Arrivals, the wall-clock time from which theirs count, and when they were counted."""
+    """For each run: arrivals, the wall-clock time of the run's time 0, and the span in which arrivals were counted."""
     file = folder / "requests.parquet"
     if file.exists():
         table = _table(file)
@@ -147,7 +147,7 @@ def _runs(folder: Path) -> Iterator[tuple[pa.Table, float, Span]]:
             end_s = float(run["end_s"])
         except (KeyError, TypeError, AttributeError, msgspec.MsgspecError):
             raise HeadwayError(f"{file}: not the records of a gateway") from None
-        if began_s is not None:  # of a simulation, or an older gateway
+        if began_s is not None:  # absent for a simulation or an older gateway
             yield table, began_s, (began_s, began_s + end_s)
     for tables, state in read_all(folder):
         yield tables["arrivals"], state.started_s, (state.started_s, state.started_s + state.end_s)
@@ -180,7 +180,7 @@ def _add(tokens: dict[DemandKey, dict[int, float]], table: pa.Table, began_s: fl
 
 
 def _united(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Spans in order, those that meet as one."""
+    """The spans in order, with touching spans merged."""
     found: list[Span] = []
     for from_s, until_s in sorted(spans):
         if found and from_s <= found[-1][1]:

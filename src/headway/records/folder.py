@@ -1,4 +1,4 @@
-"""A folder of records: one gateway at a time writes to it, and no run's files replace those of an earlier one."""
+"""A records folder: one gateway at a time writes to it, and no run's files replace those of an earlier one."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from headway.workload.readers.run_parts import METADATA
 
 LOCK = ".lock"
 BEGAN_S = "began_s"
-"""In the provenance of a gateway's records: the wall-clock time from which their times count."""
+"""Provenance key of a gateway's records: the wall-clock time of their time 0."""
 
 
 class FolderLock:
-    """The right to write a folder's records, until `release` or the end of the process."""
+    """The right to write to a records folder, until `release` or the end of the process."""
 
     def __init__(self, folder: Path) -> None:
-        """HeadwayError if another process has it."""
+        """HeadwayError if another process holds the lock."""
         self._file = folder / LOCK
         self._handle: int | None = self._locked()
-        while self._handle is None:  # it was released, and its file deleted, meanwhile
+        while self._handle is None:  # its holder may release and delete the file meanwhile
             self._handle = self._locked()
 
     def release(self) -> None:
@@ -55,7 +55,7 @@ class FolderLock:
 
 
 def set_aside(folder: Path) -> Path | None:
-    """Move the files of a run that has ended into a folder of their own, `ended-BEGIN`; None: there are none.
+    """Move the files of an ended run into a separate folder, `ended-BEGIN`; None if there are none.
 
     OSError if they cannot be moved.
     """

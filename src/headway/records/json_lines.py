@@ -1,4 +1,4 @@
-"""JSON lines in a file, such as the decision log, written at once or by a background thread."""
+"""JSON lines in a file, such as the decision log, written directly or by a background thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BUFFER_BYTES = 1 << 16
 
 
 class DroppedLines(Struct, frozen=True, tag_field="what", tag="dropped"):
-    """A line of the log in place of lines that were dropped because the disk was too slow."""
+    """A log line that stands for lines that were dropped because the disk was too slow."""
 
     num: int
     """Number of dropped lines."""
@@ -33,20 +33,20 @@ class DroppedLines(Struct, frozen=True, tag_field="what", tag="dropped"):
 class JsonLinesFile:
     """A log file. HeadwayError if it cannot be written.
 
-    After an error `write` and `flush` can be called again: what could not be written is kept and comes first, so that
-    no line is torn. With `max_bytes`, a file that reaches this size is renamed to `FILE.1`, replacing an earlier one.
+    After an error `write` and `flush` can be called again: unwritten data is kept and written first, so that no line is
+    torn. With `max_bytes`, a file that reaches this size is renamed to `FILE.1`, replacing an earlier one.
     """
 
     def __init__(
         self, path: Path, max_bytes: int | None = None, is_continued: bool = False, is_shared: bool = False
     ) -> None:
-        """`is_continued`: add to the file if there is one. `is_shared`: other processes add to it, too, and a new file
-        begins when one that rotates logs has renamed it."""
+        """`is_continued`: append to an existing file. `is_shared`: other processes append to it, too, and a new file
+        begins when log rotation has renamed it."""
         self.path, self._max_bytes, self._is_shared = path, max_bytes, is_shared
         self._encoder = msgspec.json.Encoder()
         self._unwritten = bytearray()
         self._size = 0
-        """Bytes of the file, with those that are not written yet."""
+        """Bytes of the file, including unwritten ones."""
         self._file: IO[bytes] | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,12 +116,12 @@ class JsonLinesFile:
 class BackgroundJsonLines:
     """Writes lines from its own thread, so that `write` never waits for the disk.
 
-    Lines that arrive faster than the disk accepts them, or while it is full, are dropped and counted. When the disk has
-    room again, the log goes on.
+    Lines are dropped and counted if they arrive faster than the disk accepts them, or while it is full. When the disk
+    has room again, the log goes on.
     """
 
     def __init__(self, file: JsonLinesFile, max_queued: int = _MAX_QUEUED, what: str = "decisions") -> None:
-        """`what` the lines are, for messages."""
+        """`what`: the name of the lines, for messages."""
         self._file, self._max_queued, self._what = file, max_queued, what
         self._queue: deque[Struct] = deque()
         self._num_dropped = 0
@@ -152,7 +152,7 @@ class BackgroundJsonLines:
             self._file.close()
 
     def _try_drain(self) -> bool:
-        """Write the queue. False if the disk does not accept it now."""
+        """Write the queue. False if the disk does not accept it."""
         num_dropped = self._num_dropped
         try:
             self._drain()

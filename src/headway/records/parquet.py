@@ -37,7 +37,7 @@ _TOKEN_PRICES = ("usd_per_million_input_tokens", "usd_per_million_output_tokens"
 _CACHED_PRICE = "usd_per_million_cached_tokens"
 TABLES = ("requests", "segments", "stretches", "moves", "replicas")
 DRAFTS = "drafts"
-"""A sixth table, of runs in which replicas speculate."""
+"""A sixth table, for runs with speculating replicas."""
 
 
 class RunMetadata(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,9 +48,9 @@ class RunMetadata(msgspec.Struct, forbid_unknown_fields=True):
     num_rows: dict[str, int]
     judge_usd: float = 0.0
     tenants: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Left out of the file where no request names its tenant."""
+    """Omitted if no request names its tenant."""
     loras: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Left out where no request asks for an adapter."""
+    """Omitted if no request uses an adapter."""
 
 
 def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
@@ -96,7 +96,7 @@ def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
 def load(folder: Path) -> tuple[Records, dict[str, Any]]:
     """Load records that `save` wrote, and their provenance. Requests are in order of `end_s`, then of id.
 
-    HeadwayError for a missing or damaged file, or one that is not part of the same run.
+    HeadwayError for a missing or damaged file, or files of different runs.
     """
     tables = {name: _read(folder / f"{name}.parquet") for name in TABLES}
     run = _metadata(folder / "requests.parquet", tables["requests"])
@@ -133,7 +133,7 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
 
 
 def requests_table(records: Records) -> pa.Table:
-    """The workload's columns and the outcomes; null for rows that were never issued."""
+    """The workload's columns and the outcomes; null in rows that were never issued."""
     arrays: dict[str, pa.Array] = {}
     for name, column in records.workload.items():
         names = getattr(records, NAMED[name]) if name in NAMED else ()
@@ -156,12 +156,12 @@ def requests_table(records: Records) -> pa.Table:
 
 
 def _present(columns: Container[str]) -> list[str]:
-    """The columns of outcomes, those that some runs have only if they are there."""
+    """The columns of outcomes. Optional columns are included only if they are present."""
     return [*REQUEST_COLUMNS, *(name for name in OPTIONAL_COLUMNS if name in columns)]
 
 
 def replicas_table(replicas: tuple[ReplicaRecord, ...]) -> pa.Table:
-    """The replicas; names, power, prices of tokens, and of cached ones, only if some replica has any."""
+    """The replicas. Names, power, and prices of tokens and cached tokens are included only if some replica has them."""
     intervals = pa.list_(pa.list_(pa.float64()))
     kinds: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64(), str: pa.string(), float | None: pa.float64()}
     power = [(each.name, kinds.get(each.type, intervals)) for each in msgspec.structs.fields(ReplicaPower)]
@@ -201,7 +201,7 @@ def _numpy(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 
 
 def _codes(column: pa.ChunkedArray, names: tuple[str, ...]) -> np.ndarray[Any, Any]:
-    """Names as codes into `names`, whatever the order of the file's dictionary."""
+    """Names as codes into `names`, independent of the order of the file's dictionary."""
     if not names:
         return _numpy(column)
     code_of = {name: code for code, name in enumerate(names)}

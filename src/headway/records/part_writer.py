@@ -1,4 +1,4 @@
-"""Writes the parts of a run's records from a thread of its own, and goes on when a full disk has room again."""
+"""Writes the parts of a run's records from its own thread, and goes on when a full disk has room again."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from headway.workload.readers.run_parts import RunState
 
 log = logging.getLogger("headway.records")
 MAX_WAITING = 100_000
-"""Requests that are kept in memory while they cannot be written; the records of further ones are lost, and counted."""
+"""Requests kept in memory while they cannot be written. Records of further requests are lost and counted."""
 HINT = "`python -m headway.records FOLDER` makes them files of a run that has ended"
 _PAUSE_S = 1.0
 """Time between two attempts to write."""
 _MAX_PARTS = 60
-"""Parts that are made one, so that a long run has few files."""
+"""Parts that are merged into one, so that a long run has few files."""
 
 
 class PartWriter:
@@ -36,9 +36,9 @@ class PartWriter:
     def __init__(
         self, folder: Path, provenance: Mapping[str, Any], max_waiting: int = MAX_WAITING, pause_s: float = _PAUSE_S
     ) -> None:
-        """HeadwayError if nothing can be written to the folder now, or another gateway writes to it.
+        """HeadwayError if the folder cannot be written to now, or another gateway writes to it.
 
-        The files of an earlier run that has ended are set aside.
+        The files of an earlier ended run are set aside.
         """
         self._folder, self._provenance = folder, dict(provenance)
         self._max_waiting, self._pause_s = max_waiting, pause_s
@@ -55,7 +55,7 @@ class PartWriter:
             raise HeadwayError(f"{folder}: records cannot be written ({error.strerror})") from None
         self._next = max(run_parts.numbers(folder), default=0) + 1
         self._small: list[int] = []
-        """Numbers of this run's parts that are not combined yet."""
+        """Numbers of this run's parts that are not merged yet."""
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._is_closing = self._is_failing = False
@@ -63,7 +63,7 @@ class PartWriter:
         self._thread.start()
 
     def write(self, rows: Rows) -> None:
-        """Queue rows for the thread. Their records are lost if too many wait already."""
+        """Queue rows for the thread. Their records are lost if too many already wait."""
         num = len(rows.arrivals)
         with self._lock:
             if self._num_waiting and self._num_waiting + num > self._max_waiting:
@@ -76,7 +76,7 @@ class PartWriter:
         self._changed.set()
 
     def close(self) -> None:
-        """Write what waits, and leave the folder to others. What cannot be written at once is lost."""
+        """Write the queued rows, and release the folder. Rows that cannot be written at once are lost."""
         self._end_thread()
         self._folder_lock.release()
 
@@ -86,9 +86,9 @@ class PartWriter:
         self._thread.join()
 
     def finish(self) -> str:
-        """Close, and make all parts the records of a run that has ended. Returns what was written.
+        """Close, and turn all parts into the records of an ended run. Returns the records.
 
-        HeadwayError if there is no room for that: the parts stay, and `python -m headway.records` can do it later.
+        HeadwayError if there is no room: the parts stay, and `python -m headway.records` can finish them later.
         """
         self._end_thread()
         try:
@@ -117,7 +117,7 @@ class PartWriter:
                 return
 
     def _write_first(self) -> bool:
-        """Write the first of the rows that wait. False if that is not possible now."""
+        """Write the first queued rows. False if that is not possible now."""
         rows = self._queue[0]
         state = structs.replace(rows.state, num_lost=self.num_lost, provenance=self._provenance)
         try:
@@ -141,7 +141,7 @@ class PartWriter:
         return True
 
     def _combine(self, state: RunState) -> None:
-        """Make many small parts one. Without room for that, they stay as they are."""
+        """Merge many small parts. They stay unchanged if there is no room."""
         if len(self._small) < _MAX_PARTS:
             return
         with suppress(OSError, pa.ArrowException, HeadwayError):

@@ -1,7 +1,6 @@
-"""Records of a run that is under way, as parts on disk, and how they become the records of a run that has ended.
+"""Records of a running run, as parts on disk, and their conversion into the records of an ended run.
 
-What a part is: `workload.readers.run_parts`, which reads them. `join` puts the requests of several runs one after the
-other.
+`workload.readers.run_parts` defines and reads parts. `join` concatenates the requests of several runs.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _BATCH_ROWS = 1 << 16
 
 
 class Rows(Struct, frozen=True):
-    """Requests that have ended, and the segments since the last part."""
+    """Ended requests, and segments since the last part."""
 
     arrivals: list[Arrival]
     requests: Columns
@@ -61,7 +60,7 @@ class Rows(Struct, frozen=True):
 
 
 def write(folder: Path, number: int, tables: Tables, state: RunState) -> None:
-    """Write a part. OSError if it cannot be written; then nothing of it is left."""
+    """Write a part. OSError if it cannot be written; nothing of it then remains."""
     with _new_part(folder, number) as beside:
         for name, table in tables.items():
             described = table.replace_schema_metadata(_metadata(state))
@@ -69,8 +68,8 @@ def write(folder: Path, number: int, tables: Tables, state: RunState) -> None:
 
 
 def combine(folder: Path, chosen: Sequence[int], state: RunState) -> None:
-    """Make one part of several of the same run, with the memory of one of them. OSError or ArrowException if they
-    cannot be read or written; then the parts stay as they were."""
+    """Merge several parts of one run, with the memory of one part. OSError or ArrowException if they cannot be read or
+    written; the parts then stay unchanged."""
     sources = [folder / FOLDER / f"{number:06d}" for number in chosen]
     with _new_part(folder, chosen[-1] + 1) as beside:
         for name in TABLES:
@@ -80,7 +79,8 @@ def combine(folder: Path, chosen: Sequence[int], state: RunState) -> None:
 
 
 def _concatenate(sources: Sequence[Path], target: Path, state: RunState, first: int) -> None:
-    """Write the rows of one table of several parts. Arrow's own threads would keep memory for as long as they live."""
+    """Write the rows of one table of several parts. Arrow's own threads are not used, because they would keep memory
+    for their lifetime."""
     schema = parquet.read_schema(sources[0]).with_metadata(_metadata(structs.replace(state, first=first)))
     with parquet.ParquetWriter(target, schema, compression="zstd") as writer:
         for source in sources:
@@ -114,7 +114,7 @@ def join(folder: Path) -> Records | None:
 
 
 def snapshot(folder: Path, target: Path, last_s: float) -> None:
-    """Write the requests that arrived in the last seconds of a run under way, as the records of a run that has ended.
+    """Write the requests of the last seconds of a running run, as the records of an ended run.
 
     HeadwayError if the folder has no parts, or a damaged one.
     """
@@ -138,7 +138,7 @@ def snapshot(folder: Path, target: Path, last_s: float) -> None:
 
 
 def load(folder: Path) -> tuple[Records, dict[str, Any]]:
-    """The records in a folder and their provenance, of a run that has ended or of one that left parts.
+    """The records in a folder and their provenance, of an ended run or of a run that left parts.
 
     HeadwayError for a missing or damaged file.
     """
@@ -147,13 +147,13 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
 
 
 def _provenance(found: Sequence[tuple[Tables, RunState]]) -> dict[str, Any]:
-    """That of the last part, with the wall-clock time of the first arrival."""
+    """The provenance of the last part, with the wall-clock time of the first arrival."""
     began_s = run_parts.began_s(found)
     return dict(found[-1][1].provenance) | ({} if began_s is None else {BEGAN_S: began_s})
 
 
 def finish(folder: Path) -> Records | None:
-    """Replace the parts in a records folder by the files of a run that has ended; None if there are no parts.
+    """Replace the parts in a records folder by the files of an ended run; None if there are no parts.
 
     Files of an earlier run are set aside. HeadwayError if nothing can be written: the parts stay.
     """
@@ -206,12 +206,12 @@ def assemble(parts: Sequence[tuple[Tables, RunState]]) -> Records:
 
 
 def no_rows(names: Sequence[str]) -> Columns:
-    """A table without rows: an engine's iterations and copies are unknown."""
+    """A table without rows, because an engine's iterations and copies are unknown."""
     return {name: np.empty(0, np.float64 if name.endswith("_s") else np.int32) for name in names}
 
 
 def _rows_of(ids: npt.NDArray[np.int64], rows: Columns, first_s: float) -> Columns:
-    """The rows of the requests `ids`, in sorted order, by their positions, with times since `first_s`."""
+    """The rows of the requests `ids`, sorted by their positions, with times since `first_s`."""
     known = np.isin(rows["request"], ids)
     found: Columns = {name: column[known] for name, column in rows.items()}
     found["request"] = np.searchsorted(ids, found["request"].astype(np.int64))

@@ -15,11 +15,11 @@ from headway.report.page import COLORS, INK, QUIET, RULE
 from headway.report.run import Run
 
 Figure = dict[str, Any]
-"""A dict of `data` and `layout`. The `meta` of a trace is the index of its run."""
+"""A dict with `data` and `layout`. The `meta` of a trace is the index of its run."""
 
 LOAD_BINS = 400
 MAX_CELLS = 240_000
-"""Cells of all heatmaps together, which bounds the size of the page."""
+"""Cells of all heatmaps together; bounds the size of the page."""
 
 TIME_UNITS = ((2 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "h"), (600.0, 60.0, "min"))
 """(from, divisor, name)."""
@@ -31,7 +31,7 @@ def time_unit(end_s: float) -> tuple[float, str]:
 
 
 def numbers(values: npt.NDArray[Any], digits: int = 5) -> list[Any]:
-    """Rounded to significant digits; None for NaN."""
+    """Values rounded to significant digits; None for NaN."""
     rounded = [float(f"{value:.{digits}g}") for value in values.tolist()]
     return [None if value != value else int(value) if value == int(value) else value for value in rounded]
 
@@ -43,7 +43,7 @@ def line_style(run: int) -> dict[str, Any]:
 
 
 def layout(x: str, y: str, height: int = 300, **more: Any) -> dict[str, Any]:
-    """The layout of a chart with these axis titles. `more` overrides it; `xaxis` and `yaxis` are merged key by key."""
+    """A chart's layout with these axis titles. `more` overrides it; `xaxis` and `yaxis` are merged key by key."""
     axis = {
         "gridcolor": RULE,
         "zeroline": False,
@@ -105,7 +105,7 @@ def distributions(runs: Sequence[Run]) -> dict[str, Figure]:
 
 
 def _log_axes(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A logarithmic x axis, unless the values are of similar size or some are 0."""
+    """A logarithmic x axis, unless the values have similar sizes or some are 0."""
     low = min(line["x"][0] for line in lines)
     high = max(line["x"][-1] for line in lines)
     percent = {"range": [0, 101], "ticksuffix": "%"}
@@ -122,7 +122,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def model_error(runs: Sequence[Run]) -> dict[str, Figure]:
-    """Each run's latencies with the error of the step times as bars; empty without bands."""
+    """Each run's latencies, with the error of the step times as bars; empty without bands."""
     data: list[dict[str, Any]] = []
     for index, run in enumerate(runs):
         found = [(key, band) for key in SHOWN if (band := run.bands.get(key)) is not None]
@@ -184,7 +184,7 @@ def _over(lines: list[dict[str, Any]], x: str, y: str, ticksuffix: str = "") -> 
 
 
 def _fleet_kv_use(run: Run, found: ReplicaTimelines) -> npt.NDArray[np.float64]:
-    """Mean over the replicas that are up, weighted by capacity."""
+    """Mean KV use of the replicas that are up, weighted by capacity."""
     capacity = np.array([[float(replica.kv_capacity_tokens)] for replica in run.records.replicas])
     weight = np.where(np.isnan(found.kv_use), 0.0, capacity)
     total = weight.sum(axis=0)
@@ -199,11 +199,11 @@ QUANTITIES = {
     "batch": ("Decoding requests", "decoding requests"),
     "waiting": ("Waiting requests", "waiting requests"),
 }
-"""Quantities of the heatmaps: (name, title of the colour bar)."""
+"""Quantities of the heatmaps, with name and title of the colour bar."""
 
 
 def replica_heatmaps(runs: Sequence[Run]) -> list[dict[str, Figure]]:
-    """Heatmaps of replicas over time, by run and quantity. White = down or absent."""
+    """Heatmaps of replicas over time, by run and quantity. White means down or absent."""
     num_rows = sum(len(run.records.replicas) for run in runs)
     bins = int(np.clip(MAX_CELLS // max(num_rows * len(QUANTITIES), 1), 24, 300))
     found = [replica_timelines(run.records, bins=bins) for run in runs]
@@ -212,7 +212,7 @@ def replica_heatmaps(runs: Sequence[Run]) -> list[dict[str, Figure]]:
         "batch": [each.batch_size for each in found],
         "waiting": [each.num_waiting for each in found],
     }
-    # One scale for all runs, so that switching between them compares.
+    # one scale for all runs, so that switching between them shows differences
     tops = {name: max((float(np.nanmax(t, initial=0.0)) for t in each), default=0) for name, each in tables.items()}
     return [
         {name: _heatmap(run, found[i], tables[name][i], name, max(tops[name], 1e-3)) for name in QUANTITIES}
@@ -272,7 +272,7 @@ def tiers(runs: Sequence[Run]) -> dict[str, Figure]:
 
 
 def pools(runs: Sequence[Run]) -> dict[str, Figure]:
-    """TTFT and E2E p99 by pool, where there are several, and the share of requests by replica."""
+    """TTFT and E2E p99 by pool if there are several pools, and the share of requests by replica."""
     figures: dict[str, Figure] = {}
     names = list(dict.fromkeys(replica.pool for run in runs for replica in run.records.replicas))
     if len(names) > 1:
@@ -287,11 +287,11 @@ def pools(runs: Sequence[Run]) -> dict[str, Figure]:
 
 
 _MOST_BARS = 200
-"""More replicas than these have no bars, which could not be told apart."""
+"""Bars are omitted for more replicas, because they would be indistinguishable."""
 
 
 def _replica_label(run: Run, index: int) -> str:
-    """A replica by its number, after its pool if there are several."""
+    """A replica's label: its number, after its pool's name if there are several pools."""
     replica = run.records.replicas[index]
     several = len({each.pool for each in run.records.replicas}) > 1
     return f"{replica.pool} {replica.id}" if several else str(replica.id)

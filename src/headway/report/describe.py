@@ -19,7 +19,7 @@ OVER = {
     "reclaimed": "replicas that were spot instances of the same model",
     "redeployed": "replicas that were spot instances of another model",
 }
-"""Last words of a key."""
+"""Last words of a key, with their meaning."""
 
 DEFINITIONS: dict[str, tuple[str, str]] = {
     "num_requests": ("requests", "Requests that arrived after the warm-up, with any outcome."),
@@ -162,7 +162,8 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     "program_slo_attainment": ("share", "Programs that finished within the SLO / programs."),
     "transfer_s": ("s", "Duration of the KV cache transfer of a request that moved to another replica."),
 }
-"""Metric -> (unit, definition). A metric with several numbers has keys `METRIC.LAST`, with `LAST` one of `OVER`."""
+"""Unit and definition of each metric. A metric with several numbers has keys `METRIC.LAST`, where `LAST` is one of
+`OVER`."""
 
 BREAKDOWNS: dict[str, str] = {
     "tier.N": "Requests of tier N, if there is more than one tier.",
@@ -178,7 +179,7 @@ BREAKDOWNS: dict[str, str] = {
     ),
     "replica.N": "Requests by their last replica, with that replica's cost and use.",
 }
-"""First words of a key -> the requests that it covers."""
+"""First words of a key, and the requests that it covers."""
 
 
 def unit(key: str) -> str:

@@ -1,4 +1,5 @@
-"""Means and intervals over seeds as figures: dots for sets of policies, lines over a swept value; and the verdict."""
+"""Means and intervals over seeds as figures: dots for sets of policies, or lines over a swept value; and the
+verdict."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _ROW_PIXELS, _REST_PIXELS = 26, 96
 
 
 def column_of(key: str) -> Column:
-    """How a metric is shown; metrics without a column of the table by their keys."""
+    """The display format of a metric. Metrics without a table column use their key."""
     return _TITLES.get(key, Column(key, key, "", lambda value: f"{value:.4g}"))
 
 
@@ -30,7 +31,7 @@ def value(seeded: SeededMetrics, run: int, key: str) -> Estimate | float | None:
 
 
 def shown(seeded: SeededMetrics, run: int, key: str) -> str:
-    """As in "412 ms ±13"; a dash for none."""
+    """A value such as "412 ms ±13"; a dash for none."""
     each = value(seeded, run, key)
     if each is None:
         return "-"
@@ -38,7 +39,7 @@ def shown(seeded: SeededMetrics, run: int, key: str) -> str:
 
 
 def figure(names: Sequence[str], seeded: SeededMetrics, keys: Sequence[str] = KEYS) -> Figure:
-    """A panel for each metric, a row for each set of policies: the mean as a dot, its interval as a bar."""
+    """A panel for each metric with a row for each set of policies: the mean as a dot, its interval as a bar."""
     keys = [key for key in keys if any(value(seeded, run, key) is not None for run in range(len(names)))] or keys[:1]
     data: list[dict[str, Any]] = []
     axes: dict[str, Any] = {}
@@ -75,7 +76,7 @@ def figure(names: Sequence[str], seeded: SeededMetrics, keys: Sequence[str] = KE
 
 
 def _spans_decades(seeded: SeededMetrics, num_runs: int, key: str) -> bool:
-    """Whether the values are so unlike that a linear axis shows only the largest."""
+    """Whether the values differ so much that a linear axis would show only the largest."""
     found = [value(seeded, run, key) for run in range(num_runs)]
     means = [each.mean if isinstance(each, Estimate) else each for each in found if each is not None]
     return min(means, default=0.0) > 0 and max(means) > 20 * min(means)
@@ -141,7 +142,7 @@ def lines(points: Mapping[str, Sequence[tuple[Any, Estimate | float | None]]], x
 
 
 def legend(num_lines: int) -> dict[str, Any]:
-    """The parts of a layout that name its lines above the chart."""
+    """The layout parts that name the lines above the chart."""
     return {
         "showlegend": True,
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
@@ -150,13 +151,14 @@ def legend(num_lines: int) -> dict[str, Any]:
 
 
 def _label(key: str) -> str:
-    """A scenario's key as the title of an axis."""
+    """A scenario key as an axis title."""
     name = key.rpartition(".")[2]
     return "arrivals (requests/s)" if name == "arrivals" else name
 
 
 def verdict(names: Sequence[str], seeded: SeededMetrics, key: str) -> str:
-    """One sentence on which set of policies has the best mean of a metric, and which the seeds do not tell from it."""
+    """One sentence: which set of policies has the best mean of a metric, and which sets the seeds do not separate from
+    it."""
     column = column_of(key)
     values = {run: each for run in range(len(names)) if (each := value(seeded, run, key)) is not None}
     if not values:

@@ -49,11 +49,11 @@ function showReplicas() {
 if (run) { run.addEventListener("change", showReplicas); quantity.addEventListener("change", showReplicas);
   showReplicas(); }
 """
-"""Hides runs and switches the replica heatmap."""
+"""Script that hides runs and switches the replica heatmap."""
 
 BEST_CELL = '<td class="best">'
 MOST_COLUMNS, MOST_INTERVALS = 15, 11
-"""Most columns of the comparison, so that it fits a laptop screen; intervals are wider than values."""
+"""Most columns of the comparison, so that it fits a laptop screen. Intervals are wider than values."""
 
 
 def write(runs: Sequence[Run], provenance: Provenance, path: Path, seeded: SeededMetrics | None = None) -> None:
@@ -136,7 +136,7 @@ def _header(title: str, runs: Sequence[Run], provenance: Provenance) -> str:
 
 
 def _fleet(run: Run) -> str:
-    """The replicas of a run, as in "4 x llama-3.1-8b on a100-80gb"."""
+    """The replicas of a run, such as "4 x llama-3.1-8b on a100-80gb"."""
     counts: dict[tuple[str, str, int], int] = {}
     for replica in run.records.replicas:
         shape = (replica.model, replica.gpu, replica.num_gpus)
@@ -184,7 +184,7 @@ def _cell_tag(cell: Cell) -> str:
 
 
 def _chips(runs: Sequence[Run]) -> str:
-    """A legend for all charts; a click hides a run."""
+    """A legend for all charts. A click hides a run."""
     if len(runs) < 2:
         return ""
     buttons = "".join(
@@ -217,7 +217,7 @@ def _load(figures: dict[str, charts.Figure]) -> str:
 
 
 def _decision(runs: Sequence[Run], seeded: SeededMetrics) -> str:
-    """The first picture: the tail and the cost of every run, and what follows."""
+    """The first chart: the tail latency and the cost of every run, and the conclusion."""
     sentence = dots.verdict([run.name for run in runs], seeded, dots.KEYS[0])
     bars = " Bars are 95% intervals over seeds." if seeded.varies else ""
     caption = f"Further left is better.{bars}"

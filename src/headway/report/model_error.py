@@ -1,4 +1,4 @@
-"""The error of the step-time model in the latencies of a run: the class of its predictions, and their bands."""
+"""The error of the step-time model in a run's latencies: the class of its predictions, and their bands."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from headway.metrics.latency import SLO_KINDS
 from headway.metrics.summary import MetricsByReplica, Summary, flatten
 
 SHOWN = ("ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "e2e_s.mean", "e2e_s.p99")
-"""Keys of the summary whose bands tables and charts show."""
+"""Summary keys whose bands tables and charts show."""
 ENERGY = ("energy_kwh", "joules_per_output_token")
 
 
 def error_class(pools: Sequence[tuple[Model, Coefficients]], full: float, waiting_share: float) -> ErrorClass:
-    """Of a run on these pools, at the least known of them; weights of several kinds count as any."""
+    """The class of a run on these pools, by the least known pool. Weights of several kinds count as any."""
     known: Known = max((known_of(used) for _, used in pools), key=KNOWN.index)
     weights: set[Weights] = {weights_of(model) for model, _ in pools}
     return ErrorClass(known, weights.pop() if len(weights) == 1 else None, load_of(full, waiting_share))
 
 
 def longest(wanted: ErrorClass) -> dict[str, float]:
-    """By kind of SLO, how many times as long as predicted a mean latency is at most, 9 of 10 likely; a kind whose
-    errors are not known is left out."""
+    """By kind of SLO: the largest ratio of measured to predicted mean latency that is 90% likely not to be exceeded.
+    Kinds with unknown errors are left out."""
     bands = {kind: prediction_errors().band(1.0, f"{kind}_mean", wanted) for kind in SLO_KINDS}
     return {kind: band.high for kind, band in bands.items() if band is not None}
 
 
 def so_much_longer(factors: Mapping[str, float]) -> str:
-    """The beginning of a sentence on what latencies that are longer by these factors (`longest`) would bring."""
+    """The beginning of a sentence on the effect of latencies that are longer by these factors (`longest`)."""
     times = ", ".join(f"{kind.upper()} x{factor:.2f}" for kind, factor in factors.items())
     return f"9 of 10 measured runs are within {times} of the predicted latencies: if all were so much longer"
 
 
 def energy_bands(gpus: Sequence[Gpu], summary: Summary) -> dict[str, Band]:
-    """Where the energy of the summary would be measured, by its key, at the least known of the GPUs."""
+    """The band of each energy of the summary by its key, at the least known GPU."""
     bases: list[tuple[float, PowerShares, Known]] = []
     for gpu in gpus:
         shares, is_measured = power_shares(gpu)
@@ -67,7 +67,7 @@ def energy_bands(gpus: Sequence[Gpu], summary: Summary) -> dict[str, Band]:
 
 
 def bands(pools: Sequence[tuple[Model, Coefficients]], summary: Summary) -> dict[str, Band]:
-    """Where each latency of the summary would be measured, by its key; empty without pools on GPUs."""
+    """The band of each latency of the summary by its key; empty without pools on GPUs."""
     if not pools or summary.e2e_s is None:
         return {}
     full = summary.replicas.fullness if isinstance(summary.replicas, MetricsByReplica) else 0.0

@@ -1,6 +1,6 @@
-"""Parts of all HTML pages: colours, style sheet, document, table, chart; and how a page is written.
+"""Common parts of all HTML pages: colours, style sheet, document, table, chart, and writing.
 
-A page has no external links. It loads plotly.js, 4.8 MB, from a file beside it that all pages of a folder share.
+A page has no external links. It loads plotly.js, 4.8 MB, from a file in the same folder that all pages share.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COLORS = (
     "#2f6db3", "#d9722e", "#3f9455", "#b5423f", "#7d62a8", "#8a6446", "#cf6fa8", "#5f6b76", "#9a9a24",
     "#26a0ad", "#1f3f6e", "#f0b14a",
 )  # fmt: skip
-"""One per run. Further runs reuse the colours with dashed lines."""
+"""One colour per run. Further runs reuse the colours with dashed lines."""
 
 INK = "#20262d"
 QUIET = "#67717c"
@@ -114,7 +114,7 @@ dark.addEventListener("change", () => { drawAll(); if (typeof showReplicas === "
 for (const button of document.querySelectorAll("button.svg")) button.addEventListener("click", () =>
   Plotly.downloadImage(button.dataset.chart, {format: "svg", filename: button.dataset.chart}));
 """
-"""Draws the constant `charts`: a map from element ids to Plotly figures; saves them as SVG."""
+"""Script that draws the constant `charts`, a map from element ids to Plotly figures, and saves them as SVG."""
 
 CHECK = """
 if (typeof Plotly === "undefined") {
@@ -129,7 +129,7 @@ if (typeof Plotly === "undefined") {
   throw new Error(missing);
 }
 """
-"""Ends the page's script with a note in place of each chart if plotly.js could not be loaded."""
+"""Script at the end that puts a note in place of each chart if plotly.js could not be loaded."""
 
 UNPACK = """
 const packed = Uint8Array.from(atob(document.getElementById("page").textContent), c => c.charCodeAt(0));
@@ -139,20 +139,20 @@ const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream
 script.textContent = await new Response(unpacked).text();
 document.head.append(script);
 """
-"""Starts the script that the element `page` holds."""
+"""Script that unpacks and starts the script in the element `page`."""
 _MOST_PLAIN_CHARS = 100_000
-"""Longer scripts, which are mostly data, are packed: that of a report of ten runs has 0.8 MB, and 0.2 MB packed."""
+"""Longer scripts, which are mostly data, are packed. The script of a ten-run report shrinks from 0.8 MB to 0.2 MB."""
 
 
 def library_name() -> str:
-    """The name of the file with plotly.js that pages load."""
+    """The file name of plotly.js that pages load."""
     from plotly.offline import get_plotlyjs_version  # takes 0.1 s, which runs without pages need not spend
 
     return f"plotly-{get_plotlyjs_version()}.min.js"
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page atomically, and plotly.js beside it unless it is there. HeadwayError if that cannot be done."""
+    """Write a page atomically, and plotly.js beside it unless it exists. HeadwayError if writing fails."""
     from plotly.offline import get_plotlyjs
 
     write_text(path, text)
@@ -162,7 +162,7 @@ def write_page(path: Path, text: str) -> None:
 
 
 def _packed(script: str) -> tuple[str, str]:
-    """Elements that hold a long script, and the script that starts it; a short one is itself."""
+    """Elements that hold a packed script, and the script that starts it. A short script stays unpacked."""
     if len(script) <= _MOST_PLAIN_CHARS:
         return "", script
     text = b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
@@ -202,7 +202,7 @@ def table(heads: Sequence[str], names: int, rows: Sequence[str]) -> str:
 
 
 def scrolled(inner: str) -> str:
-    """What may be wider than a narrow screen; the keyboard scrolls it, too."""
+    """A scrollable container for content that may be wider than the screen. The keyboard scrolls it, too."""
     return f'<div class="scroll" tabindex="0">{inner}</div>'
 
 

@@ -1,8 +1,8 @@
-"""Plotly figures as pictures (SVG, PNG, PDF, WebP), drawn by matplotlib: a browser is not needed.
+"""Plotly figures as pictures (SVG, PNG, PDF, WebP), drawn by matplotlib without a browser.
 
-All that Headway's figures hold is drawn: scatter, bar and heatmap traces; linear, logarithmic and category axes; panels
-side by side or in a grid; error bars, filled bands, lines and rectangles (`add_hline`, `add_vrect`), annotations,
-legend and title. Of other kinds of traces a HeadwayError names the first.
+Supports everything that Headway's figures contain: scatter, bar and heatmap traces; linear, logarithmic and category
+axes; panels side by side or in a grid; error bars, filled bands, lines and rectangles (`add_hline`, `add_vrect`),
+annotations, legend and title. For another kind of trace a HeadwayError names it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headway.core.errors import HeadwayError
 from headway.report.page import COLORS, INK, QUIET, RULE
 from headway.workload.atomic_file import open_atomic
 
-# Of matplotlib, whose types change from release to release.
+# matplotlib's types change between releases.
 Drawing: TypeAlias = Any
 Axes: TypeAlias = Any
 Artist: TypeAlias = Any
@@ -26,30 +26,30 @@ Artist: TypeAlias = Any
 SUFFIXES = (".svg", ".png", ".pdf", ".webp")
 TRACES = ("scatter", "bar", "heatmap")
 _PIXELS_PER_INCH = 100
-_POINTS = 72 / _PIXELS_PER_INCH  # of a pixel
+_POINTS = 72 / _PIXELS_PER_INCH  # points per pixel
 _DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-.", "longdash": (0, (8, 4)), "longdashdot": "-."}
 _FILL_STEPS = {"hv": "post", "vh": "pre", "hvh": "mid"}
 _INSTEAD = "save the figure as .html, and open it in a browser"
 _MARKERS = {"circle": "o", "square": "s", "diamond": "D", "cross": "P", "x": "X", "triangle-up": "^", "star": "*"}
 _MOST_CATEGORIES = 40
-"""Of so many categories all have a label."""
+"""With at most this many categories, all have a label."""
 _CHARACTER_PIXELS = 8
 _SCALE = [[0, "#f3f5f8"], [1, "#163a66"]]
 _STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
-    "svg.fonttype": "none",  # text remains text: it can be searched and copied
-    "svg.hashsalt": "headway",  # the same figure is the same bytes
+    "svg.fonttype": "none",  # text remains text that can be searched and copied
+    "svg.hashsalt": "headway",  # equal figures give equal bytes
     "pdf.fonttype": 42,
-    "text.parse_math": False,  # a dollar is a dollar
+    "text.parse_math": False,  # a dollar sign is not mathematics
     "axes.unicode_minus": False,
 }
 _METADATA = {".svg": dict.fromkeys(("Creator", "Date", "Format", "Type")), ".pdf": {"CreationDate": None}}
 
 
 def write_picture(figure: Mapping[str, Any], path: Path, width: int, height: int) -> None:
-    """Draw a figure's `data` and `layout`, of so many pixels, in the format of the file's suffix.
+    """Draw a figure's `data` and `layout` with this size in pixels, in the format of the file's suffix.
 
-    HeadwayError if matplotlib is missing, the figure holds what is not drawn, or the file cannot be written.
+    HeadwayError if matplotlib is missing, the figure contains unsupported parts, or the file cannot be written.
     """
     try:
         import matplotlib
@@ -76,14 +76,14 @@ def write_picture(figure: Mapping[str, Any], path: Path, width: int, height: int
         FigureCanvasAgg(drawing)  # measures text
         _Canvas(drawing, layout, traces).draw()
         with open_atomic(path) as file:
-            scale = 2 if path.suffix in (".png", ".webp") else 1  # sharp on the screens of today
+            scale = 2 if path.suffix in (".png", ".webp") else 1  # sharp on high-resolution screens
             drawing.savefig(
                 file, format=path.suffix[1:], metadata=_METADATA.get(path.suffix), dpi=scale * _PIXELS_PER_INCH
             )
 
 
 class _Canvas:
-    """One picture while it is drawn: its panels by the names of their axes, and the entries of its legend."""
+    """One picture during drawing: its panels by the names of their axes, and its legend entries."""
 
     def __init__(self, drawing: Drawing, layout: Mapping[str, Any], traces: Sequence[Mapping[str, Any]]) -> None:
         self.drawing = drawing
@@ -94,7 +94,7 @@ class _Canvas:
         self.legend: list[tuple[str, Artist]] = []
 
     def _panels(self) -> dict[tuple[str, str], Axes]:
-        """The panels in a grid: columns by the domains of x axes, rows by those of y axes."""
+        """The panels in a grid: columns by the domains of x axes, rows by the domains of y axes."""
         named = list(dict.fromkeys(_axes(trace) for trace in self.traces)) or [("x", "y")]
         domains = {name: tuple(_axis(self.layout, name).get("domain", (0.0, 1.0))) for pair in named for name in pair}
         columns = sorted({domains[x] for x, _ in named})
@@ -137,11 +137,11 @@ class _Canvas:
             axes.spines[side].set_color(_color(_axis(self.layout, name).get("linecolor", "#c9ced4")))
 
     def color(self, trace: Mapping[str, Any]) -> str:
-        """The colour that Plotly would take if the trace names none."""
+        """Plotly's default colour if the trace names none."""
         return COLORS[next(i for i, each in enumerate(self.traces) if each is trace) % len(COLORS)]
 
     def listed(self, trace: Mapping[str, Any], artist: Artist) -> None:
-        """Give the trace an entry of the legend, unless it has none in the figure."""
+        """Add a legend entry for the trace, unless the figure hides it."""
         if trace.get("showlegend", True) and trace.get("name"):
             self.legend.append((_plain(trace["name"]), artist))
 
@@ -266,7 +266,7 @@ class _Canvas:
             axes.text(x, y, _plain(note.get("text")), transform=transform, **words)
 
     def _reference(self, placed: Mapping[str, Any]) -> tuple[Axes, Any]:
-        """The panel of a shape or an annotation, and what its coordinates mean."""
+        """The panel of a shape or an annotation, and the meaning of its coordinates."""
         from matplotlib.transforms import blended_transform_factory
 
         refs = [str(placed.get(name) or "paper") for name in ("xref", "yref")]
@@ -302,7 +302,7 @@ class _Canvas:
             self.drawing.suptitle(title, x=0.01, ha="left", fontproperties=bold)
 
     def _legend(self, title: str | None, bold: Mapping[str, Any]) -> None:
-        """In as few rows as the picture's width allows."""
+        """Draw the legend in as few rows as the width allows."""
         names, artists = zip(*self.legend, strict=True)
         most_px = self.drawing.bbox.width - 20
         for rows in range(1, len(names) + 1):
@@ -325,7 +325,7 @@ class _Canvas:
 
 
 class _Scale:
-    """One axis: where its values lie, and how it is labelled."""
+    """One axis: the positions of its values, and its labels."""
 
     def __init__(self, layout: Mapping[str, Any], name: str, canvas: _Canvas) -> None:
         self.axis = _axis(layout, name)
@@ -338,7 +338,7 @@ class _Scale:
         self.has_bars = any(t.get("type") == "bar" for t in canvas.traces if name in _axes(t))
 
     def positions(self, values: Any, num_values: int) -> list[float]:
-        """Coordinates; NaN for none. Without values 0, 1, 2 and so on."""
+        """Coordinates; NaN for missing values. Without values: 0, 1, 2 and so on."""
         listed = _list(values) if values is not None else list(range(num_values))
         if self.is_category:
             known = {each: float(i) for i, each in enumerate(self.categories)}
@@ -417,13 +417,13 @@ class _Scale:
         spec = str(self.axis.get("tickformat") or "").replace("~", "")
         try:
             text = format(value, spec) if spec else _number(value)
-        except ValueError:  # one of d3's formats that Python does not have
+        except ValueError:  # one of d3's formats that Python lacks
             text = _number(value)
         return f"{self.axis.get('tickprefix', '')}{text}{self.axis.get('ticksuffix', '')}"
 
 
 class _Bars:
-    """The bars of a panel: side by side, or on top of one another."""
+    """The bars of a panel, side by side or stacked."""
 
     def __init__(self, traces: Sequence[Mapping[str, Any]], canvas: _Canvas, panel: tuple[str, str]) -> None:
         self.traces = traces
@@ -500,7 +500,7 @@ def _axes(trace: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _axis(layout: Mapping[str, Any], name: str) -> Any:
-    """The settings of the axis that traces call `x`, `y`, `x2` and so on."""
+    """The settings of an axis, which traces call `x`, `y`, `x2` and so on."""
     found = layout.get(f"{name[0]}axis{name[1:]}", {})
     if found.get("overlaying"):
         raise HeadwayError(f"pictures have no axis over another, as {name} is; {_INSTEAD}")
@@ -512,12 +512,12 @@ def _list(values: Any) -> list[Any]:
 
 
 def _single(value: Any) -> Any:
-    """The first of several: markers of one trace look alike."""
+    """The first of several values, because all markers of a trace look alike."""
     return next(iter(value), None) if isinstance(value, list | tuple | np.ndarray) else value
 
 
 def _is_place(value: Any, known: Mapping[str, float]) -> bool:
-    """Whether a number on a category axis is a coordinate, as in a shape, and no category."""
+    """Whether a number on a category axis is a coordinate, as in a shape, and not a category."""
     return isinstance(value, int | float) and str(value) not in known
 
 
@@ -526,7 +526,7 @@ def _at(categories: Sequence[str], at: float) -> str:
 
 
 def _edges(middles: list[float]) -> Any:
-    """The borders of cells by their middles."""
+    """The edges of cells, computed from their centres."""
     at = np.asarray(middles)
     if len(at) == 1:
         return np.array([at[0] - 0.5, at[0] + 0.5])
@@ -535,7 +535,7 @@ def _edges(middles: list[float]) -> Any:
 
 
 def _number(value: float) -> str:
-    """As few digits as tell ticks apart: 1,500 and 0.05."""
+    """A number with as few digits as distinguish ticks: 1,500 and 0.05."""
     return f"{value:,.10g}" if abs(value) >= 1000 else f"{value:.6g}"
 
 
@@ -544,13 +544,13 @@ def _text(title: Any) -> str:
 
 
 def _plain(text: Any) -> str:
-    """Without Plotly's HTML: its line breaks are line breaks, other elements are left out."""
+    """Text without Plotly's HTML: line breaks are converted, other elements are removed."""
     words = re.sub(r"<br\s*/?>", "\n", str("" if text is None else text))
     return re.sub(r"</?(b|i|em|strong|sub|sup|span|a)\b[^>]*>", "", words)
 
 
 def _color(color: Any) -> Any:
-    """A colour of CSS as matplotlib takes it."""
+    """A CSS colour in matplotlib's notation."""
     parts = re.fullmatch(r"rgba?\(([^)]*)\)", str(color).replace(" ", ""))
     if not parts:
         return color

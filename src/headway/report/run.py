@@ -1,4 +1,4 @@
-"""One run as the input of a report."""
+"""One run, as the input of a report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Run:
 
     name: str
     policies: dict[str, str]
-    """Kind of policy -> its name, as in {"routing": "round-robin"}."""
+    """Policy name by kind, such as {"routing": "round-robin"}."""
     records: Records
     summary: Summary
     simulate_s: float
@@ -27,18 +27,18 @@ class Run:
     """Whether the step times come from measurements of this GPU and engine."""
     notes: tuple[str, ...] = ()
     uncalibrated: tuple[str, ...] = ()
-    """The pools without such measurements, and what stands in for them."""
+    """The pools without such measurements, and the substitutes."""
     pools: tuple[PoolCalibration, ...] = ()
     """Which pools have such measurements."""
     slo: DefaultSlo | None = None
     """SLOs of requests without their own."""
     bands: dict[str, Band] = field(default_factory=dict)
-    """Of predicted latencies, by key of the summary: where they would be measured."""
+    """Bands of predicted latencies, by summary key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Scenario, seed, version and command that produced the runs."""
+    """Scenario, seed, version and command of the runs."""
 
     scenario_yaml: str
     seed: int
@@ -47,7 +47,7 @@ class Provenance:
 
 
 def named_by_policies(runs: Sequence[Run]) -> list[Run]:
-    """Name the runs by the policies in which they differ, as in "least-loaded + fcfs"."""
+    """Name the runs by the policies in which they differ, such as "least-loaded + fcfs"."""
     kinds = dict.fromkeys(kind for run in runs for kind in run.policies)
     differing = [kind for kind in kinds if len({run.policies.get(kind) for run in runs}) > 1]
     names = [" + ".join(run.policies.get(kind, "none") for kind in differing) for run in runs]

@@ -1,4 +1,4 @@
-"""The comparison of several runs as a terminal table: one row per run, the best value of a column marked."""
+"""The comparison of several runs as a terminal table: one row per run, with the best value of each column marked."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ ONLY_IF_NONZERO = {
 }
 
 ONLY_WITH = {"gpu_hours": "gpu_hours_bound"}
-"""Columns shown only together with another one."""
+"""Columns that are shown only together with another one."""
 
 DROPPED_FIRST = (
     "joules_per_output_token", "judged", "kv_use.mean", "e2e_s.p99", "retries", "output_tokens_per_s",
@@ -113,19 +113,20 @@ DROPPED_FIRST = (
     "usd_per_million_output_tokens", "goodput_rps", "tpot_s.mean",
     "blocking_s.p99", "answer_s.p99", "itl_s.p99", "qoe_violations", "slo_attainment", "e2e_s.mean",
 )  # fmt: skip
-"""Columns that a narrow console drops, in this order. Counts of unfinished requests are always shown."""
+"""Columns that a narrow console drops, in order. Counts of unfinished requests are always shown."""
 
 GROUP_COLUMNS = ("ttft_s.p50", "ttft_s.p99", "itl_s.p99", "e2e_s.p99", "slo_attainment", "throughput_rps",
                   "output_tokens_per_s", "num_unfinished", "num_rejected", *_REFUSED)  # fmt: skip
 """Columns of the tables by tier and by tenant."""
 MOST_GROUP_ROWS = 24
-"""Rows of such a table, beyond which it is left out: the JSON and the HTML report have all tiers and tenants."""
+"""Most rows of such a table. Larger tables are left out, because the JSON and the HTML report contain all tiers and
+tenants."""
 
 UNCALIBRATED = "Step times are not calibrated for this GPU and engine: trust the order, not the numbers."
 
 
 def uncalibrated_note(runs: Sequence[Run]) -> str | None:
-    """The pools whose step times are not calibrated, and why; None: all are."""
+    """The pools without calibrated step times, and why; None if all are calibrated."""
     if all(run.calibrated for run in runs):
         return None
     pools = list(dict.fromkeys(pool for run in runs for pool in run.uncalibrated))
@@ -136,7 +137,7 @@ def uncalibrated_note(runs: Sequence[Run]) -> str | None:
 
 
 SAME_WITHIN = 0.005
-"""If all runs are within this relative difference, none is marked as best."""
+"""No run is marked as best if all runs are within this relative difference."""
 
 BEST, SAME = "*", "="
 
@@ -148,7 +149,7 @@ class Cell:
     text: str
     best: bool
     same: bool = False
-    """With several seeds: it is not best alone, and not distinguishable from the best."""
+    """With several seeds: whether it is indistinguishable from the best, or is the best but not alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +181,10 @@ def compare(
     columns: Sequence[Column] = COLUMNS,
     only_if_nonzero: Collection[str] = ONLY_IF_NONZERO,
 ) -> ComparedMetrics:
-    """Compare runs by the metrics with data, and mark the best value of each metric in which runs differ.
+    """Compare runs by the metrics with data, and mark the best value of each metric that differs.
 
-    With `seeded`, values are means over seeds with the halves of their 95% intervals, and marks are those of
-    differences that hold.
+    With `seeded`, values are means over seeds with the halves of their 95% intervals, and marks require significant
+    differences.
     """
     flat = [flatten(run.summary, replicas=False) for run in runs]
     columns = tuple(column for column in columns if _has_data(column.key, flat, only_if_nonzero))
@@ -231,7 +232,7 @@ def _seeded_cells(column: Column, seeded: SeededMetrics, num_runs: int) -> list[
 
 
 def with_half(column: Column, each: Estimate) -> str:
-    """A mean and half of its interval in the same unit, as in "412 ms ±13"."""
+    """A mean and half of its interval in one unit, such as "412 ms ±13"."""
     if each.half <= 0:
         return column.show(each.mean)
     scale = 100.0 if column.show is percent else 1000.0 if column.show is seconds and abs(each.mean) < 0.9995 else 1.0
@@ -239,12 +240,12 @@ def with_half(column: Column, each: Estimate) -> str:
 
 
 _LABEL_SHARE = 5
-"""A label has at most this part of the width, a fifth, while columns are dropped for it."""
+"""A label gets at most this fraction of the width, a fifth, before columns are dropped for it."""
 _LEAST_LABEL_CHARS = 8
 
 
 def cut_labels(labels: Sequence[str], most: int) -> list[str]:
-    """Labels of at most `most` characters, where possible; unlike ones stay unlike, by their numbers."""
+    """Labels of at most `most` characters where possible. Numbers keep different labels different."""
     texts = [text if len(text) <= most else f"{text[: most - 1]}…" for text in labels]
     full: dict[str, dict[str, None]] = {}
     for text, label in zip(texts, labels, strict=True):
@@ -264,7 +265,8 @@ def _label_sizes(width: int) -> Iterator[int]:
 
 
 def _with_cut_labels(compared: ComparedMetrics, most: int, hides_shared: bool) -> ComparedMetrics:
-    """`hides_shared`: without the kinds of policies in which no runs differ, but for the first kind."""
+    """The comparison with cut labels. `hides_shared`: drop the kinds of policies in which no runs differ, except the
+    first kind."""
     columns = list(zip(compared.kinds, zip(*compared.labels, strict=True), strict=True))
     kept = [(kind, column) for kind, column in columns if not hides_shared or len(set(column)) > 1] or columns[:1]
     by_kind = [cut_labels(column, most) for _, column in kept]
@@ -273,15 +275,15 @@ def _with_cut_labels(compared: ComparedMetrics, most: int, hides_shared: bool) -
 
 def comparison_table(runs: Sequence[Run], *, width: int, seeded: SeededMetrics | None = None) -> Table:
     """A table with one row per run for a console of `width` characters. Less important columns are dropped, and long
-    labels are cut; the notes have them whole."""
+    labels are cut; notes give them in full."""
     return _table(runs, _fitting([compare(runs, seeded)], width)[0], seeded)
 
 
 def _fitting(tables: Sequence[ComparedMetrics], width: int) -> Sequence[ComparedMetrics]:
-    """The parts of a table, with labels cut and columns dropped until they fit into a width together.
+    """The parts of a table, with labels cut and columns dropped until all parts fit into the width.
 
-    Labels lose first what is beyond their share, then columns go; then labels become shorter still. If that is not
-    enough, kinds of policies go that all runs share, and at last any metric but the first column's TTFT.
+    Labels first shrink to their share, then columns are dropped, then labels shrink further. If that does not suffice,
+    kinds of policies that all runs share are dropped, and at last all metrics except the first column's TTFT.
     """
     rest = [column.key for column in reversed(COLUMNS) if column.key not in (*DROPPED_FIRST, _LAST_KEPT)]
     columns = range(len(DROPPED_FIRST) + 1)
@@ -301,7 +303,7 @@ _GAP, _EDGES = 3, 2
 
 
 def _width(shown: ComparedMetrics) -> int:
-    """Characters of a table: every cell of a metric has one more, for its mark."""
+    """Width of a table in characters. Every cell of a metric has one more for its mark."""
     labels = [max(map(len, column)) for column in zip(shown.kinds, *shown.labels, strict=True)]
     cells = zip(
         (column.title for column in shown.columns), *([cell.text for cell in row] for row in shown.cells), strict=True
@@ -311,9 +313,9 @@ def _width(shown: ComparedMetrics) -> int:
 
 
 def group_table(runs: Sequence[Run], by: str, *, width: int, seeded: SeededMetrics | None = None) -> Table | None:
-    """A table with one row per run and tier, or tenant, as `comparison_table`. `by` is "tier" or "tenant".
+    """A table with one row per run and tier or tenant, like `comparison_table`. `by` is "tier" or "tenant".
 
-    None unless every run has the same tiers or tenants, and where the rows are too many.
+    None if the runs have different tiers or tenants, or if there are too many rows.
     """
     found = [list(run.summary.tiers if by == "tier" else run.summary.tenants) for run in runs]
     names = found[0]
@@ -326,7 +328,7 @@ def group_table(runs: Sequence[Run], by: str, *, width: int, seeded: SeededMetri
 
 
 def _alike(groups: Sequence[ComparedMetrics]) -> Sequence[ComparedMetrics]:
-    """The same metrics for all tiers or tenants, by the keys of the whole run: those that some of them has."""
+    """Metrics that at least one tier or tenant has, the same for all of them, in the order of the run's keys."""
     titles = {column.title for each in groups for column in each.columns}
     columns = tuple(column for column in COLUMNS if column.title in titles)
 
@@ -361,7 +363,7 @@ def _of_group(runs: Sequence[Run], prefix: str, seeded: SeededMetrics | None) ->
 
 
 def error_notes(runs: Sequence[Run]) -> list[str]:
-    """Where the latencies of one run would be measured; of several, how far from the predictions at most."""
+    """Bands of one run's latencies; for several runs, the largest deviation from the predictions."""
     shown = [
         (column, [run.bands[column.key] for run in runs if column.key in run.bands])
         for column in COLUMNS
@@ -385,11 +387,11 @@ _STEP_TIMES = {
     "GPU": "step times of the same GPU and another engine version",
     "neither": "step times of another GPU and engine version",
 }
-"""What a prediction's step times were measured on, by `ErrorClass.known`."""
+"""The measurements behind a prediction's step times, by `ErrorClass.known`."""
 
 
 def _source_of_errors(classes: Iterable[ErrorClass]) -> str:
-    """Which measured runs the errors are from: as a sentence."""
+    """A sentence: which measured runs the errors come from."""
     kinds: dict[str, dict[str, None]] = {}
     for each in classes:
         weights = each.weights if each.weights == "experts" else f"{each.weights} weights"
@@ -405,7 +407,7 @@ def _source_of_errors(classes: Iterable[ErrorClass]) -> str:
 
 
 def energy_notes(runs: Sequence[Run]) -> list[str]:
-    """The energy of runs, and how far off it may be."""
+    """The energy of runs, and its possible error."""
     found = [(run.summary.energy_kwh, run.bands["energy_kwh"]) for run in runs if "energy_kwh" in run.bands]
     if not found:
         return []
@@ -424,7 +426,7 @@ def percent_of(band: Band) -> float:
 
 
 def seeds_note(seeded: SeededMetrics) -> str:
-    """What the numbers of several seeds are."""
+    """How the numbers over several seeds were computed."""
     num = len(seeded.seeds)
     if not seeded.varies:
         return f"Nothing here is random: {num} seeds give the same numbers, which hold for these requests alone."
@@ -463,7 +465,7 @@ def _table(runs: Sequence[Run], compared: ComparedMetrics, seeded: SeededMetrics
 
 
 def _slos(run: Run) -> str:
-    """The SLOs that attainment is of, as in "TTFT 1 to 5 s, TPOT 50 ms"; "": there are none."""
+    """The SLOs of the attainment, such as "TTFT 1 to 5 s, TPOT 50 ms"; "" without SLOs."""
     ranges = slo_ranges(sample(run.records, run.summary.warmup_s, run.slo))
     texts = []
     for kind, (low, high) in ranges.items():

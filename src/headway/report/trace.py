@@ -1,4 +1,4 @@
-"""A run as a trace for Perfetto or chrome://tracing: activity of replicas, and stages of requests."""
+"""A run as a trace for Perfetto or chrome://tracing: the activity of replicas, and the stages of requests."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from headway.report.run import Provenance, Run
 from headway.workload.atomic_file import open_atomic
 
 MAX_EVENTS = 500_000
-"""About the most that a browser opens easily."""
+"""About the most events that a browser opens easily."""
 
 Event = dict[str, Any]
 CHUNK_EVENTS = 10_000
 
 
 def write(run: Run, provenance: Provenance, path: Path, *, max_events: int = MAX_EVENTS) -> str | None:
-    """Write the trace to `path` atomically. Return a note if the run was cut off.
+    """Write the trace to `path` atomically. Returns a note if the run was truncated.
 
-    A run with more than about `max_events` events is cut off at a time that the note, which is also in the file, gives.
-    HeadwayError if the file cannot be written.
+    A run with more than about `max_events` events is truncated at a time that the note, also contained in the file,
+    gives. HeadwayError if the file cannot be written.
     """
     until_s = _until_s(run.records, max_events)
     note = None
@@ -127,7 +127,7 @@ def _requests(records: Records, until_s: float) -> Iterator[Event]:
             "output_tokens": int(table["generated_tokens"][i]),
         }
         segment_rows = [tuple(column[k].item() for column in columns) for k in range(begins[i], ends[i])]
-        # Stages go between begin and end: at equal times, viewers nest events in file order.
+        # Stages are written between begin and end, because viewers nest events with equal times in file order.
         begin, end = _async(request, f"request {request}", float(arrival_s[request]), end_s, args)
         yield begin
         yield from chain.from_iterable(_stages(request, float(arrival_s[request]), end_s, segment_rows))

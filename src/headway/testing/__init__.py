@@ -6,7 +6,7 @@
         check_router(MyRouter)
 
 There is one check for each kind of policy. Its argument `make` is any callable that returns a fresh policy: the class
-itself, a lambda that passes arguments, or what `headway.policies.resolve` returns. A policy that breaks a rule raises
+itself, a lambda that passes arguments, or a result of `headway.policies.resolve`. A policy that breaks a rule raises
 `BrokenPolicyError`, an AssertionError whose text names the rule. `router_reads` and its siblings return the attributes
 of the views that a policy read, such as `replica.num_waiting`.
 """

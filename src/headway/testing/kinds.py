@@ -1,4 +1,4 @@
-"""The trial of each kind of policy that decides with views of replicas, and the rules of its decisions."""
+"""The trial of each kind of policy that decides on views of replicas, and the rules of its decisions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DAY_S = 86_400.0
 
 
 class RouterTrial(Trial[Router, FleetStep]):
-    """Views have one replica or many, replicas vanish and return, and loads are unknown or absurd."""
+    """Plays views with one or many replicas. Replicas vanish and return, and loads are unknown or absurd."""
 
     draw_story = staticmethod(draw_story)
     num_steps = 60
@@ -49,7 +49,7 @@ class RouterTrial(Trial[Router, FleetStep]):
         return placement
 
     def check_decision(self, step: FleetStep, decision: Placement) -> None:
-        """The placement is a replica of the view, and its decode replica is one of the same combo.
+        """The placement must be a replica of the view, and its decode replica a replica of the same combo.
 
         Only a router with `pairs = True` may name a decode replica.
         """
@@ -77,7 +77,7 @@ class ScalerTrial(Trial[Scaler, PoolsStep]):
         return dict(wanted)
 
     def check_decision(self, step: PoolsStep, decision: dict[str, int]) -> None:
-        """Every count is of a pool in the view, from `min_replicas` to `max_replicas`."""
+        """Every count must be for a pool in the view, from `min_replicas` to `max_replicas`."""
         bounds = {pool["name"]: (pool["min_replicas"], pool["max_replicas"]) for pool in step.pools}
         for name, count in decision.items():
             if name not in bounds:
@@ -88,7 +88,7 @@ class ScalerTrial(Trial[Scaler, PoolsStep]):
 
 
 class CascadeTrial(Trial[Cascade, CascadeStep]):
-    """At each step one request enters, and the answer of one stage is accepted or not."""
+    """At each step one request enters, and the answer of one stage is accepted or rejected."""
 
     draw_story = staticmethod(draw_cascade_story)
     num_steps = 30
@@ -100,7 +100,7 @@ class CascadeTrial(Trial[Cascade, CascadeStep]):
         return entered, self.policy.accept(request, step.score, view)
 
     def check_decision(self, step: CascadeStep, decision: tuple[int, bool]) -> None:
-        """`enter` returns the index of a stage of the view, `accept` True or False."""
+        """`enter` must return the index of a stage of the view, `accept` True or False."""
         entered, accepted = decision
         if type(entered) is not int or not 0 <= entered < len(step.stages):
             raise BrokenPolicyError(f"enters at stage {entered!r}; it may be 0 to {len(step.stages) - 1}")
@@ -118,7 +118,7 @@ class MigrationTrial(Trial[Migration, FleetStep]):
         on_tick: Sequence[Move] = ()
         if self.policy.interval_s is not None:
             on_tick = list(self.policy.moves(fleet_view(step.now, self.random, step.replicas, call)))
-        # A phase change offers no draining replica but the request's own.
+        # A phase change offers no draining replica except the request's own.
         own = step.request["replica"]
         offered = [replica for replica in step.replicas if replica["id"] == own or not replica["is_draining"]]
         request = request_view(step.request, call, placed=True)
@@ -129,7 +129,7 @@ class MigrationTrial(Trial[Migration, FleetStep]):
         return on_tick, at_phase
 
     def check_decision(self, step: FleetStep, decision: tuple[Sequence[Move], Move | None]) -> None:
-        """A move is of a placed request that is not moving yet, to another replica that accepts requests."""
+        """A move must take a placed request that is not moving yet to another replica that accepts requests."""
         on_tick, at_phase = decision
         moved: set[int] = set()
         for move in on_tick:
@@ -166,10 +166,10 @@ def states_its_interval_or_none(make: Make, seed: int) -> None:
 
 
 class AdmissionTrial(Trial[Admission, AdmissionStep]):
-    """An admission policy, with the requests that it holds.
+    """Tests an admission policy and the requests that it holds.
 
-    At each step some held requests are cancelled, and others arrive and are held or not. Then the policy releases
-    some: each request once, to a tier and region that exist.
+    At each step some held requests are cancelled, and other requests arrive and are held or not. Then the policy
+    releases some: each request once, to an existing tier and region.
     """
 
     draw_story = staticmethod(draw_admission_story)
@@ -188,7 +188,7 @@ class AdmissionTrial(Trial[Admission, AdmissionStep]):
     def decide(self, step: AdmissionStep, call: PolicyCall) -> list[Release]:
         self.held = {id: one for id, one in self.held.items() if self._cancellations.random() >= step.cancelled_share}
         for values in step.arriving:
-            arrival = PolicyCall(call.oracle)  # of its own, as `release` may not read this view
+            arrival = PolicyCall(call.oracle)  # a separate call, because `release` may not read this view
             holds = self.policy.holds(request_view(values, arrival))
             arrival.is_over = True
             call.reads |= arrival.reads
@@ -216,7 +216,7 @@ class AdmissionTrial(Trial[Admission, AdmissionStep]):
 
 
 def releases_every_request(make: Make, seed: int) -> None:
-    """With idle replicas and enough days, no request is held any more."""
+    """With idle replicas and enough days, all requests are released."""
     trial = AdmissionTrial(make(), Random(seed))
     steps = draw_admission_story(seed, trial.num_steps)
     for step in steps:

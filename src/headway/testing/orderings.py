@@ -1,4 +1,4 @@
-"""The trial of orderings, and the rules of ranks."""
+"""The trial of orderings, and the rules for ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from headway.testing.trial import Conformance, Make, Trial, common_checks, is_or
 
 _NOW = 1000.0
 _MOST_STARTS = 500
-"""Starts within which each share of the most urgent tier has to come first once."""
+"""Within this number of starts, each share of the most urgent tier must have ranked first once."""
 
 
 @dataclass(frozen=True)
 class RankedRequest:
-    """A request that waits at a time. No request ends."""
+    """A request that waits. No request ends."""
 
     request: dict[str, Any]
     ended: None = None
@@ -95,7 +95,7 @@ def announces_changes_with_time(make: Make, seed: int) -> None:
 
 
 def announces_changes_with_tokens(make: Make, seed: int) -> None:
-    """As a request gains tokens, its rank gets no worse before the number that `next_change_tokens` returns."""
+    """While a request gains tokens, its rank does not get worse before the number that `next_change_tokens` returns."""
     ordering = make()
     for values in _requests(seed):
         left = values["output_tokens"] - values["generated_tokens"]
@@ -132,8 +132,8 @@ def ranks_by_its_queues(make: Make, seed: int) -> None:
 
 
 def shares_service(make: Make, seed: int) -> None:
-    """Ranks of one share differ by their arrival only. A share whose request starts ranks no better than before, and a
-    share that waits is soon first, however many requests of others start."""
+    """Ranks within one share differ only by arrival. A share whose request starts ranks no better than before. A
+    waiting share soon ranks first, however many requests of others start."""
     ordering: Ordering = make()
     if not isinstance(ordering, SharingOrdering):
         return

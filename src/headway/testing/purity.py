@@ -25,7 +25,7 @@ _GLOBAL_RANDOM = getattr(random, "_inst", None)
 
 @contextmanager
 def forbid_side_effects() -> Iterator[None]:
-    """Raise BrokenPolicyError at the end if the code in between used anything but its arguments."""
+    """Raise BrokenPolicyError at the end if the enclosed code used anything but its arguments."""
     offences: list[str] = []
 
     def profile(frame: FrameType, event: str, called: Any) -> None:
@@ -35,7 +35,7 @@ def forbid_side_effects() -> Iterator[None]:
 
     before = sys.getprofile()
     collects = gc.isenabled()
-    gc.disable()  # a callback of the collector may read the clock
+    gc.disable()  # a garbage-collector callback may read the clock
     sys.setprofile(profile)
     try:
         yield
@@ -72,5 +72,5 @@ def _python_offence(frame: FrameType) -> str:
 
 
 def _numpy_random() -> object:
-    """numpy's global generator; without numpy, an object that owns no method."""
+    """numpy's global generator; without numpy, an object without methods."""
     return getattr(sys.modules.get("numpy.random.mtrand"), "_rand", _FORBIDDEN)

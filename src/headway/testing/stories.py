@@ -1,4 +1,4 @@
-"""Requests, fleets and pools drawn at random for tests of policies: plain values for `strict_views`."""
+"""Random requests, fleets and pools for policy tests: plain values for `strict_views`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class LinearTimes:
 
 
 _TIMES = (LinearTimes(2e-5, 0.008, 5e-5, 4e-8), LinearTimes(1e-4, 0.02, 1e-4, 1.5e-7))
-"""Of a fast and of a slow engine."""
+"""Times of a fast and of a slow engine."""
 _HUGE = 10**15
 _LARGEST_LOAD = {"idle": 0, "equal": 0, "ordinary": 400, "huge": _HUGE}
 
@@ -141,7 +141,7 @@ def _draw_paused(rng: Random, replica: int) -> list[dict[str, Any]]:
 
 
 def _draw_cache(rng: Random, prefill_tokens_left: int) -> dict[str, Any]:
-    """The share of any request that the replica has cached, all of it or nothing at times, and can load besides."""
+    """The share of any request that the replica has cached, sometimes all or nothing, and can load in addition."""
     cached = rng.choice((0.0, rng.random(), 1.0))
     shares = {"cached_tokens": cached, "loadable_tokens": rng.choice((0.0, 1.0 - cached)), "kv_transfer_s": 1e-5}
     return {**shares, "expected_cached_tokens": rng.randrange(prefill_tokens_left + 1)}
@@ -156,7 +156,7 @@ def _draw_loras(rng: Random) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FleetStep:
-    """One moment: a request that ended, to learn from, then a request to decide on."""
+    """One step: an ended request to learn from, then a request to decide on."""
 
     now: float
     request: dict[str, Any]
@@ -166,7 +166,7 @@ class FleetStep:
 
 @lru_cache(maxsize=48)  # every check of every policy plays the same few stories
 def draw_story(seed: int, num_steps: int = 60, drains: float = 0.0) -> tuple[FleetStep, ...]:
-    """A short run in which requests arrive, and replicas vanish and return. At times there is only one replica.
+    """A short run in which requests arrive, and replicas vanish and return. Sometimes there is only one replica.
 
     A replica drains with probability `drains`.
     """
@@ -190,8 +190,9 @@ def draw_story(seed: int, num_steps: int = 60, drains: float = 0.0) -> tuple[Fle
 
 @lru_cache(maxsize=48)
 def draw_migration_story(seed: int, num_steps: int = 60) -> tuple[FleetStep, ...]:
-    """As `draw_story`, with draining replicas. The request of each step is at a replica, and its reasoning ends now."""
-    story = draw_story.__wrapped__(seed, num_steps, drains=0.15)  # a copy of its own, which is changed
+    """Like `draw_story`, with draining replicas. The request of each step is at a replica, and its reasoning ends
+    now."""
+    story = draw_story.__wrapped__(seed, num_steps, drains=0.15)  # a separate copy, which is changed
     return tuple(_with_phase_over(Random(seed), step) for step in story)
 
 
@@ -208,13 +209,13 @@ class AdmissionStep:
     now: float
     arriving: list[dict[str, Any]]
     cancelled_share: float
-    """Share of the held requests that are cancelled before."""
+    """Share of the held requests that are cancelled beforehand."""
     replicas: list[dict[str, Any]]
     ended: Ended | None
 
 
 def draw_admission_story(seed: int, num_steps: int = 40) -> list[AdmissionStep]:
-    """Several hours in which requests of all tiers arrive, and replicas are idle or full, or none is up."""
+    """Several hours in which requests of all tiers arrive, and replicas are idle, full or down."""
     rng = Random(seed)
     steps = []
     now = 0.0

@@ -1,4 +1,4 @@
-"""Views for tests of policies: they have the attributes of `core.view`, record every read, and forbid the rest."""
+"""Views for policy tests: they have the attributes of `core.view`, record every read, and forbid all other access."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BrokenPolicyError(AssertionError):
 
 
 class PolicyCall:
-    """One call of a policy: what the policy may read, until when, and what it read."""
+    """One call of a policy: the values that the policy may read, until when, and which it has read."""
 
     def __init__(self, oracle: bool = False) -> None:
         self.oracle = oracle
@@ -40,7 +40,7 @@ class PolicyCall:
         self._lists: list[tuple[str, list[StrictView], list[int]]] = []
 
     def view(self, kind: str, values: Values, hidden: frozenset[str] = frozenset()) -> StrictView:
-        """A view of these values that only this call may read; `hidden` are for oracles alone."""
+        """A view of these values that only this call may read. `hidden` values are for oracles only."""
         if values.keys() != _SHOWN[kind]:
             odd = sorted(values.keys() ^ _SHOWN[kind])
             raise ValueError(f"a {kind} view differs from headway.core.view in {', '.join(odd)}")
@@ -90,7 +90,7 @@ class StrictView:
     def _method(self, name: str) -> Callable[[Any], float]:
         """A method of a replica's view.
 
-        Its value is the share of a request's tokens, the factor of a number, or the seconds to another region.
+        It returns a share of a request's tokens, the factor of a number, or the seconds to another region.
         """
         value, call = self._values[name], self._call
 
@@ -137,7 +137,7 @@ _SHOWN = {
 
 
 def request_view(values: Values, call: PolicyCall, *, placed: bool = False) -> RequestView:
-    """A request as a policy sees it; with `placed`, the values are those of a request at a replica."""
+    """A request as a policy sees it. With `placed`, the values belong to a request at a replica."""
     if placed:
         values = {name: value for name, value in values.items() if name in _SHOWN["request"]}
     return cast(RequestView, call.view("request", values, _ORACLE_REQUEST))

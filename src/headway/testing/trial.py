@@ -20,14 +20,14 @@ from headway.testing.strict_views import BrokenPolicyError, PolicyCall
 class StoryStep(Protocol):
     @property
     def ended(self) -> Ended | None:
-        """A request that ended just before, for a policy that learns."""
+        """The request that ended just before, for a policy that learns."""
 
 
 P = TypeVar("P")
 S = TypeVar("S", bound=StoryStep)
 Make = Callable[[], Any]
 Check = Callable[[Make, int], None]
-"""Raises BrokenPolicyError if the policies that the first argument makes break a rule; the second is a seed."""
+"""Takes a function that makes policies, and a seed. Raises BrokenPolicyError if the policies break a rule."""
 SHORT_STORY = 24
 """Steps of the checks that examine each call closely."""
 
@@ -48,7 +48,7 @@ class Trial(ABC, Generic[P, S]):
         """Call the policy with the views of one step. Returns its decisions, checked for their types."""
 
     def check_decision(self, step: S, decision: Any) -> None:
-        """Raise BrokenPolicyError if the decisions of this step are not possible."""
+        """Raise BrokenPolicyError if the decisions of this step are impossible."""
         return
 
     def play(self, step: S) -> Any:
@@ -61,7 +61,7 @@ class Trial(ABC, Generic[P, S]):
         return decision
 
     def continued_by(self, policy: P) -> Trial[P, S]:
-        """A trial of `policy` that goes on from here."""
+        """A trial of `policy` that continues from here."""
         return type(self)(policy, Random(1))
 
 
@@ -91,7 +91,7 @@ class Conformance:
 
 def common_checks(trial: type[Trial[Any, Any]]) -> tuple[Check, ...]:
     def decides_what_is_possible(make: Make, seed: int) -> None:
-        """Every decision keeps the rules of its kind."""
+        """Every decision obeys the rules of its kind."""
         played = trial(make(), Random(seed))
         for step in trial.draw_story(seed, trial.num_steps):
             played.check_decision(step, played.play(step))
@@ -104,7 +104,7 @@ def common_checks(trial: type[Trial[Any, Any]]) -> tuple[Check, ...]:
             raise BrokenPolicyError("decided differently on the same views with the same random stream")
 
     def survives_pickling(make: Make, seed: int) -> None:
-        """A pickled copy, made when fresh or in the middle of a run, goes on as the original does."""
+        """A pickled copy, made when new or in the middle of a run, continues like the original."""
         steps = trial.draw_story(seed, trial.num_steps)
         middle = trial.num_steps // 2
         played = trial(pickled(make()), Random(seed))
@@ -142,7 +142,7 @@ def states_its_interval(make: Make, seed: int) -> None:
 
 
 def check_interval(interval_s: object, otherwise: str = "") -> None:
-    """Raise BrokenPolicyError unless it is a number of seconds above 0; `otherwise` ends the message."""
+    """Raise BrokenPolicyError unless it is a positive number of seconds; `otherwise` ends the message."""
     is_number = isinstance(interval_s, int | float) and not isinstance(interval_s, bool)
     if not is_number or not 0 < interval_s < inf:  # type: ignore[operator]
         raise BrokenPolicyError(f"interval_s is {interval_s!r}; it must be seconds, more than 0{otherwise}")

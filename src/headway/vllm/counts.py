@@ -1,6 +1,6 @@
-"""The counts of an engine's scheduler, by the names that they have on `/metrics`: what freeness is computed from.
+"""The counts of an engine's scheduler, by their names on `/metrics`. Freeness is computed from them.
 
-`TIER` is followed by a slash and the tier where the scheduler hands the counts on.
+When the scheduler passes the counts on, `TIER` is followed by a slash and the tier.
 """
 
 from __future__ import annotations
@@ -27,5 +27,5 @@ class TierCounts:
         self._tiers[tier] -= 1
 
     def named(self) -> dict[str, int]:
-        """Tiers that were seen, those without requests too."""
+        """Counts by name for all tiers seen so far, including those without requests."""
         return {f"{TIER}/{tier}": number for tier, number in self._tiers.items()}

@@ -1,7 +1,7 @@
-"""vLLM's tiers of offloaded KV blocks for an engine on a CPU, whose own copies run on GPUs only.
+"""vLLM's tiers of offloaded KV blocks for an engine on a CPU. vLLM's own copies run only on GPUs.
 
 For `--kv-transfer-config`: `"kv_connector": "OffloadingConnector"`, and in `kv_connector_extra_config` `"spec_name":
-"CpuTieringSpec", "spec_module_path": "headway.vllm.cpu_offload"`. All else is as in `TieringOffloadingSpec`.
+"CpuTieringSpec", "spec_module_path": "headway.vllm.cpu_offload"`. Everything else is as in `TieringOffloadingSpec`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from headway.core.errors import HeadwayError
 
 
 class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM is not here when types are checked
-    """One block a file, and one worker."""
+    """Supports one block per file, and one worker."""
 
     def get_worker(self, kv_caches: Any) -> CopyingWorker:
-        """Raises HeadwayError for engines of several workers, layouts or blocks a chunk."""
+        """HeadwayError for engines with several workers, layouts or blocks per chunk."""
         if self.config.parallel.world_size != 1 or self.blocks_per_chunk != 1 or self.config.canonical_layout:
             raise HeadwayError("CpuTieringSpec: expected one worker, one block a chunk and no canonical_layout")
         region = SharedOffloadRegion(
@@ -30,14 +30,14 @@ class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM is no
 
 
 class CopyingWorker(OffloadingWorker):  # type: ignore[misc]
-    """Copies blocks between the KV cache and the region that the tiers read and write, at once."""
+    """Copies blocks synchronously between the KV cache and the region that the tiers read and write."""
 
     def __init__(self, kv_caches: Any, region: SharedOffloadRegion) -> None:
         self._region = region
         self._groups = kv_caches.group_data_refs
         tensors = kv_caches.tensors
         self._cache = [each.tensor.numpy() for each in tensors]
-        """Bytes by block, of each tensor."""
+        """The bytes of each tensor, by block."""
         self._copies = [region.create_next_worker_view(each.page_size_bytes).numpy() for each in tensors]
         self._done: list[TransferResult] = []
 
@@ -65,7 +65,7 @@ class CopyingWorker(OffloadingWorker):  # type: ignore[misc]
         return done
 
     def wait(self, job_ids: set[int]) -> None:
-        """Copies are done as they are submitted."""
+        """Do nothing: copies finish when they are submitted."""
 
     def shutdown(self) -> None:
         self._cache.clear()

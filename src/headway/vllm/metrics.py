@@ -1,7 +1,7 @@
-"""What an engine with `headway.vllm.Scheduler` says of itself on vLLM's `/metrics`: a plug-in of its stat loggers.
+"""A stat-logger plug-in that publishes the counts of `headway.vllm.Scheduler` on vLLM's `/metrics`.
 
 The scheduler and `/metrics` are in different processes. The scheduler's counts travel in vLLM's `SchedulerStats`, among
-the counts of KV fetches by stage, whose other readers look for vLLM's own stages only.
+the counts of KV fetches by stage. Other readers of these counts look only for vLLM's own stages.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _HELP = {
 
 
 class StatLogger(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM is not here when types are checked
-    """Publishes nothing where vLLM runs another scheduler."""
+    """Publishes nothing if vLLM runs another scheduler."""
 
     def __init__(self, vllm_config: Any, engine_indexes: Sequence[int]) -> None:
         self._name = _ordering(vllm_config)
         self._has_failed: dict[int, bool] = {}
         if not self._name:
             return
-        for collector in list(REGISTRY._collector_to_names):  # of an engine before this one in the same process
+        for collector in list(REGISTRY._collector_to_names):  # from an earlier engine in the same process
             if getattr(collector, "_name", "").startswith("headway:"):
                 REGISTRY.unregister(collector)
         self._info = Gauge(settings.INFO_METRIC, "The ordering that the scheduler applies.", ["engine", "ordering"])
@@ -64,13 +64,14 @@ class StatLogger(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM is not 
                 self._tiers.labels(engine, tier).set(number)
 
     def log_engine_initialized(self) -> None:
-        """A gateway may ask before the first request."""
+        """Publish at once, because a gateway may ask before the first request."""
         if self._name:
             self._info.labels(0, self._name).set(1)
 
 
 def _ordering(vllm_config: Any) -> str:
-    """The ordering as its engine names it; empty for another scheduler. vLLM 0.25 names none where it runs its own."""
+    """The ordering that the engine reports; empty for another scheduler. vLLM 0.25 reports none when it runs its
+    own."""
     scheduler = vllm_config.scheduler_config.scheduler_cls
     if scheduler is None:
         return ""

@@ -1,10 +1,10 @@
-"""An ordering over the requests of one engine: ranks, turns and quanta, and what happens when the ordering fails.
+"""An ordering over the requests of one engine: ranks, turns, quanta, and the fallback when the ordering fails.
 
-The rules are those of the simulator's replica (`sim.batch`, `sim.replica`): a *tick* is an iteration in which the
-decoding requests each gained a token; a request that uses up its quantum, or changes queues, begins a new turn at that
-tick. The scheduler calls `begin` before each decision and `gained` after each iteration; between two calls of `begin`
-a rank is computed once. If the ordering raises, or gives ranks that cannot be compared, `fcfs` takes its place for
-good: an engine must not stop because of a policy.
+The rules equal those of the simulator's replica (`sim.batch`, `sim.replica`). A *tick* is an iteration in which each
+decoding request gained a token. A request that uses up its quantum, or changes queues, begins a new turn at that tick.
+The scheduler calls `begin` before each decision and `gained` after each iteration; between two calls of `begin` a rank
+is computed once. If the ordering raises an error, or returns ranks that cannot be compared, `fcfs` replaces it
+permanently, because a policy must not stop an engine.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ class Ranking:
     """The requests of one engine in the order of `ordering`."""
 
     def __init__(self, ordering: Ordering, name: str, on_failure: Callable[[str, Exception], None]) -> None:
-        """`on_failure` is called with the ordering's name and the error for which `fcfs` goes on in its place."""
+        """`on_failure` is called with the ordering's name and the error, when `fcfs` replaces the ordering."""
         self._on_failure = on_failure
         self._num_requests = 0
         self._epoch = 0
         self.num_failures = 0
         self.version = 0
-        """Grows when all ranks change at once."""
+        """Increases when all ranks change at once."""
         self.now = 0.0
         self.tick = 0
         self._arrival_turn = 0
-        """The tick when the present iteration began: requests that come before the next decision came during it."""
+        """The tick at which the current iteration began. Requests that arrive before the next decision arrived during
+        this iteration."""
         self._use(ordering, name)
 
     def _use(self, ordering: Ordering, name: str) -> None:
@@ -55,7 +56,7 @@ class Ranking:
         self.version += 1
 
     def fail(self, error: Exception) -> None:
-        """Go on as `fcfs`, so that an error of the ordering does not stop the engine."""
+        """Continue as `fcfs`, so that an error of the ordering does not stop the engine."""
         name = self.name
         self.num_failures += 1
         self._use(FcfsOrdering(), "fcfs")
@@ -65,7 +66,7 @@ class Ranking:
     # Ranks.
 
     def begin(self, now: float) -> None:
-        """A decision begins, at `now` seconds."""
+        """Start a decision at `now` seconds."""
         self.now = now
         self._epoch += 1
         self._arrival_turn = self.tick
@@ -83,7 +84,7 @@ class Ranking:
         return request.key
 
     def ordered(self, requests: Iterable[VllmRequest], after: VllmRequest | None = None) -> list[VllmRequest]:
-        """Requests by rank, the last one last; with `after`, only those that rank behind it."""
+        """Requests ordered by rank; with `after`, only those that rank behind it."""
         requests = list(requests)
         while True:
             version, key = self.version, self.key
@@ -99,7 +100,7 @@ class Ranking:
                 return [request for _, request in keyed]
 
     def behind(self, head: VllmRequest, in_order: list[VllmRequest]) -> list[VllmRequest]:
-        """Those of some requests in order that rank behind `head`; none if the ordering fails now."""
+        """The requests of `in_order` that rank behind `head`; empty if the ordering fails."""
         version = self.version
         first = self.key(head.headway)
         try:
@@ -109,7 +110,7 @@ class Ranking:
         return in_order[at:] if version == self.version else []
 
     def next_change_s(self, request: EngineRequest) -> float:
-        """When the rank of a waiting request changes with time alone; infinite = never."""
+        """When the rank of a waiting request changes by time alone; infinite = never."""
         if self._moving is None:
             return inf
         try:
@@ -134,7 +135,7 @@ class Ranking:
                 self.fail(error)
 
     def preempted(self, view: EngineRequest, is_late: bool) -> None:
-        """A request waits again; `is_late`: tokens of it are still under way."""
+        """A running request waits again. `is_late`: some of its tokens are still being generated."""
         view.quantum_start = -1
         view.tokens_before = view.generated_tokens
         view.is_late = is_late
@@ -160,7 +161,7 @@ class Ranking:
                 return
 
     def _check(self, view: EngineRequest) -> None:
-        """Begin the request's next turn or quantum if it is time."""
+        """Begin the request's next turn or quantum if it is due."""
         generated, quantum = view.generated_tokens, self._quantum
         view.tokens_before = generated
         if view.quantum_start < 0 and not view.is_late:
@@ -183,7 +184,7 @@ class Ranking:
 
 
 class RankedQueue:
-    """Waiting requests by rank: a `RequestQueue` of vLLM's. Nobody has a place of his own, so none is prepended."""
+    """Waiting requests by rank: a `RequestQueue` for vLLM. Requests have no fixed place, so none is prepended."""
 
     def __init__(self, ranking: Ranking) -> None:
         self._ranking = ranking
@@ -192,7 +193,7 @@ class RankedQueue:
         self._next_change_s = inf
 
     def refresh(self, is_stale: bool = False) -> None:
-        """Rank anew what time has changed; everything if it `is_stale`."""
+        """Recompute ranks that have changed with time; all ranks if `is_stale`."""
         if is_stale or self._version != self._ranking.version or self._next_change_s <= self._ranking.now:
             self._rebuild([entry[2] for entry in self._heap])
 
@@ -227,7 +228,7 @@ class RankedQueue:
             heappush(self._heap, entry)
         except Exception as error:
             self._ranking.fail(error)
-            requests = [other[2] for other in self._heap]  # the heap may have the request or not
+            requests = [other[2] for other in self._heap]  # the heap may or may not contain the request
             self._rebuild(requests if request in requests else [*requests, request])
 
     def pop_request(self) -> VllmRequest:
@@ -266,5 +267,5 @@ class RankedQueue:
         return len(self._heap)
 
     def __iter__(self) -> Iterator[VllmRequest]:
-        """In order. Once the ordering has failed, in the order of before."""
+        """Iterate in order of rank. Once the ordering has failed, in the previous order."""
         return iter([entry[2] for entry in sorted(self._heap, key=lambda entry: entry[:2])])

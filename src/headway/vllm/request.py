@@ -1,8 +1,8 @@
 """A request in vLLM's scheduler as an ordering sees it.
 
-A client, or the gateway, says more about a request than vLLM knows in `vllm_xargs`, which vLLM hands on as the sampling
-parameters' `extra_args`. `HINTS` are the keys; times are in seconds after the arrival, which was `headway_waited_s`
-before that at the engine.
+A client or the gateway adds information to a request in `vllm_xargs`, which vLLM passes on as the sampling parameters'
+`extra_args`. `HINTS` lists the keys. Times are in seconds after the arrival, which was `headway_waited_s` before the
+arrival at the engine.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ HINTS: Mapping[str, type] = {
     "headway_output_tokens": int,
     "headway_reasoning_tokens": int,
 }
-"""What `extra_args` may say of a request. The last two are for orderings that need the lengths."""
+"""Possible keys of `extra_args`. The last two serve orderings that need the lengths."""
 
 
 class VllmRequest(Protocol):
-    """What is read of a `vllm.v1.request.Request`."""
+    """The attributes that are read of a `vllm.v1.request.Request`."""
 
     request_id: str
     arrival_time: float
@@ -41,11 +41,11 @@ class VllmRequest(Protocol):
     sampling_params: Any
     _output_token_ids: list[int]
     headway: EngineRequest
-    """What the scheduler adds."""
+    """The scheduler's additional attribute."""
 
 
 class EngineRequest:
-    """Satisfies `core.view.OracleRequestView`. `ranking.Ranking` keeps its place in the order."""
+    """Implements `core.view.OracleRequestView`. `ranking.Ranking` stores its position in it."""
 
     __slots__ = (
         "_end", "_output", "_prompt", "_reasoning_end", "_scanned", "_start", "arrival_s", "check_at", "deadline_s",
@@ -67,7 +67,7 @@ class EngineRequest:
         reasoning_end: tuple[int, ...] = (),
         on_bad: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`on_bad` is called for hints that cannot be read; the request goes on without them."""
+        """`on_bad` is called for unreadable hints; the request then goes on without them."""
         hints = _hints(request, on_bad)
         self.id = 0
         self._prompt, self._output = request.prompt_token_ids, request._output_token_ids
@@ -83,26 +83,26 @@ class EngineRequest:
         self.slo_tpot_s: float | None = hints.get("headway_slo_tpot_s")
         self.slo_e2e_s: float | None = hints.get("headway_slo_e2e_s")
         self.output_tokens: int = hints.get("headway_output_tokens", request.max_tokens)
-        """As the client says, else the most that the request may generate."""
+        """The client's value, otherwise the most that the request may generate."""
         self.reasoning_tokens: int = hints.get("headway_reasoning_tokens", 0)
         self._start, self._end = reasoning_start, reasoning_end
         self._reasoning_end: int | None = None
-        """Output tokens up to the end of the reasoning; None = not seen."""
+        """Output tokens up to the end of the reasoning; None if the end was not seen."""
         self._scanned = -1
-        """Output tokens that were searched for the end of the reasoning; -1 = not even the prompt was."""
-        # The rest is the ranking's.
+        """Output tokens that were searched for the end of the reasoning; -1 if not even the prompt was searched."""
+        # The ranking sets the following attributes.
         self.turn = self.queue = self.turn_ends_at = 0
         self.tokens_before = 0
-        """Output tokens when the request joined the queue last."""
+        """Output tokens when the request last joined the queue."""
         self.check_at = 1
-        """Output tokens at which the ranking looks at the request next."""
+        """Output tokens at which the ranking examines the request next."""
         self.quantum_start = -1
-        """Output tokens at which the present quantum began; -1 = the request has no token since it was admitted."""
+        """Output tokens at which the current quantum began; -1 if the request has no token since its admission."""
         self.last_phase = Phase.REASONING
         self.key: tuple[Any, int] = (0, 0)
         self.epoch = -1
         self.is_late = False
-        """It waits while tokens of it are still under way: its rank changes in the queue."""
+        """Whether it waits while some of its tokens are still being generated: its rank then changes in the queue."""
 
     @property
     def generated_tokens(self) -> int:
@@ -135,7 +135,7 @@ class EngineRequest:
 
 
 def _has_ended(prompt: Sequence[int], start: tuple[int, ...], end: tuple[int, ...]) -> bool:
-    """Whether a prompt ends the reasoning after it began it, as templates do for models that shall not reason."""
+    """Whether a prompt both begins and ends the reasoning, as templates do for models that should not reason."""
     last_start, last_end = (start[-1] if start else None), end[-1]
     for i in range(len(prompt) - 1, -1, -1):
         if prompt[i] == last_end and tuple(prompt[max(0, i + 1 - len(end)) : i + 1]) == end:

@@ -1,8 +1,9 @@
-"""vLLM's own scheduler with the order of a Headway ordering: its queues, and whom it preempts.
+"""vLLM's own scheduler with a Headway ordering, which orders its queues and selects requests to preempt.
 
 vLLM admits the head of its queue, which is ordered by rank here, and preempts from the end of `running` when KV blocks
-run out: so requests that rank last are moved to that end before. What vLLM lacks is `_displace`: a waiting request of a
-preemptive ordering takes the seat or the KV blocks of running requests that rank behind it. All else is vLLM's.
+run out: so requests that rank last are moved to that end first. `_displace` adds a function that vLLM lacks: under a
+preemptive ordering, a waiting request takes the batch slot or the KV blocks of running requests that rank behind it.
+The rest is vLLM's code.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from headway.vllm.request import EngineRequest
 
 logger = init_logger("vllm.headway")
 _MAX_COMPLAINTS = 20
-"""Requests with hints that cannot be read are logged up to this number."""
+"""At most this many requests with unreadable hints are logged."""
 
 
 class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when types are checked
@@ -52,8 +53,8 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         self.num_bad_hints = 0
         self._tiers = TierCounts()
         self._late: list[Request] = []
-        """Preempted requests with tokens under way."""
-        self.policy = SchedulingPolicy.FCFS  # victims come from the end of `running`
+        """Preempted requests with tokens still being generated."""
+        self.policy = SchedulingPolicy.FCFS  # requests are preempted from the end of `running`
         self.waiting = RankedQueue(self.ranking)
         self.kv_holding_waiting = RankedQueue(self.ranking)
         logger.info("Headway orders requests by %s", ordering)
@@ -83,7 +84,7 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
             pool = self.kv_cache_manager.block_pool
-            total = pool.num_gpu_blocks - 1  # one is vLLM's own
+            total = pool.num_gpu_blocks - 1  # one block is vLLM's own
             head: Request = self.waiting.peek_request() if self.waiting else None
             stats.num_kv_fetch_reqs_by_stage |= {
                 counts.FAILURES: self.ranking.num_failures,
@@ -125,7 +126,7 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         super()._preempt_request(request, *args, **kwargs)
 
     def _end_lateness(self) -> None:
-        """All tokens that were under way when these requests were preempted may have come."""
+        """Handle preempted requests whose pending tokens may all have arrived."""
         for request in self._late:
             if not request.num_stale_output_tokens:
                 request.headway.is_late = False
@@ -134,7 +135,7 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
     # Preemption by rank.
 
     def _move_victims(self, missing_blocks: int) -> None:
-        """Move the requests that must be preempted in this step to the end of `running`. It then admits none."""
+        """Move the requests that must be preempted in this step to the end of `running`. The step then admits none."""
         ranked, victims = self.ranking.ordered(self.running), list[Request]()
         while missing_blocks > 0 and ranked:
             victims.append(ranked.pop())
@@ -143,7 +144,7 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         self.running[:] = [request for request in self.running if request.request_id not in gone] + victims[::-1]
 
     def _displace(self, free: int) -> None:
-        """Preempt running requests that rank behind waiting ones, as far as those then start in this step.
+        """Preempt running requests that rank behind waiting ones, if the waiting ones can then start in this step.
 
         `free` are the blocks that running requests leave free.
         """
@@ -174,9 +175,9 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
     def _preempt_for(
         self, head: Request, seats: int, missing_blocks: int, running: list[Request]
     ) -> tuple[int, int, int] | None:
-        """Preempt from the end of `running` until the head has a seat and its blocks. None: it cannot have them.
+        """Preempt from the end of `running` until the head has a batch slot and its blocks; None if that is impossible.
 
-        Returns the seats, blocks and tokens of this step's budget that are free now.
+        Returns the slots, blocks and tokens of this step's budget that are then free.
         """
         behind = self.ranking.behind(head, running)
         if self.connector is not None:
@@ -198,7 +199,7 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         return num, freed, tokens
 
     def _can_start(self, request: Request) -> bool:
-        """Whether nothing but a seat and KV blocks keeps a waiting request from running."""
+        """Whether a waiting request lacks only a batch slot and KV blocks to run."""
         if not self._handle_blocked_waiting_request(request):
             return False
         if request.num_stale_output_tokens and not request.drop_stale_output:
@@ -214,13 +215,13 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         return max(0, min(wanted, most))
 
     def _budget_left(self) -> int:
-        """Tokens of this step that running requests leave."""
+        """Tokens of this step that running requests do not use."""
         prefills = sum(self._tokens_of_next_step(request) - 1 for request in self._inflight_prefills)
         decodes = len(self.running) * (1 + self.num_spec_tokens)
         return int(self.max_num_scheduled_tokens - decodes - prefills)
 
     def _blocks_of_next_step(self) -> int:
-        """Blocks that running requests need in this step; 0 if there are plenty."""
+        """Blocks that running requests need in this step; 0 if there are enough anyway."""
         most = len(self.kv_cache_config.kv_cache_groups) * (
             2 * len(self.running) + cdiv(self.max_num_scheduled_tokens, self.block_size)
         )
@@ -235,7 +236,7 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         return int(cdiv(after, size) - cdiv(computed, size)) * len(self.kv_cache_config.kv_cache_groups)
 
     def _blocks_to_start(self, request: Request, budget: int, free: int) -> int:
-        """Free blocks without which vLLM does not admit a waiting request, those of the prefix cache left out."""
+        """Free blocks that vLLM needs to admit a waiting request, without blocks found in the prefix cache."""
         manager = self.kv_cache_manager
         watermark = manager.watermark_blocks if self.running else 0
         groups = len(self.kv_cache_config.kv_cache_groups)
@@ -260,7 +261,8 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         return needed + watermark
 
     def _own_blocks(self, request: Request) -> int:
-        """Blocks that others may use once this request is preempted: those that it alone has, and the next ones."""
+        """Blocks that become available when this request is preempted: the blocks that only it holds, and its next
+        blocks."""
         groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
         own = sum(block.ref_cnt == 1 and not block.is_null for group in groups for block in group)
         return int(own) + self._new_blocks(request)

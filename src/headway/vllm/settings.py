@@ -1,8 +1,8 @@
-"""Which ordering an engine runs, from vLLM's `--additional-config` or the environment, and in which versions of vLLM.
+"""An engine's ordering, read from vLLM's `--additional-config` or the environment, and the supported versions of vLLM.
 
 The keys of `--additional-config` are `headway_ordering`, a policy as in a scenario (`"pascal"`, or `{"name": "edf",
-"default_deadline_s": 30}`, or `module:Class` for a class of the user's own), and `headway_reasoning_end`, the token ids
-that end the reasoning. `HEADWAY_ORDERING` is read where the first key is absent: a name, or a JSON object.
+"default_deadline_s": 30}`, or `module:Class` for a user's own class), and `headway_reasoning_end`, the token ids that
+end the reasoning. `HEADWAY_ORDERING` is read where the first key is absent: a name, or a JSON object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headway.policies import resolve
 from headway.policies.resolve import PolicyChoice
 
 VERSIONS = ("0.32",)
-"""Releases of vLLM whose scheduler this package extends: their schedulers' own methods differ from one to the next."""
+"""Releases of vLLM whose scheduler this package extends. The schedulers' methods differ between releases."""
 ORDERING, REASONING_END = "headway_ordering", "headway_reasoning_end"
 VARIABLE = "HEADWAY_ORDERING"
 INFO_METRIC = "headway:ordering_info"
@@ -27,7 +27,7 @@ INFO_METRIC = "headway:ordering_info"
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of the scheduler, which it gets at its start."""
+    """The settings of the scheduler at its start."""
 
     ordering: PolicyChoice[Ordering]
     reasoning_start: tuple[int, ...]
@@ -37,7 +37,7 @@ class Settings:
 
 
 def require_known(version: str) -> None:
-    """Refuse a version of vLLM whose scheduler this package does not know. Raises HeadwayError."""
+    """Raise HeadwayError for a version of vLLM whose scheduler this package does not know."""
     if not any(version == known or version.startswith(f"{known}.") for known in VERSIONS):
         raise HeadwayError(f"vLLM {version}: headway.vllm.Scheduler knows the scheduler of vLLM {', '.join(VERSIONS)}")
 
@@ -48,9 +48,9 @@ def read(
     parser_start: Sequence[int] | None = None,
     parser_end: Sequence[int] | None = None,
 ) -> Settings:
-    """The settings. The reasoning's tokens are those of vLLM's parser unless the config names them.
+    """The settings. The reasoning tokens come from vLLM's parser unless the config sets them.
 
-    Raises HeadwayError for unknown keys, orderings and values.
+    HeadwayError for unknown keys, orderings and values.
     """
     for key in config:
         if key.startswith("headway_") and key not in (ORDERING, REASONING_END):

@@ -1,7 +1,8 @@
-"""A log of every iteration of a vLLM engine: what it computed and how long it took, for `headway calibrate`.
+"""Logs every iteration of a vLLM engine with its work and duration, for `headway calibrate`.
 
-`HEADWAY_STEP_LOG=FOLDER vllm serve ...` writes it, with any scheduler. Each process of vLLM imports this module as a
-plug-in (`vllm.general_plugins`); without the variable it changes nothing. It imports no other module of Headway.
+`HEADWAY_STEP_LOG=FOLDER vllm serve ...` writes the log, with any scheduler. Each process of vLLM imports this module as
+a plug-in (`vllm.general_plugins`), which has no effect without the variable. The module imports no other module of
+Headway.
 
 A file begins with `# ` and a JSON object about the engine. Its rows are iterations, in the order in which their outputs
 were processed: `seq`, `scheduled_s` (end of `schedule()`), `done_s` (before its output is processed), `decodes` and
@@ -25,14 +26,14 @@ COLUMNS = "seq,scheduled_s,done_s,decodes,decode_context_tokens,prompt_tokens,pr
 FILE_BYTES = 32 * 2**20
 """A file is closed at this size, and the next one begun."""
 FILES = 8
-"""Files kept of one engine; the oldest is removed."""
+"""Files kept for one engine; the oldest is removed."""
 FLUSH_S = 1.0
 MOST_PENDING = 64
-"""Iterations whose output is awaited. An engine has one or two, or one for each pipeline stage."""
+"""Most iterations whose output is awaited. An engine has one or two, or one for each pipeline stage."""
 
 
 def install() -> None:
-    """Wrap vLLM's scheduler if the environment asks for a log. vLLM calls it in each of its processes."""
+    """Wrap vLLM's scheduler if the environment requests a log. vLLM calls this function in each of its processes."""
     folder = os.environ.get(VARIABLE, "").strip()
     if not folder:
         return
@@ -43,7 +44,7 @@ def install() -> None:
 
 
 def wrap(scheduler: Any, folder: Path) -> None:
-    """Log the iterations of a class of schedulers."""
+    """Log the iterations of a scheduler class."""
     schedule, update = scheduler.schedule, scheduler.update_from_output
 
     @wraps(schedule)
@@ -81,7 +82,7 @@ class StepLog:
         atexit.register(self.flush)
 
     def scheduled(self, scheduler: Any, output: Any) -> None:
-        """Note an iteration that the scheduler has just put together."""
+        """Record an iteration that the scheduler has just composed."""
         if not output.total_num_scheduled_tokens or self._has_failed:
             return
         requests = scheduler.requests
@@ -89,7 +90,7 @@ class StepLog:
         chunks = []
         for request_id, tokens in output.num_scheduled_tokens.items():
             request = requests[request_id]
-            before = request.num_computed_tokens - tokens  # `schedule` has added them
+            before = request.num_computed_tokens - tokens  # `schedule` has already added them
             if before >= request.num_prompt_tokens:
                 decodes += 1
                 context += before + 1
@@ -97,7 +98,7 @@ class StepLog:
                 prompt_tokens += tokens
                 chunks.append(f"{tokens}:{before}")
         if len(self._pending) >= MOST_PENDING:
-            self._pending.clear()  # iterations whose output never came
+            self._pending.clear()  # iterations whose output never arrived
         self._pending[id(output)] = (
             f"{self._seq},{self._clock():.6f},%.6f,{decodes},{context},{prompt_tokens},{';'.join(chunks)},"
             f"{len(scheduler.running)},{len(scheduler.waiting)}\n"
@@ -105,7 +106,7 @@ class StepLog:
         self._seq += 1
 
     def done(self, output: Any) -> None:
-        """Note that the output of an iteration is back."""
+        """Record that the output of an iteration has arrived."""
         row = self._pending.pop(id(output), None)
         if row is None:
             return
@@ -142,7 +143,7 @@ class StepLog:
 
 
 def _about(config: Any) -> dict[str, Any]:
-    """What the engine is, as far as this version of vLLM says."""
+    """The engine's properties that this version of vLLM exposes."""
     import vllm
 
     def read(path: str) -> Any:
