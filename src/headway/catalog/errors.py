@@ -105,6 +105,8 @@ class PredictionErrors:
 
     def __init__(self, runs: Sequence[RunErrors], least_models: int = LEAST_MODELS) -> None:
         self._runs, self._least_models = tuple(runs), least_models
+        self._factors: dict[tuple[str, ErrorClass, float], Band | None] = {}
+        """By metric, class and level, the band of a prediction of 1."""
 
     def band(self, predicted_s: float, metric: str, wanted: ErrorClass, level: float = LEVEL) -> Band | None:
         """The band of one of `METRICS`; None if no class has enough runs with this metric.
@@ -112,14 +114,23 @@ class PredictionErrors:
         A less well known class never gets a narrower band. If a class has too few runs for its own band, the wider
         class's band is extended to contain its runs.
         """
+        key = metric, wanted, level
+        if key not in self._factors:
+            self._factors[key] = self._factors_of(*key)
+        of_one = self._factors[key]
+        if of_one is None:
+            return None
+        return replace(of_one, low=predicted_s / of_one.high, high=predicted_s * of_one.high)
+
+    def _factors_of(self, metric: str, wanted: ErrorClass, level: float) -> Band | None:
         found = [each for each in self._sets(metric, wanted) if each.factor(level) is not None]
         if not found:
             return None
         widest = max(found, key=lambda each: each.factor(level) or 0.0)
         factor = exp(widest.factor(level) or 0.0)
         return Band(
-            low=predicted_s / factor,
-            high=predicted_s * factor,
+            low=1.0 / factor,
+            high=factor,
             level=level,
             basis=widest.basis,
             num_runs=len(widest.errors),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, TypeVar
@@ -116,6 +116,7 @@ def engines() -> tuple[Engine, ...]:
     return _engines().engines
 
 
+@lru_cache(maxsize=256)  # a planner asks for those of a few GPUs and engines, thousands of times
 def coefficients(gpu_name: str, engine_name: str, version: str = "") -> Coefficients:
     """Step-time coefficients of an engine on a GPU, both given by short names.
 

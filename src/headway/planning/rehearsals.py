@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass, field
 from functools import cache
@@ -215,16 +215,18 @@ def scenario_key(chosen: Scenario, *facts: Any) -> str:
     )
 
 
-def _paths(section: Any) -> Iterator[str]:
-    if isinstance(section, list | tuple):
-        for each in section:
-            yield from _paths(each)
-    elif isinstance(section, dict):
-        for name, value in section.items():
-            if isinstance(value, str) and name in ("path", "trace", "config", "coefficients"):
-                yield value
-            else:
-                yield from _paths(value)
+def _paths(section: Any) -> list[str]:
+    """The files that a section names, in the order of their keys."""
+    found, left = list[str](), [section]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            names = {name: each for name, each in value.items() if isinstance(each, str)}
+            found += [each for name, each in names.items() if name in ("path", "trace", "config", "coefficients")]
+            value = [each for name, each in value.items() if name not in names]
+        if isinstance(value, list | tuple):
+            left += reversed(value)
+    return found
 
 
 def _folder_digest(path: Path) -> bytes:

@@ -33,7 +33,7 @@ from headway.planning.capacity.problem import (
     Targets,
     misses,
 )
-from headway.planning.capacity.rehearsal import CapacityRehearsal, CapacityTask, fleet_document
+from headway.planning.capacity.rehearsal import CapacityRehearsal, CapacityTask, fleet_document, with_load
 from headway.planning.capacity.text import LEGEND, render
 from headway.report.page import library_name, write_page
 from headway.report.table import seconds
@@ -544,3 +544,19 @@ def test_a_plan_keeps_the_weights_that_were_asked_for() -> None:
     candidate = CapacityCandidate("h100-80gb-sxm", Parallel(), "least-loaded", 1.0)
     pool = fleet_document(made, candidate, 2)["fleet"][0]
     assert (pool["quantization"], pool["kv_cache_dtype"], pool["replicas"]) == ("fp8", "fp8", 2)
+
+
+@pytest.mark.parametrize("regions", [(), ("east", "west")])
+def test_a_scenario_changed_by_value_is_what_its_document_reads_as(regions: tuple[str, ...]) -> None:
+    pools = [{"model": "llama-3.1-8b", "gpu": "h100", "region": each} for each in regions or ("",)]
+    _, rehearsal = planned(options_of(gpus=("h100",), tps=(1,), max_replicas=2), document(fleet=pools))
+    candidate = CapacityCandidate("l40s", Parallel(2), "round-robin", 2.0, "edf")
+    for situation in (Situation(), Situation(load=1.5, lost_replicas=1)):
+        for replicas in (3, 2):
+            chosen = rehearsal.scenario(candidate, replicas, situation)
+            made = fleet_document(rehearsal.document, candidate, replicas, rehearsal.regions)
+            at_s = rehearsal.span_s / 2
+            made["workload"] = with_load(made["workload"], situation.load)
+            made["faults"] = [{"at_s": at_s, "replica": i} for i in range(situation.lost_replicas)]
+            read = scenario.assemble(made, Places(), Path())
+            assert (chosen.spec, chosen.fleet) == (read.spec, read.fleet)

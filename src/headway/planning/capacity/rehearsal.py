@@ -11,11 +11,14 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from headway import catalog
+from headway.config import strict_yaml
 from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.core.fleet import Fault
 from headway.core.record import Records
 from headway.metrics.columns import Floats, Mask
 from headway.metrics.latency import SLO_KINDS, slo_masks
@@ -33,6 +36,7 @@ from headway.planning.rehearsals import (
 from headway.planning.verdicts import TargetMissedError, watched
 from headway.report.model_error import longest
 from headway.workload.sources import RequestSource
+from headway.workload.spec import WorkloadSpec
 
 FRACTION = 0.99
 
@@ -77,6 +81,7 @@ class CapacityRehearsal:
     cache: RehearsalCache
     pool: Executor | None = None
     num_simulated: int = 0
+    _read: dict[CapacityCandidate, Scenario] = field(default_factory=dict, init=False)
     _lock: Lock = field(default_factory=Lock)
     """Held except while a worker simulates: a search may rehearse in several threads, which wait for workers."""
 
@@ -143,16 +148,39 @@ class CapacityRehearsal:
     def lengthen(self, factor: int) -> None:
         """Rehearse with `factor` times the requests from now on."""
         more = self.longer(factor)
-        self.document, self.span_s = more.document, more.span_s
+        self.document, self.span_s, self._read = more.document, more.span_s, {}
 
     def scenario(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> Scenario:
-        document = fleet_document(self.document, candidate, replicas, self.regions)
-        document["workload"] = with_load(document["workload"], situation.load)
-        in_regions = sum(_shares(replicas, len(self.regions))[: situation.lost_regions])
+        """The candidate's scenario with so many replicas in a situation, changed by value; its document stays."""
+        base = self._one_of(candidate)
+        shares = _shares(replicas, len(self.regions)) or [replicas]
+        in_regions = sum(shares[: situation.lost_regions])
         lost = range(min(replicas, max(situation.lost_replicas, in_regions)))
-        at_s = self.span_s / 2 / (situation.load if "trace" in document["workload"] else 1.0)
-        document["faults"] = [{"at_s": at_s, "replica": i} for i in lost]
-        return assemble(document, self.places, self.base_dir)
+        at_s = self.span_s / 2 / (situation.load if "trace" in self.document["workload"] else 1.0)
+        sizes = [(i, num) for i, num in enumerate(shares) if num]
+        spec = structs.replace(
+            base.spec,
+            fleet=tuple([structs.replace(base.spec.fleet[i], replicas=num) for i, num in sizes]),
+            workload=self._loaded(base, situation.load),
+            faults=tuple([Fault(at_s, i) for i in lost]),
+        )
+        pools = tuple([structs.replace(base.fleet.pools[i], replicas=num) for i, num in sizes])
+        return replace(base, spec=spec, fleet=structs.replace(base.fleet, pools=pools))
+
+    def _one_of(self, candidate: CapacityCandidate) -> Scenario:
+        """The candidate's scenario with one replica, in each region if there are several; read once."""
+        found = self._read.get(candidate)
+        if found is None:
+            document = fleet_document(self.document, candidate, len(self.regions) or 1, self.regions)
+            found = self._read[candidate] = assemble(document, self.places, self.base_dir)
+        return found
+
+    def _loaded(self, base: Scenario, load: float) -> WorkloadSpec:
+        """The workload with `load` times as many requests per second."""
+        if load == 1:
+            return base.spec.workload
+        changed = with_load(self.document["workload"], load)
+        return strict_yaml.convert(changed, WorkloadSpec, self.places, ("workload",))
 
 
 def _metrics(records: Records, chosen: Scenario) -> RehearsalMetrics:
