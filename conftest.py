@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-from scripted import Script
+from scripted import ScriptedEngine, started
 
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 if "HEADWAY_FUZZ_EXAMPLES" not in os.environ:
@@ -151,8 +151,8 @@ def _no_worker_processes() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[Script]:
+def script() -> Iterator[ScriptedEngine]:
     """An engine that says what it is told to."""
-    made = Script()
+    made = started()
     yield made
     made.close()

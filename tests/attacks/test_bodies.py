@@ -15,7 +15,7 @@ pytest.importorskip("httptools")
 import serving
 from asgi import Inside
 from attacking import SCALE, answers, longest_turn_s, memory_ceiling, turn_is_short
-from scripted import WELL, Script
+from scripted import WELL, ScriptedEngine, started
 from serving import MODEL
 
 MIB = 1 << 20
@@ -66,7 +66,7 @@ def test_no_body_stops_the_event_loop(inside: Inside, field: bytes, status: int)
 
 
 @pytest.fixture(scope="module")
-def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+def front(script: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     made = serving.gateway(serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url]))
     with serving.closing(made):
         serving.all_up(made, 1)
@@ -74,7 +74,9 @@ def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.mark.parametrize("name", ["empty arrays", "keys", "a long text", "a text of wide symbols"])
-def test_a_body_takes_a_bounded_multiple_of_its_length(front: serving.Process, script: Script, name: str) -> None:
+def test_a_body_takes_a_bounded_multiple_of_its_length(
+    front: serving.Process, script: ScriptedEngine, name: str
+) -> None:
     script.reply = WELL
     field, status = BODIES[name]
     body = _body(field)
@@ -104,19 +106,8 @@ def test_chunks_beyond_the_limit_are_refused(front: serving.Process) -> None:
     assert got.startswith(b"HTTP/1.1 413") and b"connection: close" in got
 
 
-class HoldingEngine(Script):
-    """Answers no completion."""
-
-    def _serve(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError):
-            data = connection.recv(1 << 16)
-            while data.startswith(b"POST") and connection.recv(1 << 20):
-                pass
-            connection.sendall(WELL)
-
-
 def test_bodies_that_are_served_at_once_take_three_and_a_half_times_their_length(tmp_path: Path) -> None:
-    engine, num, size = HoldingEngine(), 4, 12 * MIB
+    engine, num, size = started(then="stall"), 4, 12 * MIB
     front = serving.gateway(serving.fleet_file(tmp_path, [engine.url]))
     head = b'{"model":"%s","messages":[{"role":"user","content":"' % MODEL.encode()
     body = head + b"x" * (size - len(head) - 4) + b'"}]}'
@@ -132,7 +123,7 @@ def test_bodies_that_are_served_at_once_take_three_and_a_half_times_their_length
     engine.close()
 
 
-def test_many_bodies_at_once_share_a_bound(script: Script, tmp_path: Path) -> None:
+def test_many_bodies_at_once_share_a_bound(script: ScriptedEngine, tmp_path: Path) -> None:
     """Of 40 bodies of 8 MiB that come slowly, so many are held as fit; short requests are served meanwhile."""
     script.reply = WELL
     file = serving.fleet_file(tmp_path, [script.url], gateway={"max_bodies_bytes": 64 * MIB})

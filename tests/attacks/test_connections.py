@@ -20,7 +20,7 @@ from attacking import SCALE, children, memory_ceiling, resident_mib
 from certificates import new_certificate
 from envoys import Envoy
 from keys import digest
-from scripted import Script
+from scripted import ScriptedEngine, started
 from serving import MODEL
 
 CONNECTIONS = 32
@@ -50,29 +50,27 @@ ONCE = {
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Script]:
+def engine() -> Iterator[ScriptedEngine]:
     """An engine that begins an answer and never ends it."""
-    made = Script()
-    made.holds = True
-    made.reply = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
+    made = started(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", "stall")
     yield made
     made.close()
 
 
-def _gateway(engine: Script, folder: Path, *options: str) -> serving.Process:
+def _gateway(engine: ScriptedEngine, folder: Path, *options: str) -> serving.Process:
     settings = {"api_keys": [digest("right")], "scrape_period_s": 3600.0}
     return serving.gateway(serving.fleet_file(folder, [engine.url], gateway=settings), *options)
 
 
 @pytest.fixture(scope="module")
-def front(engine: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+def front(engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     made = _gateway(engine, tmp_path_factory.mktemp("fleet"))
     with serving.closing(made):
         yield made
 
 
 @pytest.fixture(scope="module")
-def front_with_tls(engine: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+def front_with_tls(engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     if which("openssl") is None:
         pytest.skip("needs openssl, to make a certificate")
     folder = tmp_path_factory.mktemp("tls")
@@ -136,7 +134,7 @@ def test_over_tls_they_take_twice_as_much_at_most(front_with_tls: serving.Proces
     assert num > 64 << 10
 
 
-def test_workers_take_no_more(engine: Script, tmp_path: Path) -> None:
+def test_workers_take_no_more(engine: ScriptedEngine, tmp_path: Path) -> None:
     made = _gateway(engine, tmp_path, "--workers", "2")
     with serving.closing(made):
         _ = made.port
@@ -155,7 +153,7 @@ def test_workers_take_no_more(engine: Script, tmp_path: Path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_behind_envoy_they_take_no_more(engine: Script, tls: bool, tmp_path: Path) -> None:
+def test_behind_envoy_they_take_no_more(engine: ScriptedEngine, tls: bool, tmp_path: Path) -> None:
     """Envoy has connections of its own to the gateway, of which encrypted ones may take 2 MiB each.
 
     Envoy bounds what its clients send and leave unread: it is held to that here, the gateway by the tests above.
@@ -176,7 +174,7 @@ def test_behind_envoy_they_take_no_more(engine: Script, tls: bool, tmp_path: Pat
 
 
 @pytest.mark.ci
-def test_a_picker_behind_envoy_takes_no_more(engine: Script, tmp_path: Path) -> None:
+def test_a_picker_behind_envoy_takes_no_more(engine: ScriptedEngine, tmp_path: Path) -> None:
     """Envoy reads one request of a connection at a time, so its calls to the picker are no more than connections."""
     pytest.importorskip("grpc")
     envoys.binary()

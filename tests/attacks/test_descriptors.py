@@ -16,7 +16,7 @@ pytest.importorskip("httptools")
 
 import envoys
 import serving
-from scripted import Script
+from scripted import started
 from serving import MODEL
 
 LIMIT = 160
@@ -119,7 +119,7 @@ def test_an_engine_to_which_no_connection_can_be_opened_stays_up(engine: serving
 
 def test_a_picker_that_can_open_no_connection_blames_no_engine(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
-    engine = Script()  # it closes its connections
+    engine = started()  # it closes its connections
     picker = envoys.picker(serving.fleet_file(tmp_path, [engine.url]))
     with closing(engine), serving.closing(picker):
         serving.all_up(picker, 1)

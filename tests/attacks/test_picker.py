@@ -26,7 +26,7 @@ from headway.gateway.picker import ext_proc_pb2 as pb
 from headway.gateway.picker.exchange import Exchange
 from headway.gateway.picker.server import SERVICE, Picker
 from keys import digest
-from scripted import Script
+from scripted import started
 from serving import fleet_file
 
 URLS = [f"http://127.0.0.1:{port}" for port in (9001, 9002)]
@@ -169,7 +169,7 @@ def _kinds(number: int) -> dict[str, list[bytes]]:
 @pytest.mark.ci
 def test_calls_take_a_bounded_amount_of_memory(tmp_path: Path) -> None:
     """As Envoy's would, all at once; those of each kind end before the next ones."""
-    engine = Script()
+    engine = started()
     settings = {"scrape_period_s": 3600.0, "body_timeout_s": 600.0}
     picker = envoys.picker(fleet_file(tmp_path, [engine.url], gateway=settings))
 

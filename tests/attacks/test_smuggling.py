@@ -14,7 +14,7 @@ pytest.importorskip("httptools")
 import serving
 from attacking import answers, memory_ceiling
 from keys import bearer, digest
-from scripted import WELL, Script
+from scripted import WELL, ScriptedEngine
 from serving import MODEL
 
 HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
@@ -27,7 +27,7 @@ PEAK_MIB = 30.0
 
 
 @pytest.fixture(scope="module")
-def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+def front(script: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     made = serving.gateway(serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url]))
     with serving.closing(made):
         serving.all_up(made, 1)
@@ -35,7 +35,7 @@ def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(scope="module")
-def keyed(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+def keyed(script: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     keys = {"api_keys": [digest("right")]}
     made = serving.gateway(serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url], gateway=keys))
     with serving.closing(made):
@@ -49,7 +49,7 @@ def _statuses(data: bytes) -> list[int]:
 
 @pytest.mark.parametrize("num_pieces", [1, 2, 3])
 def test_an_upgrade_with_a_body_is_refused_and_its_body_is_no_request(
-    front: serving.Process, script: Script, num_pieces: int
+    front: serving.Process, script: ScriptedEngine, num_pieces: int
 ) -> None:
     script.reply, script.request = WELL, b""
     head = b"POST /v1/models" + HOST + UPGRADE + b"Content-Length: %d\r\n\r\n" % len(HIDDEN)
@@ -71,7 +71,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("data", "status"), REFUSED.values(), ids=REFUSED)
 def test_what_a_page_may_have_sent_is_refused_without_keys(
-    front: serving.Process, script: Script, data: bytes, status: int
+    front: serving.Process, script: ScriptedEngine, data: bytes, status: int
 ) -> None:
     script.reply, script.request = WELL, b""
     assert _statuses(answers(front, data + HIDDEN)) == [status]
@@ -88,7 +88,7 @@ def _num_refused(front: serving.Process) -> dict[str, float]:
     }
 
 
-def test_workers_refuse_the_same_and_count_it(script: Script, tmp_path: Path) -> None:
+def test_workers_refuse_the_same_and_count_it(script: ScriptedEngine, tmp_path: Path) -> None:
     script.reply, script.request = WELL, b""
     made = serving.gateway(serving.fleet_file(tmp_path, [script.url]), "--workers", "2")
     with serving.closing(made):
@@ -103,14 +103,14 @@ def test_workers_refuse_the_same_and_count_it(script: Script, tmp_path: Path) ->
         assert _statuses(answers(made, close)) == [200]
 
 
-def test_with_keys_any_host_is_served(keyed: serving.Process, script: Script) -> None:
+def test_with_keys_any_host_is_served(keyed: serving.Process, script: ScriptedEngine) -> None:
     script.reply = WELL
     close = b"Connection: close\r\nAuthorization: %s\r\n" % bearer("right")["Authorization"].encode()
     data = CHAT.replace(b"localhost", b"gateway.example") + close + LENGTH + b"\r\n" + BODY
     assert _statuses(answers(keyed, data)) == [200]
 
 
-def test_a_key_in_a_trailer_is_none(keyed: serving.Process, script: Script) -> None:
+def test_a_key_in_a_trailer_is_none(keyed: serving.Process, script: ScriptedEngine) -> None:
     script.reply, script.request = WELL, b""
     body = b"%x\r\n%s\r\n0\r\nAuthorization: Bearer right\r\n\r\n" % (len(BODY), BODY)
     assert _statuses(answers(keyed, CHAT + b"Transfer-Encoding: chunked\r\n\r\n" + body)) == [401]

@@ -12,7 +12,7 @@ import pytest
 
 import serving
 from headway.records.parquet import load
-from scripted import Script
+from scripted import ScriptedEngine
 from serving import MODEL, Process, metric, send, until
 
 pytest.importorskip("httptools")
@@ -142,7 +142,7 @@ def test_adapters_stay_where_they_are_loaded(engines: list[Process], tmp_path: P
         assert metric(front, "headway_requests_total") == 12
 
 
-def test_declared_adapters_are_served_by_engines_that_list_none(script: Script, tmp_path: Path) -> None:
+def test_declared_adapters_are_served_by_engines_that_list_none(script: ScriptedEngine, tmp_path: Path) -> None:
     script.reply = OPENAI
     front = serving.gateway(
         serving.fleet_file(tmp_path, [script.url], pool={"lora": {"adapters": [{"name": "mine"}]}, "api": "openai"})

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import asgi
 from asgi import Inside, Reply
 from headway.control.observe import MutablePoolsView
 from serving import MODEL
@@ -23,6 +22,7 @@ from headway.gateway.scheduling.in_flight import ReleaseReason
 from headway.gateway.upstream.errors import BrokenOffError
 from headway.gateway.workers.protocol import RequestArrived
 from headway.gateway.workers.session import WorkerSession
+from scripted import Exchange, ScriptedEngine
 
 BODY = b'{"model":"%s","messages":[{"role":"user","content":"hello"}]}' % MODEL.encode()
 BRITTLE = """
@@ -37,30 +37,24 @@ class Brittle:
 """
 
 
-class Engine(asgi.Engine):
-    """An engine that answers once `may` is set, and can listen again at its address."""
+class Engine(ScriptedEngine):
+    """An engine that answers once `may` is set."""
 
-    async def listen(self) -> str:
+    def __init__(self) -> None:
+        super().__init__()
         self.may = asyncio.Event()
         self.may.set()
-        url = await super().listen()
-        self._port = int(url.rpartition(":")[2])
-        return url
 
-    async def again(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
-
-    async def _answer(self, *given: Any) -> bool:
+    async def complete(self, exchange: Exchange) -> None:
         await self.may.wait()
-        return await super()._answer(*given)
+        await super().complete(exchange)
 
 
 @pytest.fixture
-def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
-    monkeypatch.setattr(asgi, "Engine", Engine)
+def inside(tmp_path: Path) -> Iterator[Inside]:
     (tmp_path / "brittle.py").write_text(BRITTLE)
     policies = {"routing": "brittle:Brittle", "ordering_at": "gateway", "window": 1}
-    made = Inside(tmp_path, 2, policies=policies, gateway={"scrape_period_s": 0.05, "hold_s": 5.0})
+    made = Inside(tmp_path, 2, engine=Engine, policies=policies, gateway={"scrape_period_s": 0.05, "hold_s": 5.0})
     yield made
     made.close()
 
@@ -97,15 +91,15 @@ def test_health_checks_continue_when_a_placement_fails(inside: Inside) -> None:
 
     async def story() -> None:
         for engine in inside.engines:
-            await engine.close()
+            await engine.stop()
         await inside.until(lambda: inside.gateway.num_up == 0)
         waiting = [_post(inside, tier) for tier in (7, 1)]
         await inside.until(lambda: _num_held(inside) == 2)
         for engine in inside.engines:
-            await engine.again()  # type: ignore[attr-defined]
+            await engine.listen(port=engine.port)
         assert [(await task).status for task in waiting] == [503, 200]
         await inside.until(lambda: inside.gateway.num_up == 2)
-        await inside.engines[0].close()
+        await inside.engines[0].stop()
         await inside.until(lambda: inside.gateway.num_up == 1)
 
     inside.run(story())
@@ -120,9 +114,9 @@ def test_health_checks_continue_when_a_listener_raises(inside: Inside, monkeypat
         for heard in ("_on_down", "_on_up", "_on_load", "_on_unresponsive"):
             with monkeypatch.context() as patch:
                 patch.setattr(watch, heard, fails)
-                await inside.engines[0].close()
+                await inside.engines[0].stop()
                 await inside.until(lambda: not watch.is_up(inside.gateway.replicas[0]))
-                await inside.engines[0].again()  # type: ignore[attr-defined]
+                await inside.engines[0].listen(port=inside.engines[0].port)
                 await inside.until(lambda: heard == "_on_load" or watch.is_up(inside.gateway.replicas[0]))  # noqa: B023
             await inside.until(lambda: inside.gateway.num_up == 2)
 

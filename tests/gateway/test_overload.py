@@ -14,10 +14,10 @@ import pytest
 
 pytest.importorskip("httptools")
 
-from asgi import Inside, Reply, send_request, whole
+from asgi import Inside, Reply, send_request
 from headway.gateway.server.probes import ProbeServer
 from headway.gateway.upstream.dialects import Load
-from scripted import OK, framed
+from scripted import OK, Exchange, framed, whole
 from serving import MODEL
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}
@@ -51,13 +51,13 @@ def test_a_stream_that_waits_is_kept_alive(tmp_path: Path, answer: str) -> None:
         "broken": [OK],
     }[answer]
     engine.then = "close" if answer == "broken" else "keep"
-    answers = engine._answer
+    answers = engine.complete
 
-    async def held(*given: Any) -> bool:
+    async def held(exchange: Exchange) -> None:
         await release.wait()
-        return await answers(*given)
+        await answers(exchange)
 
-    engine._answer = held  # type: ignore[method-assign]
+    engine.complete = held
     reply = made.run(_after_comments(made, release, CHAT))
     assert reply.status == 200 and reply.is_whole and reply.headers["content-type"] == "text/event-stream"
     events = [event for event in reply.body.split(b"\n\n") if event and event != b": waiting"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -14,94 +14,9 @@ from headway import serving as composition
 from headway.gateway.gateway import Gateway
 from headway.gateway.server.app import application
 from headway.gateway.telemetry.recording import Recording
+from scripted import ScriptedEngine
 
-WELL = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
-GOOD_WHOLE = (
-    b'{"id":"c","created":1,"model":"m","choices":[{"index":0,"message":{"content":"fine"},"finish_reason":"stop"}]}'
-)
 HANG_S = 60.0
-
-
-def whole(body: bytes = GOOD_WHOLE) -> bytes:
-    """A valid response."""
-    return WELL % (len(body), body)
-
-
-class Engine:
-    """An engine on a socket. Health checks succeed; a completion gets the pieces `reply`, and then `then` happens."""
-
-    def __init__(self) -> None:
-        self.reply: Sequence[bytes] = [whole()]
-        self.then = "keep"
-        """"keep", "close" or "reset" the connection, or "stall"."""
-        self.num_open = 0
-        """Completions in progress."""
-        self.heads: list[bytes] = []
-        """Of all requests, health checks included."""
-        self.bodies: list[dict[str, Any]] = []
-        self.keeps_bodies = True
-        self.kept: dict[str, bytes] = {}
-        """Further paths that can be read, with their answers."""
-        self.num_prompt_tokens: int | None = None
-        """What /tokenize counts; None: there is no such path."""
-        self._writers: set[asyncio.StreamWriter] = set()
-
-    async def listen(self) -> str:
-        """Start the server; returns its URL."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                length = next(
-                    (line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")),
-                    b"0",
-                )
-                body = await reader.readexactly(int(length))
-                if self.keeps_bodies:
-                    self.heads.append(head)
-                path = head.split(b" ")[1].decode("latin-1")
-                if head.startswith(b"GET") and path.startswith("/v1/responses/"):
-                    found = self.kept.get(path)
-                    missing = b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"
-                    writer.write(missing if found is None else whole(found))
-                elif head.startswith(b"GET"):
-                    writer.write(whole(b'{"data":[]}'))
-                elif head.startswith(b"POST /tokenize") and self.num_prompt_tokens is not None:
-                    writer.write(whole(b'{"count":%d}' % self.num_prompt_tokens))
-                elif await self._answer(body, reader, writer):
-                    return
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            return
-        finally:
-            self._writers.discard(writer)
-            writer.close()
-
-    async def _answer(self, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer a completion. True if the connection ends with it."""
-        if self.keeps_bodies:
-            self.bodies.append(json.loads(body) if body else {})
-        self.num_open += 1
-        try:
-            for piece in self.reply:
-                writer.write(piece)
-                await writer.drain()
-                await asyncio.sleep(0)
-            if self.then == "reset":
-                writer.transport.abort()
-            elif self.then == "stall":
-                await reader.read()
-            return self.then != "keep"
-        finally:
-            self.num_open -= 1
-
-    async def close(self) -> None:
-        """Stop the server."""
-        self._server.close()
-        for writer in list(self._writers):
-            writer.close()
 
 
 class Reply:
@@ -182,7 +97,12 @@ class Inside:
     """A gateway and scripted engines, in an event loop that runs during the calls of the test."""
 
     def __init__(
-        self, folder: Path, num_engines: int = 1, write: Callable[..., Path] = serving.fleet_file, **sections: Any
+        self,
+        folder: Path,
+        num_engines: int = 1,
+        write: Callable[..., Path] = serving.fleet_file,
+        engine: type[ScriptedEngine] = ScriptedEngine,
+        **sections: Any,
     ) -> None:
         self.runner = asyncio.Runner()
         self.faults: list[str] = []
@@ -190,7 +110,7 @@ class Inside:
         self.runner.get_loop().set_exception_handler(lambda loop, context: self.faults.append(str(context)))
         self._log = _Errors(self.faults)
         logging.getLogger().addHandler(self._log)
-        self.engines = [Engine() for _ in range(num_engines)]
+        self.engines: list[Any] = [engine() for _ in range(num_engines)]
         self.urls = [self.runner.run(engine.listen()) for engine in self.engines]
         path = write(folder, self.urls, **sections)
         self.app = application(self._make(path), lambda gateway: None)
@@ -247,7 +167,7 @@ class Inside:
         """Stop the gateway and the engines."""
         self.run(self._life.__aexit__(None, None, None))
         for engine in self.engines:
-            self.run(engine.close())
+            self.run(engine.stop())
         logging.getLogger().removeHandler(self._log)
         self.runner.close()
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-import asgi
 import serving
-from asgi import Engine, Inside, Reply, whole
+from asgi import Inside, Reply
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.upstream import client, health
-from scripted import CHUNK, OK, framed
+from scripted import CHUNK, OK, Exchange, ScriptedEngine, framed, whole
 from serving import MODEL
 
 OPEN: set[client.Connection] = set()
@@ -26,7 +25,7 @@ Check = Callable[[LiveReplica, Sequence[client.Connection]], str]
 Step = tuple[str, Any]
 
 
-class Held(Engine):
+class Held(ScriptedEngine):
     """Answers completions word by word as told, or at once if `is_immediate`."""
 
     def __init__(self) -> None:
@@ -39,40 +38,41 @@ class Held(Engine):
         for queue in self._commands:
             queue.put_nowait(command)
 
-    async def _answer(self, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def complete(self, exchange: Exchange) -> None:
         queue: asyncio.Queue[str] = asyncio.Queue()
         self._commands.append(queue)
-        self.num_open += 1
-        left = asyncio.create_task(reader.read())
+        left, streams, has_begun = asyncio.create_task(exchange.left()), b'"stream":true' in exchange.body, False
         try:
             if self.is_immediate:
                 queue.put_nowait("end")
-            while True:
-                next_command = asyncio.create_task(queue.get())
-                await asyncio.wait({next_command, left}, return_when=asyncio.FIRST_COMPLETED)
-                if left.done() or self._obey(next_command.result(), b'"stream":true' in body, writer):
-                    next_command.cancel()
-                    return True
+            while not exchange.is_closed:
+                command = asyncio.create_task(queue.get())
+                await asyncio.wait({command, left}, return_when=asyncio.FIRST_COMPLETED)
+                if left.done():
+                    command.cancel()
+                    return exchange.close()
+                if streams and not has_begun and command.result() in ("word", "end"):
+                    exchange.send(OK)
+                    has_begun = True
+                _obey(command.result(), streams, exchange)
         finally:
             left.cancel()
             self._commands.remove(queue)
-            self.num_open -= 1
 
-    def _obey(self, command: str, streams: bool, writer: asyncio.StreamWriter) -> bool:
-        """Carry out a command. True if the response is complete."""
-        if command == "word":
-            if streams:
-                writer.write((b"" if getattr(writer, "has_begun", False) else OK) + framed(CHUNK))
-                writer.has_begun = True  # type: ignore[attr-defined]
-            return False
-        if command == "end":
-            last = framed(CHUNK) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-            writer.write((b"" if getattr(writer, "has_begun", False) else OK) + last if streams else whole())
-        elif command == "refuse":
-            writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
-        elif command == "reset":
-            writer.transport.abort()
-        return True
+
+def _obey(command: str, streams: bool, exchange: Exchange) -> None:
+    """Carry out a command."""
+    if command == "word":
+        if streams:
+            exchange.send(framed(CHUNK))
+        return
+    if command == "end":
+        exchange.send(framed(CHUNK) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n" if streams else whole())
+    elif command == "refuse":
+        exchange.send(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
+    elif command == "reset":
+        exchange.abort()
+    exchange.close()
 
 
 @contextmanager
@@ -81,7 +81,6 @@ def gateway_before_held(
 ) -> Iterator[Inside]:
     """A gateway whose completions in progress are in `OPEN`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asgi, "Engine", Held)
         patch.setattr(health, "MAX_FAILURES", 1 << 30)
         sent = client.Connection.send
 
@@ -92,7 +91,7 @@ def gateway_before_held(
 
         patch.setattr(client.Connection, "send", send)
         gateway = {"scrape_period_s": 3600.0, "hold_s": 5.0, "outliers": {"max_ejected_share": 0}}
-        made = Inside(folder, num_engines, write, gateway=gateway)
+        made = Inside(folder, num_engines, write, Held, gateway=gateway)
         yield made
         made.close()
 
@@ -132,7 +131,7 @@ async def run_steps(
 
     `take_step` is called with the steps that are not of clients, and returns True for those that it takes.
     """
-    engines: list[Held] = inside.engines  # type: ignore[assignment]
+    engines: list[Held] = inside.engines
     checker = _CountChecker(inside, check)
     sent: list[tuple[asyncio.Task[Reply], asyncio.Event]] = []
     try:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from asgi import Inside, whole
+from asgi import Inside
 from headway import serving as composition
+from scripted import whole
 
 pytest.importorskip("httptools")
 CHAT = "qwen3-8b"

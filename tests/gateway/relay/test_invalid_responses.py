@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 pytest.importorskip("httptools")
 
 import serving
-from asgi import GOOD_WHOLE, Inside, Reply, whole
+from asgi import Inside, Reply
 from headway.gateway.upstream import health
-from scripted import OK, framed
+from scripted import GOOD_WHOLE, OK, framed, whole
 
 WORDS = ["so", " it", " gö", " on"]
 

@@ -12,7 +12,7 @@ import pytest
 import batching
 import serving
 from batching import client
-from scripted import OK, Script, framed
+from scripted import OK, ScriptedEngine, framed
 from serving import MODEL, metric, send, until
 
 pytest.importorskip("httptools")
@@ -21,7 +21,7 @@ _closed = pytest.fixture(autouse=True)(batching.closed)
 
 
 @pytest.fixture(scope="module")
-def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+def front(script: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     path = serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url])
     made = serving.gateway(path, "--records", str(path.parent / "records"))
     with serving.closing(made):
@@ -39,7 +39,7 @@ def _streamed(events: list[dict[str, Any]]) -> bytes:
     return OK + b"".join(framed(chunk) for chunk in chunks) + b"0\r\n\r\n"
 
 
-def _received(script: Script) -> tuple[str, dict[str, Any]]:
+def _received(script: ScriptedEngine) -> tuple[str, dict[str, Any]]:
     head, _, body = script.request.partition(b"\r\n\r\n")
     return head.split(b" ")[1].decode(), json.loads(body)
 
@@ -50,7 +50,7 @@ def _tokens(front: serving.Process, kind: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start))
 
 
-def test_embeddings(front: serving.Process, script: Script) -> None:
+def test_embeddings(front: serving.Process, script: ScriptedEngine) -> None:
     data = [{"object": "embedding", "index": 0, "embedding": [0.5, -1.0]}]
     usage = {"prompt_tokens": 4, "total_tokens": 4}
     script.reply = _whole({"object": "list", "model": MODEL, "data": data, "usage": usage})
@@ -85,7 +85,7 @@ def _response_events(deltas: list[tuple[str, str]]) -> list[dict[str, Any]]:
 DONE = {"type": "response.completed", "response": RESPONSE, "sequence_number": 9}
 
 
-def test_responses(front: serving.Process, script: Script) -> None:
+def test_responses(front: serving.Process, script: ScriptedEngine) -> None:
     openai_client = client(front)
     script.reply = _whole(RESPONSE)
     before = _tokens(front, "output")
@@ -104,7 +104,7 @@ def test_responses(front: serving.Process, script: Script) -> None:
     until(lambda: metric(front, "headway_requests_in_flight") == 0)
 
 
-def test_messages_of_anthropics_clients(front: serving.Process, script: Script) -> None:
+def test_messages_of_anthropics_clients(front: serving.Process, script: ScriptedEngine) -> None:
     start = {"id": "msg_1", "type": "message", "role": "assistant", "usage": {"input_tokens": 5, "output_tokens": 1}}
     delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "so"}}
     end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}}
@@ -126,7 +126,9 @@ def test_messages_of_anthropics_clients(front: serving.Process, script: Script) 
     assert (_tokens(front, "input"), _tokens(front, "output")) == (before[0] + 5, before[1] + 2)
 
 
-def test_a_stream_that_breaks_ends_with_an_error_event_of_its_endpoint(front: serving.Process, script: Script) -> None:
+def test_a_stream_that_breaks_ends_with_an_error_event_of_its_endpoint(
+    front: serving.Process, script: ScriptedEngine
+) -> None:
     script.reply = _streamed(_response_events([("output_text", "so")]))
     events = list(send(front, "/v1/responses", {"model": MODEL, "input": "a", "stream": True}).events())
     assert events[-1]["type"] == "error" and events[-1]["error"]["code"] == "engine_error"
@@ -136,7 +138,7 @@ def test_a_stream_that_breaks_ends_with_an_error_event_of_its_endpoint(front: se
     until(lambda: metric(front, "headway_requests_in_flight") == 0)
 
 
-def test_an_engines_404_reaches_the_client(front: serving.Process, script: Script) -> None:
+def test_an_engines_404_reaches_the_client(front: serving.Process, script: ScriptedEngine) -> None:
     script.reply = b'HTTP/1.1 404 Not Found\r\nContent-Length: 21\r\n\r\n{"detail":"Not Found"}'[:-1]
     with pytest.raises(openai.NotFoundError):
         client(front).responses.create(model=MODEL, input="hello")
@@ -155,7 +157,7 @@ def test_invalid_requests(front: serving.Process, path: str, body: Any, words: s
     assert 400 <= reply.status < 500 and words in reply.json()["error"]["message"]
 
 
-def test_passed_on_answers_are_recorded(front: serving.Process, script: Script, tmp_path: Path) -> None:
+def test_passed_on_answers_are_recorded(front: serving.Process, script: ScriptedEngine, tmp_path: Path) -> None:
     from headway import records
 
     folder = tmp_path / "records"

@@ -19,12 +19,12 @@ import uvicorn
 from uvicorn.server import ServerState
 
 import serving
-from asgi import Inside, whole
+from asgi import Inside
 from garbage import left_over
 from headway.gateway.blocking import OneAtATime, in_thread
 from headway.gateway.server.http_protocol import HttpProtocol
 from hired import hire
-from scripted import CHUNK, OK, framed
+from scripted import CHUNK, OK, framed, whole
 
 START, DONE = OK + framed(CHUNK), framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 FAILURE = framed(b'data: {"error":{"message":"no","code":500}}\n\n')
@@ -134,7 +134,7 @@ def test_requests_that_no_engine_gets_leave_none(tmp_path: Path, data: bytes) ->
 def test_engines_that_cannot_be_reached_leave_none(tmp_path: Path) -> None:
     with _gateway(tmp_path) as inside:
         for engine in inside.engines:
-            inside.run(engine.close())
+            inside.run(engine.stop())
         left_over()
         for stream in (False, True):
             assert b"HTTP/1.1 50" in inside.run(_ask(inside, _request(stream)))

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import serving
-from scripted import CHUNK, OK, WELL, Script, framed
+from scripted import CHUNK, OK, WELL, ScriptedEngine, framed
 from serving import chat, metric, until
 
 pytest.importorskip("httptools")
 
 
 @pytest.fixture(scope="module")
-def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+def front(script: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     path = serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url], gateway={"hold_s": 5.0})
     made = serving.gateway(path)
     with serving.closing(made):
@@ -28,7 +28,7 @@ def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 DONE = framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
-def _check_recovery(front: serving.Process, script: Script) -> None:
+def _check_recovery(front: serving.Process, script: ScriptedEngine) -> None:
     """An engine whose streams broke after tokens gets requests again once it has streamed more of them."""
     script.reply = OK + framed(CHUNK) * 16 + DONE
     serving.all_up(front, 1)
@@ -51,7 +51,7 @@ INVALID_ANSWERS = {
 
 @pytest.mark.parametrize("scripted", INVALID_ANSWERS.values(), ids=INVALID_ANSWERS)
 def test_an_invalid_answer_before_the_first_byte_is_one_error(
-    front: serving.Process, script: Script, scripted: bytes
+    front: serving.Process, script: ScriptedEngine, scripted: bytes
 ) -> None:
     serving.all_up(front, 1)
     script.reply = scripted
@@ -67,7 +67,7 @@ def test_an_invalid_answer_before_the_first_byte_is_one_error(
     ids=["hangs up", "ends without done", "error"],
 )
 def test_a_break_or_an_error_event_ends_the_stream_with_an_error_and_done(
-    front: serving.Process, script: Script, rest: bytes
+    front: serving.Process, script: ScriptedEngine, rest: bytes
 ) -> None:
     serving.all_up(front, 1)
     script.reply = OK + framed(CHUNK) + rest
@@ -77,7 +77,7 @@ def test_a_break_or_an_error_event_ends_the_stream_with_an_error_and_done(
     _check_recovery(front, script)
 
 
-def test_an_event_that_is_no_json_is_passed_on_and_counted(front: serving.Process, script: Script) -> None:
+def test_an_event_that_is_no_json_is_passed_on_and_counted(front: serving.Process, script: ScriptedEngine) -> None:
     serving.all_up(front, 1)
     before = metric(front, "headway_unread_total")
     script.reply = OK + framed(CHUNK) + framed(b"data: nonsense\n\n") + framed(CHUNK) + DONE
@@ -93,7 +93,7 @@ def test_an_event_that_is_no_json_is_passed_on_and_counted(front: serving.Proces
     _check_recovery(front, script)
 
 
-def test_streamed_tool_calls_are_relayed(front: serving.Process, script: Script) -> None:
+def test_streamed_tool_calls_are_relayed(front: serving.Process, script: ScriptedEngine) -> None:
     serving.all_up(front, 1)
     calls = b'[{"index":0,"id":"call_1","type":"function","function":{"name":"f","arguments":"{}"}}]'
     event = b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"delta":{"tool_calls":%s}}]}\n\n' % calls
@@ -104,7 +104,9 @@ def test_streamed_tool_calls_are_relayed(front: serving.Process, script: Script)
     _check_recovery(front, script)
 
 
-def test_keys_and_traces_reach_the_engine_and_other_headers_do_not(front: serving.Process, script: Script) -> None:
+def test_keys_and_traces_reach_the_engine_and_other_headers_do_not(
+    front: serving.Process, script: ScriptedEngine
+) -> None:
     serving.all_up(front, 1)
     script.reply = WELL
     headers = {"Authorization": "Bearer k", "traceparent": "00-1-2-01", "X-Request-Id": "id-7", "Cookie": "secret"}
@@ -114,7 +116,7 @@ def test_keys_and_traces_reach_the_engine_and_other_headers_do_not(front: servin
     assert "secret" not in "".join(head)
 
 
-def test_clients_need_one_of_the_keys_and_engines_do_not_see_it(script: Script, tmp_path: Path) -> None:
+def test_clients_need_one_of_the_keys_and_engines_do_not_see_it(script: ScriptedEngine, tmp_path: Path) -> None:
     digest = hashlib.sha256(b"open sesame").hexdigest()
     front = serving.gateway(serving.fleet_file(tmp_path, [script.url], gateway={"api_keys": ["0" * 64, digest]}))
     with serving.closing(front):
@@ -140,7 +142,7 @@ def test_a_stream_may_end_during_shutdown(tmp_path: Path) -> None:
         front.process.wait(serving.PATIENCE_S)
 
 
-def test_a_client_that_does_not_read_makes_the_engine_wait(front: serving.Process, script: Script) -> None:
+def test_a_client_that_does_not_read_makes_the_engine_wait(front: serving.Process, script: ScriptedEngine) -> None:
     """The gateway does not buffer an answer without limit. Tokens are long, as the engine may generate only so many."""
     serving.all_up(front, 1)
     script.reply = OK + framed(CHUNK.replace(b"so", b"so" * 1000)) * 30_000

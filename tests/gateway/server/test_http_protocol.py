@@ -16,10 +16,11 @@ import uvicorn
 from uvicorn.server import ServerState
 
 import serving
-from asgi import GOOD_WHOLE, Inside, whole
+from asgi import Inside
 from headway.gateway.server.connection_memory import ConnectionMemory
 from headway.gateway.server.http_cycle import HttpCycle
 from headway.gateway.server.http_protocol import HttpProtocol
+from scripted import GOOD_WHOLE, whole
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PADDING = b"x" * 8000

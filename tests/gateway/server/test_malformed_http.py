@@ -18,12 +18,12 @@ pytest.importorskip("httptools")
 
 import serving
 from odd_requests import BODY, CHAT, CHUNKED, LENGTH, REFUSED, UNUSUAL, VERSION, chat
-from scripted import CHUNK, OK, WELL, Script, framed
+from scripted import CHUNK, OK, WELL, ScriptedEngine, framed
 from serving import metric, send, until
 
 
 @pytest.fixture(scope="module")
-def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+def front(script: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     """Afterwards, nothing in its log is a fault of its own."""
     path = serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url], gateway={"body_timeout_s": 1.0})
     made = serving.gateway(path)
@@ -76,7 +76,7 @@ def _num_responses(front: serving.Process) -> Counter[tuple[str, int]]:
 
 @pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED)
 def test_what_is_no_http_is_refused_once_and_asked_of_nobody(
-    front: serving.Process, script: Script, data: bytes
+    front: serving.Process, script: ScriptedEngine, data: bytes
 ) -> None:
     """And what might be a second request in it is none. The answer is counted once."""
     script.reply, script.request = WELL, b""
@@ -115,7 +115,7 @@ def test_a_body_that_goes_wrong_later_is_counted_as_what_its_client_was_told(fro
     until(lambda: _num_responses(front) - before == {("/v1/chat/completions", 400): 1})
 
 
-def test_folded_headers_reach_no_engine_as_two(front: serving.Process, script: Script) -> None:
+def test_folded_headers_reach_no_engine_as_two(front: serving.Process, script: ScriptedEngine) -> None:
     script.reply, script.request = WELL, b""
     answers = _answers(_sent(front, chat(LENGTH, b"traceparent: 00-1\r\n x-evil: 1", b"Connection: close")))
     assert answers[0][0] in (200, 400) and len(answers) == 1
@@ -123,21 +123,21 @@ def test_folded_headers_reach_no_engine_as_two(front: serving.Process, script: S
 
 
 @pytest.mark.parametrize(("data", "status"), UNUSUAL.values(), ids=UNUSUAL)
-def test_what_is_unusual_is_answered(front: serving.Process, script: Script, data: bytes, status: int) -> None:
+def test_what_is_unusual_is_answered(front: serving.Process, script: ScriptedEngine, data: bytes, status: int) -> None:
     serving.all_up(front, 1)
     script.reply = WELL
     answers = _answers(_sent(front, data).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n"))
     assert [found for found, _ in answers] == [status], answers
 
 
-def test_a_socket_that_wants_to_be_another_is_answered_as_http(front: serving.Process, script: Script) -> None:
+def test_a_socket_that_wants_to_be_another_is_answered_as_http(front: serving.Process, script: ScriptedEngine) -> None:
     script.reply = WELL
     upgrade = b"GET /version HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
     answers = _answers(_sent(front, upgrade, half=True))
     assert [status for status, _ in answers] in ([200], [])
 
 
-def test_requests_sent_at_once_are_answered_in_turn(front: serving.Process, script: Script) -> None:
+def test_requests_sent_at_once_are_answered_in_turn(front: serving.Process, script: ScriptedEngine) -> None:
     serving.all_up(front, 1)
     script.reply = WELL
     last = VERSION.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
@@ -146,7 +146,7 @@ def test_requests_sent_at_once_are_answered_in_turn(front: serving.Process, scri
     assert [body for _, body in answers][1::2] == [b"{}", b"{}"] and b"version" in answers[4][1]
 
 
-def test_who_will_send_no_more_leaves_nothing_behind(front: serving.Process, script: Script) -> None:
+def test_who_will_send_no_more_leaves_nothing_behind(front: serving.Process, script: ScriptedEngine) -> None:
     """Half a request, half a body, or a whole one whose answer is still coming."""
     serving.all_up(front, 1)
     script.reply = OK + framed(CHUNK)
@@ -177,7 +177,7 @@ _BITS = [
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_any_bytes(front: serving.Process, script: Script, pieces: list[bytes], begins: bool) -> None:
+def test_any_bytes(front: serving.Process, script: ScriptedEngine, pieces: list[bytes], begins: bool) -> None:
     script.reply = WELL
     answers = _sent(front, (CHAT if begins else b"") + b"".join(pieces), half=True)
     if not answers.startswith(b"HTTP/1.1 100"):
