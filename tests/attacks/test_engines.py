@@ -27,66 +27,46 @@ from headway.gateway.settings import Settings
 from headway.gateway.upstream.dialects import ADAPTERS, parse_load
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.health import HealthMonitor
+from scripted import Exchange, ScriptedEngine
 
 MIB = 1 << 20
 OK = b"HTTP/1.1 200 OK\r\n"
 SAID = {"/health": b"", "/v1/models": b'{"data":[]}', "/metrics": b"vllm:num_requests_running 1\n"}
-WAYS = ["longer than is read", "without an end", "silent", "broken off", "short", "no text", "one line"]
+LINE = b"vllm:num_requests_running{" + b"a" * MIB + b"} 1\n"
+WRONG = {
+    "longer than is read": OK + b"Content-Length: %d\r\n\r\n" % (5 * MIB) + b"# a line\n" * (5 * MIB // 9 + 1),
+    "without an end": OK + b"Transfer-Encoding: chunked\r\n\r\n3\r\na 1\r\n",
+    "silent": OK + b"Content-Length: 10\r\n\r\n",
+    "broken off": OK + b"Content-Length: 10\r\n\r\nab",
+    "short": OK + b"Content-Length: 1\r\n\r\n{",
+    "no text": OK + b"Content-Length: 4\r\n\r\n\xff\xfe\x00\xc1",
+    "one line": OK + b"Content-Length: %d\r\n\r\n" % len(LINE) + LINE,
+}
 
 
-class Engine:
+class Engine(ScriptedEngine):
     """An engine that says one thing in a wrong way."""
 
     def __init__(self, path: str, way: str) -> None:
+        super().__init__()
         self._path, self._way = path, way
         self.num_checks = self.num_wrong = 0
 
-    async def listen(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                path = head.split(b" ")[1].decode()
-                self.num_checks += path == "/health"
-                if path != self._path:
-                    writer.write(OK + b"Content-Length: %d\r\n\r\n%s" % (len(SAID[path]), SAID[path]))
-                else:
-                    self.num_wrong += 1
-                    await self._answer(writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
+    async def get(self, exchange: Exchange) -> None:
+        self.num_checks += exchange.path == "/health"
+        if exchange.path != self._path:
+            exchange.answer(SAID[exchange.path])
             return
-        finally:
-            writer.close()
-
-    async def _answer(self, writer: asyncio.StreamWriter) -> None:
-        match self._way:
-            case "longer than is read":
-                writer.write(OK + b"Content-Length: %d\r\n\r\n" % (5 * MIB) + b"# a line\n" * (5 * MIB // 9 + 1))
-            case "without an end":
-                writer.write(OK + b"Transfer-Encoding: chunked\r\n\r\n3\r\na 1\r\n")
-            case "silent":
-                writer.write(OK + b"Content-Length: 10\r\n\r\n")
-            case "broken off":
-                writer.write(OK + b"Content-Length: 10\r\n\r\nab")
-                writer.close()
-            case "short":
-                writer.write(OK + b"Content-Length: 1\r\n\r\n{")
-            case "no text":
-                writer.write(OK + b"Content-Length: 4\r\n\r\n\xff\xfe\x00\xc1")
-            case "one line":
-                line = b"vllm:num_requests_running{" + b"a" * MIB + b"} 1\n"
-                writer.write(OK + b"Content-Length: %d\r\n\r\n" % len(line) + line)
-        await writer.drain()
-
-    def close(self) -> None:
-        self._server.close()
+        self.num_wrong += 1
+        exchange.send(WRONG[self._way])
+        if self._way == "broken off":
+            exchange.close()
+        await exchange.drain()
 
 
 def test_an_engine_that_says_something_wrong_of_itself_stays_up() -> None:
     async def story() -> None:
-        engines = [Engine(path, way) for path in SAID for way in WAYS]
+        engines = [Engine(path, way) for path in SAID for way in WRONG]
         replicas = [
             EngineEndpoint(id, "pool", "m", await each.listen(), ADAPTERS["vllm"], 9) for id, each in enumerate(engines)
         ]
@@ -107,7 +87,7 @@ def test_an_engine_that_says_something_wrong_of_itself_stays_up() -> None:
         assert not down and all(each.num_wrong for each in engines)
         await monitor.stop()
         for each, replica in zip(engines, replicas, strict=True):
-            each.close()
+            await each.stop()
             replica.client.close()
 
     asyncio.run(story())

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import sha256
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +13,48 @@ import pytest
 import yaml
 
 import serving
-from json_services import JsonHandler, listening
+from scripted import Exchange, ScriptedEngine, running
 
 pytest.importorskip("httptools")
 OWN_KEY, CLIENT_KEY, ENGINE_KEY = "of-the-service", "of-the-client", "of-the-engine"
 HOSTED = "house-model"
 
 
-class Service(JsonHandler):
+class Service(ScriptedEngine):
     """Somebody's hosted model. It keeps the headers and bodies of all that it is sent."""
 
-    seen: list[tuple[str, dict[str, str], Any]]
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str], Any]] = []
 
-    def _keep(self, body: Any) -> None:
-        self.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}, body))
+    def _keep(self, exchange: Exchange) -> None:
+        self.seen.append((exchange.path, exchange.headers, exchange.json() if exchange.body else None))
 
-    def get(self) -> None:
-        self._keep(None)
-        self.answer(200, {"object": "list", "data": [{"id": "another"}, {"id": HOSTED}]})
+    async def get(self, exchange: Exchange) -> None:
+        self._keep(exchange)
+        exchange.answer({"object": "list", "data": [{"id": "another"}, {"id": HOSTED}]})
 
-    def post(self, body: Any) -> None:
-        self._keep(body)
-        if body.get("stream"):
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream")
-            self.send_header("Connection", "close")
-            self.end_headers()
-            for delta in ({"role": "assistant", "content": "hel"}, {"content": "lo"}):
-                chunk = {"id": "s", "object": "chat.completion.chunk", "created": 1, "model": HOSTED}
-                chunk["choices"] = [{"index": 0, "delta": delta, "finish_reason": None}]
-                self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-            self.wfile.write(b"data: [DONE]\n\n")
-            self.close_connection = True
+    async def complete(self, exchange: Exchange) -> None:
+        self._keep(exchange)
+        if not exchange.json().get("stream"):
+            exchange.chat(HOSTED)
             return
-        self.complete(HOSTED)
+        exchange.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        for delta in ({"role": "assistant", "content": "hel"}, {"content": "lo"}):
+            chunk = {"id": "s", "object": "chat.completion.chunk", "created": 1, "model": HOSTED}
+            chunk["choices"] = [{"index": 0, "delta": delta, "finish_reason": None}]
+            exchange.send(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        exchange.send(b"data: [DONE]\n\n")
+        exchange.close()
 
 
 @pytest.fixture
-def service() -> Iterator[ThreadingHTTPServer]:
-    with listening(type("Handler", (Service,), {"seen": []})) as server:
-        yield server
+def service() -> Iterator[Service]:
+    with running(Service()) as made:
+        yield made
 
 
-def fleet(folder: Path, engine: str, service: ThreadingHTTPServer, **changes: Any) -> Path:
+def fleet(folder: Path, engine: str, service: Service, **changes: Any) -> Path:
     own = {
         "name": "chat",
         "model": serving.MODEL,
@@ -68,7 +66,7 @@ def fleet(folder: Path, engine: str, service: ThreadingHTTPServer, **changes: An
     hosted = {
         "name": "hosted",
         "model": HOSTED,
-        "endpoints": [f"http://127.0.0.1:{service.server_port}/v1"],
+        "endpoints": [f"{service.url}/v1"],
         "hosted": {},
         "api_key": OWN_KEY,
         "usd_per_million_input_tokens": 1.0,
@@ -86,9 +84,7 @@ HEADERS = {"Authorization": f"Bearer {CLIENT_KEY}"}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_hosted_service_answers_while_the_pool_is_down(
-    workers: int, service: ThreadingHTTPServer, tmp_path: Path
-) -> None:
+def test_a_hosted_service_answers_while_the_pool_is_down(workers: int, service: Service, tmp_path: Path) -> None:
     engine = serving.emulator("--output-tokens", "3", "--speed", "100")
     log, decisions = tmp_path / "access.jsonl", tmp_path / "decisions.jsonl"
     path = fleet(tmp_path, engine.url, service)
@@ -134,7 +130,7 @@ def test_a_hosted_service_answers_while_the_pool_is_down(
     logged = [json.loads(line) for line in decisions.read_text().splitlines()]
     fell = [(each["model"], each["why"]) for each in logged if each["what"] == "fallback"]
     assert fell == [(HOSTED, f"{serving.MODEL}: {why}") for why in ("rejects", "down", "down")]
-    seen = service.RequestHandlerClass.seen  # type: ignore[attr-defined]
+    seen = service.seen
     posts = [(path, headers, body) for path, headers, body in seen if body is not None]
     assert len(posts) == 3 and {path for path, _, _ in posts} == {"/v1/chat/completions"}
     assert {body["model"] for _, _, body in posts} == {HOSTED}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import serving
 from headway import records, scenario
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
-from json_services import JsonHandler, listening
+from scripted import Exchange, ScriptedEngine, running
 from serving import chat, metric, until
 
 pytest.importorskip("httptools")
@@ -104,29 +103,24 @@ def test_flex_requests_wait_until_they_delay_nobody(tmp_path: Path) -> None:
         assert "choices" in answered[0]
 
 
-class Recorder(JsonHandler):
-    """An engine that keeps the requests that it gets."""
+class Recorder(ScriptedEngine):
+    """An engine with a name of its own for the model."""
 
-    bodies: list[dict[str, Any]]
+    async def get(self, exchange: Exchange) -> None:
+        exchange.answer({"data": [{"id": "own-name"}]})
 
-    def get(self) -> None:
-        self.answer(200, {"data": [{"id": "own-name"}]})
-
-    def post(self, body: Any) -> None:
-        self.bodies.append(body)
-        self.answer(200, {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+    async def complete(self, exchange: Exchange) -> None:
+        exchange.answer({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
 
 
 @pytest.fixture
-def recorder() -> Iterator[ThreadingHTTPServer]:
-    Recorder.bodies = []
-    with listening(Recorder) as server:
-        yield server
+def recorder() -> Iterator[Recorder]:
+    with running(Recorder()) as made:
+        yield made
 
 
-def test_each_engine_gets_its_own_priority_sign_and_model_name(recorder: ThreadingHTTPServer, tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{recorder.server_address[1]}"
-    pool = {"gpu": "h100", "endpoints": [url]}
+def test_each_engine_gets_its_own_priority_sign_and_model_name(recorder: Recorder, tmp_path: Path) -> None:
+    pool = {"gpu": "h100", "endpoints": [recorder.url]}
     fleet = [
         {**pool, "name": "v", "model": "qwen3-8b", "engine": "vllm-0.15"},
         {**pool, "name": "s", "model": "llama-3.1-8b", "engine": "sglang"},
@@ -141,8 +135,8 @@ def test_each_engine_gets_its_own_priority_sign_and_model_name(recorder: Threadi
         chat(front, service_tier="flex", max_tokens=1).json()
         chat(front, headers={"x-headway-tier": "2"}, max_tokens=1).json()
         chat(front, model="own-name", max_tokens=1).json()
-        assert [body["priority"] for body in Recorder.bodies[:4]] == [3, -3, 1, 2]
-        assert {body["model"] for body in Recorder.bodies} == {"own-name"}
+        assert [body["priority"] for body in recorder.bodies[:4]] == [3, -3, 1, 2]
+        assert {body["model"] for body in recorder.bodies} == {"own-name"}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from hashlib import sha256
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +15,39 @@ import serving
 from headway import scenario
 from headway import serving as composition
 from headway.core.errors import HeadwayError
-from json_services import JsonHandler, listening
+from scripted import Exchange, ScriptedEngine, running
 
 pytest.importorskip("httptools")
 KEY = "of the engine"
 
 
-class Guarded(JsonHandler):
-    """An engine that answers nobody without its key, and keeps the headers that it was sent."""
+class Guarded(ScriptedEngine):
+    """An engine that answers nobody without its key, and keeps the keys that it was sent."""
 
-    seen: list[dict[str, list[str]]]
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[dict[str, list[str]]] = []
 
-    def get(self) -> None:
-        self.answer(200, {"object": "list", "data": [{"id": "house-model"}]})
+    async def get(self, exchange: Exchange) -> None:
+        exchange.answer({"object": "list", "data": [{"id": "house-model"}]})
 
-    def post(self, body: Any) -> None:
-        self.seen.append({name: self.headers.get_all(name, []) for name in ("Authorization", "x-api-key")})
-        if self.headers["Authorization"] != f"Bearer {KEY.replace(' ', '-')}":
-            self.answer(401, {"error": {"message": "who are you?"}})
-            return
-        self.complete("house-model")
+    async def complete(self, exchange: Exchange) -> None:
+        self.seen.append({name: exchange.fields(name) for name in ("authorization", "x-api-key")})
+        if exchange.headers.get("authorization") == f"Bearer {KEY.replace(' ', '-')}":
+            exchange.chat("house-model")
+        else:
+            exchange.answer({"error": {"message": "who are you?"}}, 401)
 
 
 @pytest.fixture
-def engine() -> Iterator[ThreadingHTTPServer]:
-    with listening(type("Handler", (Guarded,), {"seen": []})) as server:
-        yield server
+def engine() -> Iterator[Guarded]:
+    with running(Guarded()) as made:
+        yield made
 
 
-def fleet(folder: Path, engine: ThreadingHTTPServer, **pool: Any) -> Path:
+def fleet(folder: Path, engine: Guarded, **pool: Any) -> Path:
     (folder / "key").write_text(KEY.replace(" ", "-") + "\n")
-    entry = {"model": "house-model", "endpoints": [f"http://127.0.0.1:{engine.server_port}"], "api_key": "${file:key}"}
+    entry = {"model": "house-model", "endpoints": [engine.url], "api_key": "${file:key}"}
     document = {"fleet": [{**entry, **pool}], "gateway": {"api_keys": ["${CLIENT_SUM}"]}}
     path = folder / "fleet.yaml"
     path.write_text(yaml.safe_dump(document))
@@ -55,7 +56,7 @@ def fleet(folder: Path, engine: ThreadingHTTPServer, **pool: Any) -> Path:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_engine_gets_its_own_key_and_never_the_clients(
-    workers: int, engine: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workers: int, engine: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CLIENT_SUM", sha256(b"mine").hexdigest())
     front = serving.gateway(fleet(tmp_path, engine), "--workers", str(workers))
@@ -68,13 +69,11 @@ def test_an_engine_gets_its_own_key_and_never_the_clients(
         assert serving.send(front, "/v1/chat/completions", body, {}).status == 401
         listed = serving.send(front, "/v1/models", None, headers).json()["data"]
         assert [each["id"] for each in listed] == ["house-model"]
-    seen = engine.RequestHandlerClass.seen  # type: ignore[attr-defined]
-    assert seen and all(
-        each == {"Authorization": [f"Bearer {KEY.replace(' ', '-')}"], "x-api-key": []} for each in seen
-    )
+    expected = {"authorization": [f"Bearer {KEY.replace(' ', '-')}"], "x-api-key": []}
+    assert engine.seen and all(each == expected for each in engine.seen)
 
 
-def test_a_key_is_in_no_document(engine: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_in_no_document(engine: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLIENT_SUM", sha256(b"mine").hexdigest())
     chosen, plan = composition.load(fleet(tmp_path, engine))
     assert plan.pools[0].api_key == "of-the-engine" and plan.settings.api_keys == (sha256(b"mine").hexdigest(),)
@@ -82,7 +81,7 @@ def test_a_key_is_in_no_document(engine: ThreadingHTTPServer, tmp_path: Path, mo
     assert "of-the-engine" not in text and sha256(b"mine").hexdigest() not in text and "${CLIENT_SUM}" in text
 
 
-def test_what_is_only_proxied_cannot_be_simulated(engine: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_what_is_only_proxied_cannot_be_simulated(engine: Guarded, tmp_path: Path) -> None:
     path = fleet(tmp_path, engine)
     chosen = scenario.load(path, {("workload",): ("", {"builtin": "chat", "num_requests": 10})})
     with pytest.raises(HeadwayError, match=r"fleet\[0\]\.gpu: missing; expected a GPU"):
@@ -97,7 +96,7 @@ def test_a_pool_without_a_gpu_needs_endpoints(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["${NO_SUCH_KEY}", "two\nlines", "${file:nowhere}"])
-def test_keys_that_cannot_be_used(key: str, engine: ThreadingHTTPServer, tmp_path: Path, monkeypatch: Any) -> None:
+def test_keys_that_cannot_be_used(key: str, engine: Guarded, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("CLIENT_SUM", sha256(b"mine").hexdigest())
     with pytest.raises(HeadwayError, match=r"fleet\[0\]\.api_key: "):
         composition.load(fleet(tmp_path, engine, api_key=key))

@@ -229,5 +229,5 @@ def test_streams_and_held_requests_go_on(tmp_path: Path, monkeypatch: pytest.Mon
                 "[DONE]",
             ]
     finally:
-        engine.end()
+        engine.close()
         inside.close()

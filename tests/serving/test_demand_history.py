@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from time import sleep, time
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -25,6 +22,7 @@ from headway.core.errors import HeadwayError
 from headway.records import demand
 from headway.serving import demand_history
 from headway.serving.reload import FleetFile
+from scripted import Exchange, ScriptedEngine, running
 
 NOW_S = 6_000_000.0
 
@@ -150,40 +148,26 @@ def test_the_first_start_has_no_history(tmp_path: Path) -> None:
     assert not (tmp_path / "live").exists()
 
 
-class _Server:
-    """Answers range queries with the rates that a test sets, and keeps the query."""
+class Prometheus(ScriptedEngine):
+    """Answers a query with `series`, and keeps it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.asked: dict[str, list[str]] = {}
         self.series: list[dict[str, Any]] = []
-        outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.asked = parse_qs(urlparse(self.path).query)
-                answer = {"status": "success", "data": {"resultType": "matrix", "result": outer.series}}
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(msgspec.json.encode(answer))
-
-            def log_message(self, *_: Any) -> None: ...
-
-        self.http = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
+    async def get(self, exchange: Exchange) -> None:
+        self.asked = parse_qs(urlparse(exchange.path).query)
+        exchange.answer({"status": "success", "data": {"resultType": "matrix", "result": self.series}})
 
 
 @pytest.fixture
-def prometheus() -> Iterator[_Server]:
-    server = _Server()
-    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield server
-    server.http.shutdown()
-    server.http.server_close()
-    thread.join()
+def prometheus() -> Iterator[Prometheus]:
+    with running(Prometheus()) as made:
+        yield made
 
 
-def test_prometheus_is_asked_for_the_last_days(tmp_path: Path, prometheus: _Server) -> None:
+def test_prometheus_is_asked_for_the_last_days(tmp_path: Path, prometheus: Prometheus) -> None:
     """Where it has no value, as the gateway was down, demand lies between; before its first one, nothing is known."""
     at_s = [NOW_S - 60 * i for i in (5, 4, 1, 0)]
     prometheus.series = [
@@ -201,7 +185,7 @@ def test_prometheus_is_asked_for_the_last_days(tmp_path: Path, prometheus: _Serv
     assert asked == {"start": NOW_S - 6 * 3600 + 60, "end": NOW_S, "step": 60}
 
 
-def test_a_prometheus_without_an_answer_is_named(tmp_path: Path, prometheus: _Server) -> None:
+def test_a_prometheus_without_an_answer_is_named(tmp_path: Path, prometheus: Prometheus) -> None:
     prometheus.series = [{"metric": {}, "values": [[NOW_S, "-1"]]}]
     scenario, plan = composition.load(fleet(tmp_path, f"{{prometheus: '{prometheus.url}'}}"))
     with pytest.raises(HeadwayError, match="'-1' at 6e\\+06; expected a number from 0"):

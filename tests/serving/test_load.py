@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from headway.serving.load_generator.answer import Answer, StreamReader
 from headway.serving.load_generator.drive import Driver, Sent
 from headway.workload.sources import ClosedLoop, TraceSource
 from headway.workload.table import Workload
+from scripted import Exchange, ScriptedEngine
 
 SHORT = ("--prompt-tokens", "60", "--output-tokens", "12")
 
@@ -168,43 +168,24 @@ Reply = Callable[[int], str]
 """What is written for the stream of this number, from 0."""
 
 
-class Engine:
+class Engine(ScriptedEngine):
     """Lists a model, and writes what `reply` says for each stream."""
 
     def __init__(self, reply: Reply) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        engine = self
+        super().__init__()
+        self._replies = (reply(i) for i in itertools.count())
+        self.start()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                is_list = self.path == "/v1/models"
-                body = b'{"data": [{"id": "house-model"}]}' if is_list else b"{}"
-                self.send_response(200 if is_list else 404)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+    async def get(self, exchange: Exchange) -> None:
+        is_list = exchange.path == "/v1/models"
+        exchange.answer({"data": [{"id": "house-model"}]} if is_list else {}, 200 if is_list else 404)
 
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                self.close_connection = True
-                with suppress(OSError):
-                    if body.get("stream"):
-                        engine.bodies.append(body)
-                        self.wfile.write(reply(len(engine.bodies) - 1).encode())
-                    else:
-                        self.wfile.write(b"HTTP/1.1 404 no\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """To nobody."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    async def complete(self, exchange: Exchange) -> None:
+        if exchange.json().get("stream"):
+            exchange.send(next(self._replies).encode())
+        else:
+            exchange.send(b"HTTP/1.1 404 no\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        exchange.close()
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ class Front:
         for process in (*self.envoys, self.picker):
             process.close()
         for engine in self.engines:
-            engine.end()
+            engine.close()
 
 
 def asked(envoy: Process) -> str:
@@ -217,14 +217,14 @@ def _rows(front: Front) -> list[str]:
     streams = [begun(envoy) for envoy in front.envoys for _ in range(2)]
     at = [reply.headers["x-headway-replica"] for reply in streams]
     assert at == ["pool/0", "pool/1"] * 2
-    front.engines[0].end()
+    front.engines[0].close()
     open_gates(front)
     ends = [end_of(each) for each in streams]
     own = [f"at it: {ends[i]}, elsewhere: {ends[i + 1]}" for i in (0, 2)]
     rows.append(row("an engine is killed", own, answers(front)))
     front.idle()
 
-    front.engines[1].end()
+    front.engines[1].close()
     until(lambda: serving.send(front.picker, "/health").json()["up"] == 0)
     rows.append(row("no engine is left", ["-", "-"], answers(front)))
     return rows

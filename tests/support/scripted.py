@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHUNK = b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"so"}}]}\n\n'
@@ -40,6 +40,11 @@ class Exchange:
         self.headers = {name.lower(): value.strip() for name, _, value in pairs}
         self._reader, self._writer = reader, writer
 
+    def fields(self, name: str) -> list[str]:
+        """The values of all headers of this name."""
+        lines = [line.partition(":") for line in self.head.decode("latin-1").split("\r\n")]
+        return [value.strip() for each, _, value in lines if each.lower() == name]
+
     def json(self) -> Any:
         return json.loads(self.body) if self.body else {}
 
@@ -56,6 +61,14 @@ class Exchange:
         body = value if isinstance(value, bytes) else json.dumps(value).encode()
         head = f"HTTP/1.1 {status} Status\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
         self.send(head.encode() + body)
+
+    def chat(self, model: str) -> None:
+        """Answer a chat with one word."""
+        choice = {"index": 0, "message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+        self.answer(
+            {"id": "c", "object": "chat.completion", "created": 1, "model": model, "choices": [choice], "usage": usage}
+        )
 
     def close(self) -> None:
         """Close the connection once all is sent."""
@@ -214,6 +227,25 @@ class ScriptedEngine:
         if self._thread is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._end.set)
             self._thread.join()
+
+
+async def opened(gate: threading.Event) -> None:
+    """Wait until the test opens the gate."""
+    while not gate.is_set():
+        await asyncio.sleep(0.005)
+
+
+E = TypeVar("E", bound=ScriptedEngine)
+
+
+@contextmanager
+def running(engine: E) -> Iterator[E]:
+    """The engine in a thread, until the test has ended."""
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.close()
 
 
 def started(reply: bytes = b"", then: str = "close") -> ScriptedEngine:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,41 +22,6 @@ import forking
 
 MODEL = "qwen3-8b"
 PATIENCE_S = 60.0
-
-
-class Listener:
-    """A server in threads of this process: what it is sent by POST, `answers` answers with a status and a body."""
-
-    def __init__(self) -> None:
-        answers = self.answers
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                status, body = answers(self.rfile.read(int(self.headers["content-length"])))
-                with suppress(BrokenPipeError, ConnectionResetError):  # whoever asked may be gone
-                    self.send_response(status)
-                    self.send_header("content-length", str(len(body)))
-                    self.end_headers()
-                    self.wfile.write(body)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """To nobody."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-
-    def answers(self, sent: bytes) -> tuple[int, bytes]:
-        """For those who inherit."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """It is heard no more."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 class Process:

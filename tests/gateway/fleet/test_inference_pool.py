@@ -105,7 +105,7 @@ def test_ready_pods_are_replicas_until_they_are_gone(tmp_path: Path, monkeypatch
         cluster.remove_pod("b")  # its label is taken away
         await until(lambda: other.is_draining)
         assert other.num_in_flight == 2 and not other.is_removed
-        second.end()
+        second.close()
         await until(lambda: other.is_removed)
         cluster.remove_pod("d")
         cluster.set_pod("c", "127.0.0.2")
@@ -120,8 +120,8 @@ def test_ready_pods_are_replicas_until_they_are_gone(tmp_path: Path, monkeypatch
             finally:
                 cluster.close()
     finally:
-        first.end()
-        second.end()
+        first.close()
+        second.close()
 
 
 def test_an_inference_pool_cannot_be_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,28 +14,29 @@ import pytest
 import yaml
 
 import serving
-from json_services import JsonHandler
+from scripted import Exchange, ScriptedEngine, running
 from serving import MODEL, chat
 
 pytest.importorskip("httptools")
 ORDER = {"ordering": "priority", "ordering_at": "gateway"}
 
 
-class Collector(serving.Listener):
+class Collector(ScriptedEngine):
     """Receives spans from OpenTelemetry's HTTP exporter."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self.keeps_bodies = False
         self.spans: list[Any] = []
         self.resources: list[dict[str, str]] = []
-        super().__init__()
 
-    def answers(self, sent: bytes) -> tuple[int, bytes]:
+    async def complete(self, exchange: Exchange) -> None:
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-        for each in ExportTraceServiceRequest.FromString(sent).resource_spans:
+        for each in ExportTraceServiceRequest.FromString(exchange.body).resource_spans:
             self.resources.append({a.key: a.value.string_value for a in each.resource.attributes})
             self.spans += [span for scope in each.scope_spans for span in scope.spans]
-        return 200, b""
+        exchange.answer(b"")
 
     def named(self, start: str) -> list[Any]:
         return sorted((s for s in self.spans if s.name.startswith(start)), key=lambda span: span.start_time_unix_nano)
@@ -49,49 +49,36 @@ def attributes(span: Any) -> dict[str, Any]:
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
-    made = Collector()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
-    try:
+    with running(Collector()) as made:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
         yield made
-    finally:
-        made.close()
 
 
-class Engine:
+class Engine(ScriptedEngine):
     """Speaks OpenAI's API, records the `traceparent` of each request, and fails the first `fails` requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, fails: int) -> None:
+        super().__init__()
         self.parents: list[str] = []
-        self.fails = 1
-        engine = self
+        self.fails = fails
+        self.start()
 
-        class Handler(JsonHandler):
-            def get(self) -> None:
-                self.answer(200, {"data": [{"id": "it"}]})
+    async def get(self, exchange: Exchange) -> None:
+        exchange.answer({"data": [{"id": "it"}]})
 
-            def post(self, body: Any) -> None:
-                engine.parents.append(self.headers.get("traceparent", ""))
-                if engine.fails:
-                    engine.fails -= 1
-                    self.answer(500, {})
-                    return
-                message = {"role": "assistant", "content": "so it is"}
-                choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-                self.answer(200, {"choices": choices, "usage": {"prompt_tokens": 5, "completion_tokens": 3}})
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    async def complete(self, exchange: Exchange) -> None:
+        self.parents.append(exchange.headers.get("traceparent", ""))
+        if self.fails:
+            self.fails -= 1
+            exchange.answer({}, 500)
+            return
+        message = {"role": "assistant", "content": "so it is"}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        exchange.answer({"choices": choices, "usage": {"prompt_tokens": 5, "completion_tokens": 3}})
 
 
 def test_a_trace_goes_from_the_client_through_attempts_to_the_engine(collector: Collector, tmp_path: Path) -> None:
-    engines = [Engine(), Engine()]
-    engines[1].fails = 0
+    engines = [Engine(1), Engine(0)]
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     file = serving.fleet_file(
         tmp_path,
@@ -174,8 +161,7 @@ def test_without_tracing_opentelemetry_is_not_imported() -> None:
 
 
 def test_without_tracing_the_clients_context_is_passed_on(tmp_path: Path) -> None:
-    engine = Engine()
-    engine.fails = 0
+    engine = Engine(0)
     front = serving.gateway(serving.fleet_file(tmp_path, [engine.url], pool={"api": "openai"}))
     with serving.closing(front):
         serving.all_up(front, 1)

@@ -17,6 +17,7 @@ from headway import records, scenario
 from headway import serving as composition
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import summarize
+from scripted import Exchange, ScriptedEngine, opened, running
 from serving import answer_text, chat, metric, send, until
 
 pytest.importorskip("httptools")
@@ -24,34 +25,27 @@ ORACLE = "only a simulation knows"
 SMALL, LARGE = "qwen3-8b", "llama-3.1-8b"
 
 
-class Judge(serving.Listener):
-    """A model that answers with `reply`, and keeps its requests."""
+class Judge(ScriptedEngine):
+    """A model that answers with `score`."""
 
     def __init__(self) -> None:
-        self.reply: Any = "50"
+        super().__init__()
+        self.score: Any = "50"
         """A text, or a status."""
-        self.requests: list[dict[str, Any]] = []
         self.may_answer = threading.Event()
         self.may_answer.set()
-        super().__init__()
 
-    def answers(self, sent: bytes) -> tuple[int, bytes]:
-        self.requests.append(json.loads(sent))
-        self.may_answer.wait(serving.PATIENCE_S)
-        message = {"role": "assistant", "content": self.reply}
-        status = self.reply if isinstance(self.reply, int) else 200
-        return status, json.dumps({"choices": [{"index": 0, "message": message}]}).encode()
-
-    def close(self) -> None:
-        self.may_answer.set()
-        super().close()
+    async def complete(self, exchange: Exchange) -> None:
+        await opened(self.may_answer)
+        message = {"role": "assistant", "content": self.score}
+        status = self.score if isinstance(self.score, int) else 200
+        exchange.answer({"choices": [{"index": 0, "message": message}]}, status)
 
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[Judge]:
-    made = Judge()
-    yield made
-    made.close()
+    with running(Judge()) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +98,7 @@ def test_an_answer_is_scored_and_a_rejected_one_escalates(
     front: serving.Process, judge: Judge, score: Any, model: str
 ) -> None:
     """What is no number from 0 to 100 is no score: then the larger model answers."""
-    judge.reply = score
+    judge.score = score
     reply = chat(front, model="best", max_tokens=9)
     assert reply.headers["x-headway-replica"].startswith("small" if model == SMALL else "large")
     assert _model(reply) == model
@@ -114,7 +108,7 @@ def test_an_answer_is_scored_and_a_rejected_one_escalates(
 def test_a_stream_is_the_accepted_answer_alone(
     front: serving.Process, engines: tuple[serving.Process, ...], judge: Judge, score: str, which: int
 ) -> None:
-    judge.reply = score
+    judge.score = score
     events = list(chat(front, model="best", max_tokens=30, stream=True).events())
     straight = chat(engines[which], model="any", max_tokens=30).json()["choices"][0]["message"]
     assert events[-1] == "[DONE]" and answer_text(events) == straight["content"]
@@ -126,36 +120,36 @@ def test_a_stream_is_the_accepted_answer_alone(
 def test_the_judge_gets_question_and_answer_each_substituted_once(
     front: serving.Process, engines: tuple[serving.Process, ...], judge: Judge
 ) -> None:
-    judge.reply, judge.requests[:] = "70", []
+    judge.score, judge.bodies[:] = "70", []
     question = "what does {answer} mean, and {question}?"
     chat(front, question, model="best", max_tokens=9).json()
     answer = chat(engines[0], question, model="any", max_tokens=9).json()["choices"][0]["message"]["content"]
-    (request,) = judge.requests
+    (request,) = judge.bodies
     prompt = request["messages"][0]["content"]
     assert question in prompt and prompt.count(answer.strip()) == 1
     assert request["temperature"] == 0 and request["model"] == "judge"
 
 
 def test_a_request_that_names_a_model_is_not_scored(front: serving.Process, judge: Judge) -> None:
-    judge.requests[:] = []
+    judge.bodies[:] = []
     assert _model(chat(front, model=SMALL, max_tokens=3)) == SMALL
     assert _model(chat(front, model=LARGE, max_tokens=3)) == LARGE
-    assert not judge.requests
+    assert not judge.bodies
     assert [model["id"] for model in send(front, "/v1/models").json()["data"]] == [SMALL, LARGE, "best"]
 
 
 def test_a_client_may_leave_while_its_answer_is_scored(front: serving.Process, judge: Judge) -> None:
     before = metric(front, "headway_requests_total")
     judge.may_answer.clear()
-    judge.requests[:] = []
+    judge.bodies[:] = []
     connection = serving.http.client.HTTPConnection("127.0.0.1", front.port)
     body = {"model": "best", "messages": [{"role": "user", "content": "go"}], "max_tokens": 3}
     connection.request("POST", "/v1/chat/completions", json.dumps(body))
-    until(lambda: bool(judge.requests))
+    until(lambda: bool(judge.bodies))
     connection.close()
     until(lambda: metric(front, "headway_requests_total") == before + 1)
     judge.may_answer.set()
-    judge.reply = "99"
+    judge.score = "99"
     assert _model(chat(front, model="best", max_tokens=3)) == SMALL
     until(lambda: metric(front, "headway_requests_in_flight") == 0)
 
@@ -203,7 +197,7 @@ def test_a_held_back_answer_survives_its_engine(
     data = yaml.safe_load(path.read_text())
     data["fleet"][0]["endpoints"] = [doomed.url, engines[0].url]
     path.write_text(yaml.safe_dump(data))
-    judge.reply = "80"
+    judge.score = "80"
     made = serving.gateway(path)
     with serving.closing(doomed, made):
         serving.all_up(made, 3)
@@ -227,7 +221,7 @@ def test_each_stage_is_recorded_and_the_records_can_be_simulated(
     with serving.closing(made):
         serving.all_up(made, 2)
         for score in ("90", "20", "nonsense"):
-            judge.reply = score
+            judge.score = score
             chat(made, model="best", max_tokens=10).json()
         chat(made, model=SMALL, max_tokens=10).json()
         assert metric(made, "headway_judgements_total") == 3
@@ -291,14 +285,14 @@ def test_one_models_replicas_on_two_types_of_gpu_answer_together(
     more = {**document["fleet"][0], "name": "other", "gpu": "a100-80gb", "endpoints": [other.url]}
     document |= {"fleet": [*document["fleet"], more], "policies": {"routing": "round-robin"}}
     path.write_text(yaml.safe_dump(document))
-    judge.reply = "90"
+    judge.score = "90"
     made = serving.gateway(path)
     with serving.closing(made, other):
         serving.all_up(made, 3)
         answered = [chat(made, model="best", max_tokens=3) for _ in range(6)]
         assert {_model(reply) for reply in answered} == {SMALL}
         assert {reply.headers["x-headway-replica"].partition("/")[0] for reply in answered} == {"small", "other"}
-        judge.reply = "10"
+        judge.score = "10"
         assert _model(chat(made, model="best", max_tokens=3)) == LARGE
 
 
@@ -325,7 +319,7 @@ def test_stages_may_be_combos(judge: Judge, tmp_path: Path) -> None:
     with serving.closing(*engines, front):
         serving.all_up(front, 4)
         for score, num, engine in (("90", 1, engines[0]), ("10", 3, engines[2])):
-            judge.reply = score
+            judge.score = score
             reply = chat(front, question, model="best", max_tokens=30)
             straight = chat(engine, question, model="any", max_tokens=30).json()
             assert reply.headers["x-headway-replica"].split("/")[0] == ("small-decode" if num == 1 else "large-decode")
