@@ -4,79 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
-import httptools
-
 from headway.gateway.upstream.client import Connection
+from scripted import Exchange, read_request
 
-
-class ServerExchange:
-    """One request as the server sees it, and the way back."""
-
-    def __init__(self, pipe: _Pipe) -> None:
-        self._pipe = pipe
-        self.path = ""
-        self.headers: dict[str, str] = {}
-        self.body = b""
-
-    def send(self, data: bytes) -> None:
-        """Send bytes of the response."""
-        self._pipe.deliver(data)
-
-    def answer(self, body: bytes, status: int = 200, content_type: str = "application/json") -> None:
-        """Send a whole response."""
-        head = f"HTTP/1.1 {status} Status\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
-        self.send(head.encode() + body)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._pipe.abort()
-
-    async def wait_closed(self) -> None:
-        """Wait until either side has closed the connection."""
-        await self._pipe.closed.wait()
+Serve = Callable[[Exchange], Awaitable[None]]
 
 
 class _Pipe(asyncio.Transport):
-    """The client's transport; parses the requests that are written to it."""
+    """The client's transport, and the server's way back."""
 
-    def __init__(self, connection: Connection, serve: Serve) -> None:
+    def __init__(self, connection: Connection) -> None:
         super().__init__()
-        self._connection, self._serve = connection, serve
-        self._parser = httptools.HttpRequestParser(self)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._connection = connection
         self._paused: list[bytes] | None = None
-        self.closed = asyncio.Event()
-
-    # Requests, as the parser reads them.
-
-    def on_message_begin(self) -> None:
-        self._exchange = ServerExchange(self)
-
-    def on_url(self, url: bytes) -> None:
-        self._exchange.path += url.decode()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._exchange.headers[name.decode().lower()] = value.decode()
-
-    def on_body(self, body: bytes) -> None:
-        self._exchange.body += body
-
-    def on_message_complete(self) -> None:
-        self._tasks.append(asyncio.create_task(self._serve(self._exchange)))  # type: ignore[arg-type]
-
-    # The client's side.
+        self._is_closed = False
+        self.requests = asyncio.StreamReader()
 
     def write(self, data: Any) -> None:
-        if not self.closed.is_set():
-            self._parser.feed_data(bytes(data))
+        if not self._is_closed:
+            self.requests.feed_data(bytes(data))
 
     def deliver(self, data: bytes) -> None:
         """Pass bytes of a response to the client, in the next iteration of the event loop."""
         if self._paused is not None:
             self._paused.append(data)
-        elif not self.closed.is_set():
+        elif not self._is_closed:
             asyncio.get_running_loop().call_soon(self._connection.data_received, data)
 
     def pause_reading(self) -> None:
@@ -88,17 +43,26 @@ class _Pipe(asyncio.Transport):
             self.deliver(data)
 
     def is_closing(self) -> bool:
-        return self.closed.is_set()
+        return self._is_closed
 
     def abort(self) -> None:
-        if not self.closed.is_set():
-            self.closed.set()
+        if not self._is_closed:
+            self._is_closed = True
+            self.requests.feed_eof()
             asyncio.get_running_loop().call_soon(self._connection.connection_lost, None)
 
     close = abort
 
 
-Serve = Callable[[ServerExchange], Awaitable[None]]
+class _Back:
+    """What an exchange needs of an `asyncio.StreamWriter`."""
+
+    def __init__(self, pipe: _Pipe) -> None:
+        self.transport = pipe
+        self.write, self.close, self.is_closing = pipe.deliver, pipe.abort, pipe.is_closing
+
+    async def drain(self) -> None:
+        """The client takes all."""
 
 
 class InMemoryTransport:
@@ -106,10 +70,18 @@ class InMemoryTransport:
 
     def __init__(self, serve: Serve) -> None:
         self._serve = serve
+        self._tasks: set[asyncio.Task[None]] = set()
         self.num_connections = 0
 
     async def connect(self) -> Connection:
         self.num_connections += 1
         connection = Connection()
-        connection.connection_made(_Pipe(connection, self._serve))
+        pipe = _Pipe(connection)
+        connection.connection_made(pipe)
+        self._tasks.add(asyncio.create_task(self._serve_all(pipe)))
         return connection
+
+    async def _serve_all(self, pipe: _Pipe) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                await self._serve(await read_request(pipe.requests, _Back(pipe)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ def whole(body: bytes = GOOD_WHOLE) -> bytes:
 class Exchange:
     """A request as an engine sees it, and the way back to its client."""
 
-    def __init__(self, head: bytes, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, head: bytes, body: bytes, reader: asyncio.StreamReader, writer: Any) -> None:
         self.head, self.body = head, body
         first, *lines = head.decode("latin-1").split("\r\n")
         self.method, self.path = first.split(" ")[:2]
@@ -86,6 +86,22 @@ class Exchange:
         """Wait until the client has closed the connection."""
         with suppress(OSError):
             await self._reader.read()
+
+
+async def read_request(
+    reader: asyncio.StreamReader, writer: Any, begun: Callable[[bytes], None] = lambda head: None
+) -> Exchange:
+    """The next request of a connection. `begun` is told its head."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    begun(head)
+    exchange = Exchange(head, b"", reader, writer)
+    if "content-length" in exchange.headers:
+        exchange.body = await reader.readexactly(int(exchange.headers["content-length"]))
+    elif "transfer-encoding" in exchange.headers:  # as Envoy sends bodies in its full-duplex mode
+        while size := int(await reader.readline(), 16):
+            exchange.body += (await reader.readexactly(size + 2))[:-2]
+        await reader.readline()
+    return exchange
 
 
 class ScriptedEngine:
@@ -166,28 +182,16 @@ class ScriptedEngine:
         self._writers.add(writer)
         try:
             while not writer.is_closing():
-                await self._answer(await self._read(reader, writer))
+                await self._answer(await read_request(reader, writer, self._begun))
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return
         finally:
             self._writers.discard(writer)
             writer.close()
 
-    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Exchange:
-        head = await reader.readuntil(b"\r\n\r\n")
-        is_completion = head.startswith(b"POST")
-        if is_completion:
+    def _begun(self, head: bytes) -> None:
+        if head.startswith(b"POST"):
             self.request, self.num_sent = head, 0
-        exchange = Exchange(head, b"", reader, writer)
-        if "content-length" in exchange.headers:
-            exchange.body = await reader.readexactly(int(exchange.headers["content-length"]))
-        elif "transfer-encoding" in exchange.headers:  # as Envoy sends bodies in its full-duplex mode
-            while size := int(await reader.readline(), 16):
-                exchange.body += (await reader.readexactly(size + 2))[:-2]
-            await reader.readline()
-        if is_completion:
-            self.request = head + exchange.body
-        return exchange
 
     async def _answer(self, exchange: Exchange) -> None:
         if self.keeps_bodies:
@@ -197,6 +201,7 @@ class ScriptedEngine:
         elif exchange.path == "/tokenize" and self.num_prompt_tokens is not None:
             exchange.answer({"count": self.num_prompt_tokens})
         else:
+            self.request = exchange.head + exchange.body
             if self.keeps_bodies:
                 self.bodies.append(exchange.json())
             self.num_open += 1

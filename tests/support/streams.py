@@ -7,7 +7,8 @@ import json
 from collections.abc import Coroutine
 from typing import Any
 
-from in_memory import Serve, ServerExchange
+from in_memory import Serve
+from scripted import Exchange
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -38,7 +39,7 @@ DONE = event(b"[DONE]") + b"0\r\n\r\n"
 def streaming(*events: Any, end: bytes | None = DONE, bodies: list[Any] | None = None) -> Serve:
     """Streams these events, each read by itself; without `end`, the connection is closed."""
 
-    async def serve(exchange: ServerExchange) -> None:
+    async def serve(exchange: Exchange) -> None:
         if bodies is not None:
             bodies.append(json.loads(exchange.body))
         exchange.send(HEAD)
@@ -55,7 +56,7 @@ def streaming(*events: Any, end: bytes | None = DONE, bodies: list[Any] | None =
 
 
 def answering(body: Any, status: int = 200) -> Serve:
-    async def serve(exchange: ServerExchange) -> None:
+    async def serve(exchange: Exchange) -> None:
         exchange.answer(body if isinstance(body, bytes) else json.dumps(body).encode(), status)
 
     return serve

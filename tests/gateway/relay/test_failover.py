@@ -34,13 +34,13 @@ from headway.gateway.upstream.errors import (
     UnconfirmedRefusalError,
     UnreachableError,
 )
-from in_memory import ServerExchange
 from relaying import engine
+from scripted import Exchange
 
 MAX_ATTEMPTS = 3
 
 
-async def _unused(exchange: ServerExchange) -> None:
+async def _unused(exchange: Exchange) -> None:
     raise AssertionError("nothing is sent")
 
 

@@ -12,8 +12,8 @@ pytest.importorskip("httptools")
 from headway.gateway.errors import ApiError
 from headway.gateway.relay.quarantine import SURVIVED_TOKENS, BrokenEngines, Quarantine
 from headway.gateway.upstream.engine import EngineEndpoint
-from in_memory import ServerExchange
 from relaying import OrderedScheduler, chat_request, engine, relay_of
+from scripted import Exchange
 from streams import chunk, run, streaming
 
 
@@ -21,7 +21,7 @@ def _breaking(requests: list[int], num: int = 5) -> list[EngineEndpoint]:
     """Engines that answer health checks and break on a completion, which they count."""
 
     def made(id: int) -> EngineEndpoint:
-        async def serve(exchange: ServerExchange) -> None:
+        async def serve(exchange: Exchange) -> None:
             if exchange.path.startswith("/health"):
                 exchange.answer(b"{}")
             else:

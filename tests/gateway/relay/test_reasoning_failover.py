@@ -14,8 +14,9 @@ pytest.importorskip("httptools")
 
 from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.request import CHAT, COMPLETIONS
-from in_memory import Serve, ServerExchange
+from in_memory import Serve
 from relaying import OrderedScheduler, chat_request, engine, relay_of
+from scripted import Exchange
 from streams import DONE, HEAD, event, run
 
 PROMPT = [1, 2]
@@ -65,7 +66,7 @@ class Model:
     def engine(self, size: int, num_chunks: int | None, tells: bool = True) -> Serve:
         """Streams chunks of `size` tokens, and breaks off after `num_chunks` of them. `tells`: the text of tokens."""
 
-        async def serve(exchange: ServerExchange) -> None:
+        async def serve(exchange: Exchange) -> None:
             body = json.loads(exchange.body)
             if exchange.path == "/detokenize":
                 text = "".join(self.texts[id - 10] for id in body["tokens"])

@@ -13,8 +13,9 @@ pytest.importorskip("httptools")
 from headway.core.record import Outcome
 from headway.gateway.relay.request import RESPONSES
 from headway.gateway.scheduling.in_flight import ReleaseReason
-from in_memory import Serve, ServerExchange
+from in_memory import Serve
 from relaying import OrderedScheduler, chat_request, engine, relay_of
+from scripted import Exchange
 from streams import HEAD, answering, chunk, event, run, streaming
 
 USAGE = {"id": "c", "choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}}
@@ -115,7 +116,7 @@ def test_events_before_an_error_are_written() -> None:
     async def story() -> None:
         both = event(chunk("so")) + event({"error": {"message": "no"}})
 
-        async def serve(exchange: ServerExchange) -> None:
+        async def serve(exchange: Exchange) -> None:
             exchange.send(HEAD + both)
 
         scheduler = OrderedScheduler([engine(0, serve)])
@@ -170,7 +171,7 @@ def test_ordinary_refusals_are_believed_for_a_while_after_a_peer_has_confirmed_o
         served: list[int] = []
 
         def refusing(id: int) -> Serve:
-            async def refuse(exchange: ServerExchange) -> None:
+            async def refuse(exchange: Exchange) -> None:
                 served.append(id)
                 exchange.answer(b"{}", 400)
 
@@ -252,7 +253,7 @@ def test_the_engine_gets_the_clients_trace_and_key() -> None:
     async def story() -> None:
         seen: list[dict[str, str]] = []
 
-        async def serve(exchange: ServerExchange) -> None:
+        async def serve(exchange: Exchange) -> None:
             seen.append(exchange.headers)
             exchange.answer(b"{}")
 
@@ -269,9 +270,9 @@ def test_a_client_that_disconnects_closes_the_engines_connection() -> None:
     async def story() -> None:
         closed = asyncio.Event()
 
-        async def serve(exchange: ServerExchange) -> None:
+        async def serve(exchange: Exchange) -> None:
             exchange.send(HEAD + event(chunk("so")))
-            await exchange.wait_closed()
+            await exchange.left()
             closed.set()
 
         scheduler = OrderedScheduler([engine(0, serve)])

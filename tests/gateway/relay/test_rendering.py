@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("httptools")
 
 from headway.gateway.upstream import engine as engine_module
-from in_memory import ServerExchange
 from relaying import OrderedScheduler, chat_request, engine, relay_of
+from scripted import Exchange
 from streams import DONE, HEAD, chunk, event, run
 
 
@@ -30,7 +30,7 @@ class _Llama:
         self.bodies: list[Any] = []
         self.num_rendered = 0
 
-    async def __call__(self, exchange: ServerExchange) -> None:
+    async def __call__(self, exchange: Exchange) -> None:
         if exchange.path == "/apply-template":
             self.num_rendered += 1
             if self._rendered is not None:

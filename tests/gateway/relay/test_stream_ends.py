@@ -10,8 +10,8 @@ pytest.importorskip("httptools")
 
 from headway.gateway.settings import Api
 from headway.gateway.upstream.engine import EngineEndpoint
-from in_memory import ServerExchange
 from relaying import KeepingWriter, OrderedScheduler, chat_request, engine, relay_of
+from scripted import Exchange
 from streams import HEAD, chunk, event, run, streaming
 
 
@@ -25,7 +25,7 @@ def _relayed(engines: list[EngineEndpoint], **options: Any) -> KeepingWriter:
 
 
 def test_events_after_done_are_dropped() -> None:
-    async def serve(exchange: ServerExchange) -> None:
+    async def serve(exchange: Exchange) -> None:
         exchange.send(HEAD + event(chunk("so")) + event(b"[DONE]") + event(chunk("much")) + event(b"[DONE]"))
         exchange.send(event(chunk("more")) + b"0\r\n\r\n")
 
@@ -39,11 +39,11 @@ def test_an_engine_that_never_ends_is_stopped(api: Api, num: int, wants_usage: b
     """Exactly at `max_tokens` where tokens are counted; where chunks are, a token may be two."""
     closed: list[bool] = []
 
-    async def serve(exchange: ServerExchange) -> None:
+    async def serve(exchange: Exchange) -> None:
         exchange.send(HEAD)
         for k in range(200):
             exchange.send(event(chunk("x", token=k if api == "vllm" else None)))
-        await exchange.wait_closed()
+        await exchange.left()
         closed.append(True)
 
     writer = _relayed([engine(0, serve, api)], max_tokens=10, stream_options={"include_usage": wants_usage})

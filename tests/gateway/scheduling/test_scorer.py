@@ -19,7 +19,8 @@ from headway.gateway.settings import Judge
 from headway.gateway.upstream import sse
 from headway.gateway.upstream.chunks import Choice
 from headway.gateway.upstream.client import Client
-from in_memory import InMemoryTransport, ServerExchange
+from in_memory import InMemoryTransport
+from scripted import Exchange
 
 JUDGE = Judge(url="http://judge:1", model="judge", timeout_s=1.0)
 
@@ -45,7 +46,7 @@ async def _score(reply: str | int | None, tries: list[str] | None = None, judge:
     """The score by a judge that replies so: a text, a status, or nothing."""
     sent = [] if tries is None else tries
 
-    async def serve(exchange: ServerExchange) -> None:
+    async def serve(exchange: Exchange) -> None:
         sent.append(json.loads(exchange.body)["messages"][0]["content"])
         if isinstance(reply, int):
             exchange.answer(b"{}", reply)

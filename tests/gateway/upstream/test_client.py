@@ -14,7 +14,8 @@ from headway.core.errors import HeadwayError
 from headway.gateway.upstream import client as client_module
 from headway.gateway.upstream.client import Client, Connection
 from headway.gateway.upstream.errors import BrokenOffError, EngineError, UnreachableError
-from in_memory import InMemoryTransport, ServerExchange
+from in_memory import InMemoryTransport
+from scripted import Exchange
 
 URL = "http://engine:8000/v1"
 
@@ -27,8 +28,8 @@ def run(story: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(limited())
 
 
-def client_of(serve: Callable[[ServerExchange], Any]) -> tuple[Client, InMemoryTransport]:
-    async def serve_soon(exchange: ServerExchange) -> None:
+def client_of(serve: Callable[[Exchange], Any]) -> tuple[Client, InMemoryTransport]:
+    async def serve_soon(exchange: Exchange) -> None:
         result = serve(exchange)
         if result is not None:
             await result
@@ -37,10 +38,10 @@ def client_of(serve: Callable[[ServerExchange], Any]) -> tuple[Client, InMemoryT
     return Client(URL, transport=transport), transport
 
 
-def raw(*pieces: bytes, close: bool = False) -> Callable[[ServerExchange], Any]:
+def raw(*pieces: bytes, close: bool = False) -> Callable[[Exchange], Any]:
     """Answers each request with these pieces, each read by itself."""
 
-    async def serve(exchange: ServerExchange) -> None:
+    async def serve(exchange: Exchange) -> None:
         for piece in pieces:
             exchange.send(piece)
             await asyncio.sleep(0)
@@ -52,7 +53,7 @@ def raw(*pieces: bytes, close: bool = False) -> Callable[[ServerExchange], Any]:
 
 
 def test_a_request_has_the_path_the_headers_and_the_body() -> None:
-    seen: list[ServerExchange] = []
+    seen: list[Exchange] = []
 
     async def story() -> None:
         client, _ = client_of(lambda exchange: (seen.append(exchange), exchange.answer(b"[]"))[1])
@@ -101,7 +102,7 @@ def test_a_request_on_an_idle_connection_that_the_server_closes_is_sent_again() 
     async def story() -> None:
         requests = 0
 
-        def serve(exchange: ServerExchange) -> None:
+        def serve(exchange: Exchange) -> None:
             nonlocal requests
             requests += 1
             if requests == 2:
@@ -118,12 +119,12 @@ def test_a_request_on_an_idle_connection_that_the_server_closes_is_sent_again() 
 
 
 async def _after_one_answer(
-    serve: Callable[[ServerExchange], Any], **options: Any
+    serve: Callable[[Exchange], Any], **options: Any
 ) -> tuple[Client, InMemoryTransport, Coroutine[Any, Any, Connection]]:
     """A client with a kept connection, and a request that `serve` handles."""
     requests = 0
 
-    def serve_later(exchange: ServerExchange) -> Any:
+    def serve_later(exchange: Exchange) -> Any:
         nonlocal requests
         requests += 1
         return exchange.answer(b"{}") if requests == 1 else serve(exchange)
@@ -135,7 +136,7 @@ async def _after_one_answer(
 
 def test_a_request_is_sent_again_once_and_on_a_new_connection() -> None:
     async def story() -> None:
-        seen: list[ServerExchange] = []
+        seen: list[Exchange] = []
         _, transport, request = await _after_one_answer(lambda exchange: (seen.append(exchange), exchange.close()))
         with pytest.raises(BrokenOffError):
             await request
@@ -149,10 +150,10 @@ def test_a_request_that_the_server_may_process_is_not_sent_again(how: str) -> No
     """The failures of a kept connection that was not closed before the request came."""
 
     async def story() -> None:
-        seen: list[ServerExchange] = []
+        seen: list[Exchange] = []
         used: list[Connection] = []
 
-        async def serve(exchange: ServerExchange) -> None:
+        async def serve(exchange: Exchange) -> None:
             seen.append(exchange)
             if how == "aborted":
                 used[-1].abort("does not answer any more")
@@ -181,7 +182,7 @@ def test_a_refused_reconnection_is_a_failure_of_the_request_that_was_sent() -> N
             return await super().connect()
 
     async def story() -> None:
-        async def serve(exchange: ServerExchange) -> None:
+        async def serve(exchange: Exchange) -> None:
             exchange.answer(b"{}") if exchange.path == "/health" else exchange.close()
 
         client = Client(URL, transport=Once(serve))
@@ -258,8 +259,8 @@ def test_no_answer_in_time_is_an_error_and_closes_the_connection() -> None:
     async def story() -> None:
         closed = asyncio.Event()
 
-        async def serve(exchange: ServerExchange) -> None:
-            await exchange.wait_closed()
+        async def serve(exchange: Exchange) -> None:
+            await exchange.left()
             closed.set()
 
         client, _ = client_of(serve)

@@ -16,13 +16,14 @@ from headway.gateway.upstream.client import Client
 from headway.gateway.upstream.dialects import ADAPTERS, Load
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import EngineError, RefusedError
-from in_memory import InMemoryTransport, ServerExchange
+from in_memory import InMemoryTransport
+from scripted import Exchange
 
 
 def endpoint(api: Api, pages: dict[str, bytes], bodies: list[Any] | None = None) -> EngineEndpoint:
     """An engine that answers these paths, and others with status 404."""
 
-    async def serve(exchange: ServerExchange) -> None:
+    async def serve(exchange: Exchange) -> None:
         if exchange.body and bodies is not None:
             bodies.append(json.loads(exchange.body))
         page = pages.get(exchange.path)

@@ -16,8 +16,8 @@ from headway.gateway.upstream.hints import add_order
 from headway.policies.ordering.deadlines import EdfOrdering
 from headway.policies.ordering.oracle import ShortestRemainingOrdering
 from headway.vllm.request import HINTS, EngineRequest
-from in_memory import ServerExchange
 from relaying import OrderedScheduler, chat_request, engine, relay_of
+from scripted import Exchange
 from vllm_stand_in import Request
 
 EDF: Any = SimpleNamespace(engine_ordering="edf")
@@ -67,7 +67,7 @@ def test_the_clients_own_hints_go_first_but_not_its_arrival() -> None:
 def test_headers_reach_the_engines_that_run_an_ordering(ordering: str) -> None:
     bodies: list[dict[str, Any]] = []
 
-    async def serve(exchange: ServerExchange) -> None:
+    async def serve(exchange: Exchange) -> None:
         bodies.append(json.loads(exchange.body))
         exchange.answer(b"{}")
 
