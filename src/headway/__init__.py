@@ -30,6 +30,8 @@ _MODULES = {
     "plan_cascade": "headway.api.plans",
     "plan_combos": "headway.api.plans",
     "plan_fleet": "headway.api.plans",
+    "plan_goodput": "headway.api.plans",
+    "plan_scaling": "headway.api.plans",
     "plan_tiers": "headway.api.plans",
     "serve": "headway.api.fleets",
     "simulate": "headway.api.runs",

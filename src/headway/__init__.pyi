@@ -4,24 +4,14 @@ from headway.api.demand import Demand as Demand
 from headway.api.demand import forecast_demand as forecast_demand
 from headway.api.figures import Figure as Figure
 from headway.api.fleets import serve as serve
-from headway.api.plans import (
-    Plan as Plan,
-)
-from headway.api.plans import (
-    plan_capacity as plan_capacity,
-)
-from headway.api.plans import (
-    plan_cascade as plan_cascade,
-)
-from headway.api.plans import (
-    plan_combos as plan_combos,
-)
-from headway.api.plans import (
-    plan_fleet as plan_fleet,
-)
-from headway.api.plans import (
-    plan_tiers as plan_tiers,
-)
+from headway.api.plans import Plan as Plan
+from headway.api.plans import plan_capacity as plan_capacity
+from headway.api.plans import plan_cascade as plan_cascade
+from headway.api.plans import plan_combos as plan_combos
+from headway.api.plans import plan_fleet as plan_fleet
+from headway.api.plans import plan_goodput as plan_goodput
+from headway.api.plans import plan_scaling as plan_scaling
+from headway.api.plans import plan_tiers as plan_tiers
 from headway.api.results import Comparison as Comparison
 from headway.api.results import Result as Result
 from headway.api.results import Sweep as Sweep

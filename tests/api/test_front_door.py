@@ -17,6 +17,7 @@ import pytest
 import headway as hw
 from headway import catalog
 from headway.api.figures import Figure
+from headway.config import strict_yaml
 from headway.core.decision import Placement
 from headway.report.page import library_name
 
@@ -57,7 +58,7 @@ def test_the_public_names() -> None:
     assert hw.__all__ == [
         "Comparison", "Demand", "Engine", "Figure", "Gpu", "HeadwayError", "Model", "Plan", "Result", "Scenario",
         "Sweep", "advise", "compare", "forecast_demand", "load", "plan_capacity", "plan_cascade", "plan_combos",
-        "plan_fleet", "plan_tiers", "serve", "simulate", "sweep", "why",
+        "plan_fleet", "plan_goodput", "plan_scaling", "plan_tiers", "serve", "simulate", "sweep", "why",
     ]  # fmt: skip
     stub = (Path(hw.__file__).with_suffix(".pyi")).read_text()
     for name in hw.__all__:
@@ -239,6 +240,34 @@ def test_combos_are_planned_for_a_service() -> None:
     assert plan.is_met and plan.to_arrow().num_rows and hw.simulate(plan.scenario()).metrics["num_completed"] == 100
 
 
+def test_scalers_are_compared_for_start_times(tmp_path: Path) -> None:
+    asked = {**DOCUMENT, "slo": {"ttft_s": 2}}
+    asked["fleet"] = [{**DOCUMENT["fleet"][0], "replicas": 1, "max_replicas": 3}]
+    plan = hw.plan_scaling(asked, scalers=["hpa"], startup_s=["30s", 60], max_late=0.9, clairvoyant=False)
+    assert plan.is_met and {row["startup_s"] for row in plan.rows} == {30.0, 60.0}
+    assert list(plan.files) == ["startup-30s.yaml", "startup-60s.yaml"] and "HPA" in plan.table()
+    with pytest.raises(hw.HeadwayError, match="several plans: startup-30s"):
+        plan.yaml()
+    one = hw.plan_scaling(asked, scalers=["hpa"], startup_s=[30], max_late=0.9, clairvoyant=False)
+    assert one.scenario().spec.policies.scaling is not None and one.save(tmp_path / "plan.html").exists()
+
+
+def test_services_share_gpus_and_goodputs_are_measured_anew(tmp_path: Path) -> None:
+    services = [{**SERVICE, "name": name} for name in ("chat", "search")]
+    plan = hw.plan_combos(services, ["h800:2:2.8"], rps=[2.0, 1.0], sizes=1, profile_requests=60)
+    assert list(plan.files) == ["chat.yaml", "search.yaml"] and plan.is_met
+    with pytest.raises(hw.HeadwayError, match="2 services; expected 1"):
+        hw.plan_combos(services, ["h800:2:2.8"], curve=True)
+    combo = {"name": "one", "aggregated": {**SERVICE["fleet"][0], "gpu": "h800"}}
+    fleet, requests = tmp_path / "fleet.yaml", tmp_path / "day.csv"
+    fleet.write_text(strict_yaml.dump({"name": "served", "slo": SERVICE["slo"], "workload": SERVICE["workload"],
+                                       "combos": [combo]}))  # fmt: skip
+    rows = "".join(f"{0.5 * i},400,40\n" for i in range(40))
+    requests.write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}")
+    found = hw.plan_goodput(fleet, requests, profile_requests=60)
+    assert found.is_met and f"goodput_rps: {found.rows[0]['goodput_rps']:.4g}" in found.yaml()
+
+
 def test_a_fleet_is_planned_for_two_models(tmp_path: Path) -> None:
     rows = "".join(f"{0.05 * i},300,40,{'llama-3.1-8b' if i % 3 else 'small'}\n" for i in range(120))
     trace = tmp_path / "day.csv"
@@ -253,7 +282,7 @@ def test_a_fleet_is_planned_for_two_models(tmp_path: Path) -> None:
         seeds=2,
     )
     assert plan.is_met and len(plan.answer.sentences) == 3
-    assert plan.table().count(".\n") == 3 and set(plan.to_pandas()["kind"]) >= {"plan", "router"}
+    assert plan.sentences == plan.answer.sentences and set(plan.to_pandas()["kind"]) >= {"plan", "router"}
     assert hw.simulate(plan.scenario()).metrics["slo_attainment"] >= 0.99
     for name in ("plan.yaml", "plan.html", "plan.json"):
         assert plan.save(tmp_path / name).stat().st_size > 100
@@ -333,6 +362,14 @@ def test_demand_is_shown_drawn_and_saved(tmp_path: Path) -> None:
         (lambda: hw.plan_combos(SERVICE, ["h100:1"], rps=1e300), "rps: 1e+300; expected more than 0 requests per"),
         (lambda: hw.plan_combos(SERVICE, ["h100:1"], attainment=2.0), "attainment: 2; expected more than 0, 1 at"),
         (lambda: hw.plan_combos(SERVICE, ["h100:1"], routings=[]), "routings: expected one or more"),
+        (
+            lambda: hw.plan_capacity(DOCUMENT, ttft_p99_s=1, speculative="x"),
+            "speculative: 'x'; expected on",
+        ),  # type: ignore[arg-type]
+        (lambda: hw.plan_capacity(DOCUMENT, ttft_p99_s=1, demand="d", chance=0.1), "chance: 0.1; expected 0.5 or more"),
+        (lambda: hw.plan_scaling(DOCUMENT, max_late=1.0), "max_late: 1; expected a share of requests, less than 1"),
+        (lambda: hw.plan_scaling(DOCUMENT, past_hours=1.0), "past_hours: goes with forecaster"),
+        (lambda: hw.plan_cascade(DOCUMENT, quality=1.0, prefix_hit_rate=1.0), "prefix_hit_rate: 1; expected a share"),
         (lambda: hw.plan_tiers(DOCUMENT, tolerance=-0.1), "tolerance: -0.1; expected a loss of attainment, from 0"),
         (lambda: hw.plan_tiers(DOCUMENT, seeds=0), "seeds: 0; expected a whole number of 1 or more"),
     ],

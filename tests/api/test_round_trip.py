@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import headway as hw
 from headway import scenario
-from headway.api.scenarios import document_of
+from headway.api.scenarios import source_of
 from headway.config import strict_yaml
 from headway.config.scenario import Scenario, variants, with_absolute_paths, with_policies, with_seed, written
 from headway.core.errors import HeadwayError
@@ -129,7 +129,7 @@ def test_any_policies_survive(
     mixed = with_seed(with_policies(made, other.spec.policies), seed + 1)
     for each in (made, mixed, *variants(made)):
         assert_survives(each, tmp_path)
-        keys, places, base_dir = document_of(each)
+        keys, places, base_dir = source_of(each)
         assert values(scenario.assemble(keys, places, base_dir)) == values(each)
 
 

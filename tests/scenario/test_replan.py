@@ -17,6 +17,7 @@ from headway.core.errors import HeadwayError
 from headway.core.record import Records
 from headway.planning.cascade.planning_request import make_request
 from headway.planning.cascade.problem import QualityFloor
+from headway.planning.rehearsals import Source
 from headway.report.run import Run
 from headway.scenario import Simulator
 from headway.scenario.replan import replanner_of
@@ -143,7 +144,7 @@ def test_every_run_has_a_planner_of_its_own() -> None:
 def test_a_scenario_can_be_planned_and_rehearsed_as_it_stands_and_keeps_the_key() -> None:
     made = document([6.0])
     made["workload"] |= {"arrivals": 6, "num_requests": 200}
-    asked = make_request(made, Places(), Path(), QualityFloor(75.0), Simulator(), num_gpus=8)
+    asked = make_request(Source(made, Places(), Path()), QualityFloor(75.0), Simulator(), num_gpus=8)
     assert asked.policies.scaler is None and asked.problem.num_gpus == 8
     assert asked.replan == made["cascade"]["replan"] and "replan" not in asked.document["cascade"]
 

@@ -16,6 +16,7 @@ from headway.cli import main
 from headway.cli.load_twin import Twin
 from headway.core.errors import HeadwayError
 from headway.core.request import Request
+from headway.report.render import page as html
 from headway.serving.load_generator import page
 from headway.serving.load_generator import run as load_generator
 from headway.serving.load_generator.answer import Answer
@@ -116,10 +117,10 @@ def test_the_page_has_a_row_for_each_load_and_marks_the_knee() -> None:
     rows = page.rows(found, predicted)
     assert len(rows) == len(found.points) and {len(row) for row in rows} == {len(page.heads(predicted))}
     assert sum(row[0].endswith(", knee") for row in rows) == 1
-    text = page.page(found, predicted, {"Model": "<m>"}, "t", ["a <note>"], "c")
+    text = html(page.report(found, predicted, {"Model": "<m>"}, "t", ["a <note>"]), "c")
     assert "&lt;m&gt;" in text and "a &lt;note&gt;" in text
     bare = [None] * len(found.points)
-    assert page.heads(bare) == list(page.HEADS) and "predicted" not in page.page(found, bare, {}, "t", [], "c")
+    assert page.heads(bare) == list(page.HEADS) and "predicted" not in html(page.report(found, bare, {}, "t", []), "c")
 
 
 def test_a_sweep_of_an_emulated_engine(

@@ -15,6 +15,7 @@ from headway.core.counts import MOST_OTHER, MOST_PROCESSES, MOST_REPLICAS, MOST_
 from headway.core.errors import HeadwayError
 from headway.forecast.demand import DemandForecast
 from headway.planning.capacity.problem import Situation
+from headway.planning.cascade.regret import JudgeError
 from headway.planning.combos.problem import Offer
 
 P = ParamSpec("P")
@@ -43,16 +44,25 @@ def _has_names(value: Any) -> bool:
 
 _Check = tuple[Callable[[Any], bool], str]
 _GPUS: _Check = _all(lambda each: isinstance(each, str | Offer)), "a list of GPUs, as in ['h100:8:2.8']"
+_SCENARIO: _Check = (
+    lambda value: isinstance(value, Scenario | Mapping | str | Path),
+    "a scenario, its keys or a path",
+)
 _CHECKS: dict[str, _Check] = {
-    "ScenarioLike": (
-        lambda value: isinstance(value, Scenario | Mapping | str | Path),
-        "a scenario, its keys or a path",
+    "ScenarioLike": _SCENARIO,
+    "ScenarioLike | Sequence[ScenarioLike]": (
+        lambda value: _SCENARIO[0](value) or _all(_SCENARIO[0])(value),
+        f"{_SCENARIO[1]}, or a list of them",
     ),
     "Gpus": _GPUS,
     "int | Gpus": (lambda value: _is_whole(value) or _GPUS[0](value), "a number of GPUs, or a list of them"),
     "Sequence[str]": (_all(_is_text), "a list of texts"),
     "Sequence[int]": (_all(_is_whole), "a list of whole numbers"),
     "Sequence[float]": (_all(_is_number), "a list of numbers"),
+    "float | Sequence[float]": (lambda value: _is_number(value) or _all(_is_number)(value), "a number, or a list"),
+    "Sequence[Seconds]": (_all(lambda each: _is_number(each) or _is_text(each)), "a list of seconds or durations"),
+    "Sequence[JudgeError]": (_all(lambda each: isinstance(each, JudgeError)), "a list of errors of judges"),
+    "Speculative": (lambda value: value in ("on", "off", "both"), "on, off or both"),
     "Sequence[Situation]": (_all(lambda each: isinstance(each, Situation)), "a list of situations"),
     "Mapping[str, Any]": (_has_names, "keys and values"),
     "Mapping[str, Seconds]": (_has_names, "SLOs, as in {'ttft_s': 2}"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO
 
-from headway.api.scenarios import ScenarioLike, document_of
+from headway.api.scenarios import ScenarioLike, source_of
 from headway.config import strict_yaml
 from headway.config.scenario import with_absolute_paths
 from headway.core.duration import seconds
@@ -45,7 +45,7 @@ def serve(
     `options`: further options of `headway serve`. HeadwayError if the fleet is not up after `start_s`, with the
     gateway's error.
     """
-    document, _, base_dir = document_of(scenario)
+    document, _, base_dir = source_of(scenario)
     with TemporaryDirectory() as folder, TemporaryFile() as log:
         file = Path(folder) / "fleet.yaml"
         file.write_text(strict_yaml.dump(with_absolute_paths(document, base_dir)), encoding="utf-8")

@@ -1,11 +1,11 @@
-"""Plans: fleets that meet SLOs, combos, cascades and tiers. A plan converts to a scenario, a table or a page."""
+"""Plans: fleets that meet SLOs, combos, cascades, scalers and tiers. A plan converts to a scenario, table or page."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,43 +13,51 @@ import msgspec
 from headway.api.arguments import check_counts, checked
 from headway.api.demand import Demand
 from headway.api.results import WIDTH, Tabular
-from headway.api.scenarios import ScenarioLike, document_of
+from headway.api.scenarios import ScenarioLike, source_of
 from headway.config import strict_yaml
+from headway.config.proxied import without_proxied
 from headway.config.scenario import Scenario
 from headway.config.strict_yaml import Places
 from headway.core.duration import in_seconds, seconds_of
 from headway.core.errors import HeadwayError
+from headway.core.fleet import Gpu
 from headway.forecast import demand_file
 from headway.forecast.demand import DemandForecast
-from headway.metrics.interval import interval
-from headway.planning.capacity import page as capacity_page
-from headway.planning.capacity import plan as capacity
-from headway.planning.capacity import text as capacity_text
-from headway.planning.capacity.problem import Situation, Targets
-from headway.planning.cascade import best_plan as cascade
-from headway.planning.cascade import page as cascade_page
+from headway.planning.capacity import answer as capacity
+from headway.planning.capacity.plan import CapacityOptions
+from headway.planning.capacity.problem import Situation, Speculative, Targets
+from headway.planning.cascade import answer as cascade
+from headway.planning.cascade.best_plan import CascadeOptions
 from headway.planning.cascade.planning_request import make_request
-from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
-from headway.planning.combos import curve_page
-from headway.planning.combos import page as combos_page
-from headway.planning.combos import plan as combos
+from headway.planning.cascade.problem import target_of
+from headway.planning.cascade.regret import JudgeError
+from headway.planning.combos import answer as combos
+from headway.planning.combos import curve_answer, reprofile
 from headway.planning.combos.candidates import Ranking
-from headway.planning.combos.curve import curve_yaml, plan_curve
-from headway.planning.combos.plan import offer_of, own_gpus
+from headway.planning.combos.plan import ROUTINGS, ComboOptions, offer_of, own_gpus, service_scenario
 from headway.planning.combos.problem import Counts, Objective, Offer
-from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS, ServiceScenario
+from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS
+from headway.planning.combos.reprofile import ReprofileOptions
+from headway.planning.demand import answer as weeks
 from headway.planning.demand import fleets
-from headway.planning.demand import page as demand_page
-from headway.planning.demand import plan as by_week
-from headway.planning.demand import text as demand_text
+from headway.planning.demand.plan import DemandPlanOptions
 from headway.planning.demand.problem import DEFAULT_CHANCE, DemandPrices
-from headway.planning.fleet import page as fleet_page
-from headway.planning.fleet import plan as fleet
+from headway.planning.fleet import answer as fleet
 from headway.planning.fleet.document import of_trace
-from headway.planning.fleet.problem import FleetPlan
+from headway.planning.fleet.plan import ATTAINMENT as FLEET_ATTAINMENT
+from headway.planning.fleet.plan import ROUTINGS as FLEET_ROUTINGS
+from headway.planning.fleet.plan import FleetOptions
+from headway.planning.planned import Planned
+from headway.planning.rehearsals import Resources, Source
+from headway.planning.scaling import answer as scaling
+from headway.planning.scaling.candidates import FAMILIES
+from headway.planning.scaling.demand import with_demand
+from headway.planning.scaling.plan import Oracle, ScalingOptions
 from headway.planning.tiers import rehearsal as tiers
 from headway.report.page import write_page
+from headway.report.render import page, text
 from headway.scenario import Simulator, assemble
+from headway.scenario.oracle_plan import served_tps, timetables
 from headway.scenario.processes import processes
 from headway.workload.atomic_file import write_text
 
@@ -59,21 +67,11 @@ if TYPE_CHECKING:
 Gpus = Sequence[str | Offer]
 Seconds = float | str
 """Seconds, or a duration such as "450ms"."""
-_COMMAND = "import headway"
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(Tabular):
+class Plan(Planned, Tabular):
     """A plan of any kind. `answer` holds all values, as `--json` prints them."""
-
-    answer: Any
-    is_met: bool
-    """Whether the targets are met."""
-    rows: tuple[dict[str, Any], ...]
-    """The options that were considered."""
-    text: str
-    yaml: Callable[[], str]
-    html: Callable[[], str] | None = None
 
     def scenario(self) -> Scenario:
         """The planned fleet with its workload and policies, to simulate or to serve. HeadwayError if the plan has
@@ -85,16 +83,27 @@ class Plan(Tabular):
         path = Path(path)
         if path.suffix in (".yaml", ".yml"):
             write_text(path, self.yaml())
-        elif path.suffix == ".html" and self.html is not None:
+        elif path.suffix == ".html" and self.report is not None:
             write_page(path, self.html())
         elif path.suffix == ".json":
             write_text(path, msgspec.json.format(msgspec.json.encode(self.answer), indent=2).decode() + "\n")
         else:
-            raise HeadwayError(f"{path}: expected a name that ends in .yaml, .json{', .html' if self.html else ''}")
+            raise HeadwayError(f"{path}: expected a name that ends in .yaml, .json{', .html' if self.report else ''}")
         return path
 
+    def html(self) -> str:
+        """The plan as a page. HeadwayError if there is none of this kind of plan."""
+        if self.report is None:
+            raise HeadwayError("this plan has no page")
+        return page(self.report(None), "import headway")
+
+    @property
+    def text(self) -> str:
+        """As `table`."""
+        return self.table()
+
     def table(self) -> str:
-        return self.text
+        return text(self.said, WIDTH)
 
     def to_arrow(self) -> pyarrow.Table:
         """One row for each option."""
@@ -103,144 +112,95 @@ class Plan(Tabular):
         return pyarrow.Table.from_pylist(list(self.rows))
 
     def __repr__(self) -> str:
-        return f"<headway.Plan: {self.text.splitlines()[0]}>"
+        return f"<headway.Plan: {self.sentences[0]}>"
+
+
+def planned(make: Callable[[Resources], Planned], cache: str | Path | None, jobs: int = 1) -> Plan:
+    """The plan that is made with so many processes. `cache`: a folder that keeps rehearsals."""
+    check_counts(jobs=jobs)
+    with processes(jobs) as pool:
+        found = make(Resources(Simulator(), None if cache is None else Path(cache), None, pool))
+    return Plan(**vars(found))
 
 
 @checked
 def plan_capacity(
     scenario: ScenarioLike, *, gpus: Sequence[str] = (), tps: Sequence[int] = (1, 2, 4, 8),
-    routings: Sequence[str] = (), orderings: Sequence[str] = (), ttft_p99_s: Seconds | None = None,
-    tpot_p99_s: Seconds | None = None, e2e_p99_s: Seconds | None = None, attainment: float | None = None,
-    max_replicas: int = 64, situations: Sequence[Situation] = (), cache: str | Path | None = None,
-    demand: Demand | str | Path | None = None, chance: float = DEFAULT_CHANCE, reserved_usd: float | None = None,
-    spot_usd: float | None = None, jobs: int = 1,
+    routings: Sequence[str] = (), orderings: Sequence[str] = (), speculative: Speculative = "on",
+    ttft_p99_s: Seconds | None = None, tpot_p99_s: Seconds | None = None, e2e_p99_s: Seconds | None = None,
+    attainment: float | None = None, max_replicas: int = 64, situations: Sequence[Situation] = (),
+    cache: str | Path | None = None, demand: Demand | str | Path | None = None, chance: float = DEFAULT_CHANCE,
+    reserved_usd: float | None = None, spot_usd: float | None = None, jobs: int = 1,
 ) -> Plan:  # fmt: skip
     """The cheapest GPU type, parallelism, policies and number of replicas that meet SLOs: `headway plan capacity`.
 
-    The scenario gives workload, model and engine; its first pool needs no `gpu`. `situations`: what-ifs. `cache`: a
-    folder that keeps simulations. `demand`: a forecast, or its file, in place of the workload. The plan then covers the
-    weeks of the forecast, and each week meets the targets with this `chance`. `reserved_usd`, `spot_usd`: price of a
-    GPU per hour.
+    The scenario gives workload, model and engine; its first pool needs no `gpu`. `speculative`: "on", "off" or "both".
+    `situations`: what-ifs. `cache`: a folder that keeps simulations. `demand`: a forecast, or its file, in place of the
+    workload. The plan then covers the weeks of the forecast, and each week meets the targets with this `chance`.
+    `reserved_usd`, `spot_usd`: price of a GPU per hour.
     """
-    check_counts(max_replicas=max_replicas, jobs=jobs)
-    targets = Targets(
-        seconds_of("ttft_p99_s", ttft_p99_s),
-        seconds_of("tpot_p99_s", tpot_p99_s),
-        seconds_of("e2e_p99_s", e2e_p99_s),
-        attainment,
-    )
-    options = capacity.CapacityOptions(
+    check_counts(max_replicas=max_replicas)
+    options = CapacityOptions(
         gpus=tuple(gpus),
         tps=tuple(tps),
         routings=tuple(routings),
         orderings=tuple(orderings),
-        targets=targets,
+        speculative=speculative,
+        targets=Targets(
+            seconds_of("ttft_p99_s", ttft_p99_s),
+            seconds_of("tpot_p99_s", tpot_p99_s),
+            seconds_of("e2e_p99_s", e2e_p99_s),
+            attainment,
+        ),
         situations=tuple(situations),
         max_replicas=max_replicas,
     )
-    if demand is not None:
-        prices = {"reserved_usd_per_gpu_hour": reserved_usd, "spot_usd_per_gpu_hour": spot_usd}
-        return _for_demand(scenario, demand, options, chance, prices, jobs, _folder(cache))
-    document, places, base_dir = document_of(scenario)
-    with processes(jobs) as pool:
-        best, rehearsal = capacity.plan(document, places, base_dir, options, Simulator(), _folder(cache), None, pool)
-    rows = [
-        {
-            "gpu": each.candidate.gpu,
-            "tp": each.candidate.parallel.tp,
-            "policy": each.candidate.policy,
-            "status": each.status,
-            "replicas": each.replicas,
-            "usd_per_hour": each.usd_per_hour,
-            "bound_usd_per_hour": each.bound_usd_per_hour,
-            "is_calibrated": not each.uncalibrated,
-            "reason": each.reason,
-        }
-        for each in best.options
-    ]
-    return Plan(
-        best,
-        best.choice is not None,
-        tuple(rows),
-        capacity_text.render(best, width=WIDTH),
-        lambda: capacity.scenario_yaml(best, rehearsal),
-        lambda: capacity_page.page(best, str(document.get("name", "capacity")), _COMMAND),
-    )
+    if demand is None:
+        return planned(partial(capacity.planned, source_of(scenario), options), cache, jobs)
+    prices = DemandPrices(reserved_usd_per_gpu_hour=reserved_usd, spot_usd_per_gpu_hour=spot_usd)
+    if isinstance(scenario, Mapping) and "workload" not in scenario:
+        scenario = {**scenario, "workload": {}}
+    by_week = DemandPlanOptions(capacity=options, chance=chance, prices=prices)
+    return planned(partial(weeks.planned, _forecast(demand), source_of(scenario), by_week), cache, jobs)
 
 
 def _forecast(demand: Demand | str | Path) -> DemandForecast:
     return demand.answer if isinstance(demand, Demand) else demand_file.load(Path(demand))
 
 
-def _for_demand(
-    scenario: ScenarioLike,
-    demand: Demand | str | Path,
-    options: capacity.CapacityOptions,
-    chance: float,
-    prices: Mapping[str, float | None],
-    jobs: int,
-    folder: Path | None,
-) -> Plan:
-    """The replicas for each week of a forecast: `headway plan capacity --demand`."""
-    forecast = _forecast(demand)
-    if isinstance(scenario, Mapping) and "workload" not in scenario:
-        scenario = {**scenario, "workload": {}}
-    try:
-        wanted = by_week.DemandPlanOptions(capacity=options, chance=chance, prices=DemandPrices(**prices))
-    except ValueError as error:
-        raise HeadwayError(str(error)) from None
-    document, places, base_dir = document_of(scenario)
-    with TemporaryDirectory() as temporary, processes(jobs) as pool:
-        requests = Path(temporary) if folder is None else folder / "requests"
-        answer, rehearsal = by_week.plan(
-            forecast,
-            document,
-            places,
-            base_dir=base_dir,
-            options=wanted,
-            simulator=Simulator(),
-            requests=requests,
-            cache_dir=folder,
-            progress=None,
-            pool=pool,
-        )
-    rows = tuple(msgspec.to_builtins(week) for week in answer.weeks)
-    return Plan(
-        answer,
-        answer.status == "met",
-        rows,
-        demand_text.render(answer),
-        lambda: by_week.scenario_yaml(answer, rehearsal, forecast),
-        lambda: demand_page.page(answer, forecast, _COMMAND),
-    )
+def _offers(gpus: Gpus, find: Callable[[str], Gpu], per_server: int | None = None) -> tuple[Offer, ...]:
+    return tuple(each if isinstance(each, Offer) else offer_of(each, per_server, find) for each in gpus)
 
 
 @checked
 def plan_combos(
-    scenario: ScenarioLike, gpus: Gpus, *, rps: float | None = None, objective: Objective = "co",
+    scenario: ScenarioLike | Sequence[ScenarioLike], gpus: Gpus, *,
+    rps: float | Sequence[float] | None = None, objective: Objective = "co",
     gpus_per_server: int | None = None, aggregated_only: bool = False, sizes: int = 2, select: Ranking = "goodput",
     top: int | None = None, attainment: float = ATTAINMENT, profile_requests: int = MOST_REQUESTS, curve: bool = False,
-    routings: Sequence[str] = combos.ROUTINGS, cache: str | Path | None = None,
+    routings: Sequence[str] = ROUTINGS, cache: str | Path | None = None, jobs: int = 1,
 ) -> Plan:  # fmt: skip
-    """The GPUs for prefill and for decode, and the number of such combos, for one service: `headway plan combos`.
+    """The GPUs for prefill and for decode, and the number of such combos: `headway plan combos`.
 
-    `gpus`: offers, or texts such as "h800:8:2.8". `rps`: requests per second; None: the mean of the scenario's
-    arrivals. `select`, `top`: plan only with the best combos, by goodput per dollar or by Cauchy's Eq. 15 ("eq15").
-    `curve`: plan for the arrivals' rates over time; rows are then the rehearsed sizes, static and scaled. `routings`:
-    routers to rehearse; among equals, the first wins.
+    `scenario`: a service, or several that share the GPUs; the plan is then a scenario for each. `gpus`: offers, or
+    texts such as "h800:8:2.8". `rps`: requests per second, of each service; None: the mean of its own arrivals.
+    `select`, `top`: plan only with the best combos, by goodput per dollar or by Cauchy's Eq. 15 ("eq15"). `curve`: plan
+    for the arrivals' rates over time; rows are then the rehearsed sizes, static and scaled. `routings`: routers to
+    rehearse; among equals, the first wins.
 
-    Raises HeadwayError for `curve` with `rps`, and if the arrivals have no curve.
+    Raises HeadwayError for `curve` with `rps` or several services, and if the arrivals have no curve.
     """
     check_counts(gpus_per_server=gpus_per_server, top=top, profile_requests=profile_requests)
     check_counts(0, sizes=sizes)
     if curve and rps is not None:
         raise HeadwayError("curve, rps: expected one of them; a curve is that of the scenario's own arrivals")
-    simulator, (document, places, base_dir) = Simulator(), document_of(scenario)
-    find = own_gpus([document], places)
-    offers = tuple(each if isinstance(each, Offer) else offer_of(each, gpus_per_server, find) for each in gpus)
-    service = combos.service_scenario(document, places, base_dir, simulator, rps)
-    options = combos.ComboOptions(
-        offers=offers,
+    several = [scenario] if isinstance(scenario, Scenario | Mapping | str | Path) else scenario
+    sources = [source_of(each) for each in several]
+    rates = list(rps) if isinstance(rps, Sequence) else [rps] * len(sources)
+    if len(rates) != len(sources) or (curve and len(sources) > 1):
+        raise HeadwayError(f"scenario: {len(sources)} services; expected {1 if curve else len(rates)}")
+    options = ComboOptions(
+        offers=_offers(gpus, own_gpus([each.document for each in sources], Places()), gpus_per_server),
         counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(),
         objective=objective,
         attainment=attainment,
@@ -250,67 +210,33 @@ def plan_combos(
         num_requests=profile_requests,
         routings=tuple(routings),
     )
+    services = [service_scenario(each, Simulator(), rate) for each, rate in zip(sources, rates, strict=True)]
     if curve:
-        return _for_curve(service, options, simulator, _folder(cache))
-    answer = combos.plan([service], options, simulator, _folder(cache))
-    rows = [
-        {
-            "combo": each.combo.label,
-            "usd_per_hour": each.combo.usd_per_hour,
-            "goodput_rps": each.goodput_rps,
-            "tokens_per_usd": each.tokens_per_usd,
-            "is_calibrated": each.calibrated,
-            "planned": answer.plan.counts.get((each.service, each.combo.label), 0),
-        }
-        for each in answer.selection.candidates
-    ]
-    planned = ", ".join(f"{each.count} x {each.combo.label}" for each in answer.plan.combos) or "nothing"
-    lines = [f"{answer.plan.status}: {planned}; ${answer.plan.usd_per_hour:,.2f} an hour"]
-    text = "\n".join([*lines, *map(combos_page.kept, answer.rehearsals.values()), ""])
-    return Plan(
-        answer,
-        answer.plan.status != "short",
-        tuple(rows),
-        text,
-        lambda: combos.scenario_yaml(answer, service),
-        lambda: combos_page.page(answer.plan, answer.selection, answer.others, answer.rehearsals, _COMMAND),
-    )
+        return planned(partial(curve_answer.planned, services[0], options), cache, jobs)
+    return planned(partial(combos.planned, services, options), cache, jobs)
 
 
-def _for_curve(
-    service: ServiceScenario, options: combos.ComboOptions, simulator: Simulator, folder: Path | None
-) -> Plan:
-    """The cheapest combos for arrivals that vary over time: `headway plan combos --curve`."""
-    answer = plan_curve(service, options, simulator, folder)
-    rows = [
-        {
-            "way": each.way,
-            "k": each.k,
-            "quantile": each.quantile,
-            "planned_rps": each.planned_rps,
-            "fleet": ", ".join(f"{part.count} {part.combo.label}" for part in each.plan.combos),
-            "attainment": each.run.attainment,
-            "usd_per_hour": (each.other or each.run).usd_per_hour,
-            "is_met": each.is_met,
-            "planned": each is answer.chosen,
-        }
-        for each in answer.sizings
-    ]
-    return Plan(
-        answer,
-        answer.chosen is not None,
-        tuple(rows),
-        f"{curve_page.headline(answer)}\n",
-        lambda: curve_yaml(answer, service, options),
-        lambda: curve_page.curve_page(answer, _COMMAND),
-    )
+@checked
+def plan_goodput(
+    fleet: str | Path, requests: str | Path, *, attainment: float = ATTAINMENT, profile_requests: int = MOST_REQUESTS,
+    cache: str | Path | None = None, jobs: int = 1,
+) -> Plan:  # fmt: skip
+    """The goodput of a fleet file's combos, measured anew with requests that it got: `headway plan goodput`.
+
+    `requests`: records of `headway serve --records`, or a trace in any format. The plan as a scenario is the fleet file
+    with the new goodputs. It is met if every combo serves something in time.
+    """
+    check_counts(profile_requests=profile_requests)
+    source, content = source_of(fleet), Path(fleet).read_text(encoding="utf-8")
+    options = ReprofileOptions(attainment, profile_requests)
+    return planned(partial(reprofile.planned, source, content, Path(requests), options), cache, jobs)
 
 
 @checked
 def plan_fleet(
     trace: ScenarioLike | None, have: Gpus, *, slo: Mapping[str, Seconds] | None = None,
-    models: Mapping[str, str] | Sequence[str] = (), engine: str | None = None, attainment: float = fleet.ATTAINMENT,
-    tps: Sequence[int] = (1, 2, 4, 8), routings: Sequence[str] = fleet.ROUTINGS, split: bool = True,
+    models: Mapping[str, str] | Sequence[str] = (), engine: str | None = None, attainment: float = FLEET_ATTAINMENT,
+    tps: Sequence[int] = (1, 2, 4, 8), routings: Sequence[str] = FLEET_ROUTINGS, split: bool = True,
     seeds: int | None = None, jobs: int = 1, cache: str | Path | None = None,
     demand: Demand | str | Path | None = None, chance: float = DEFAULT_CHANCE,
 ) -> Plan:  # fmt: skip
@@ -323,194 +249,119 @@ def plan_fleet(
     `demand`: a forecast, or its file: a fleet for each of its weeks, with this `chance` that the busiest hour's demand
     is no higher; `trace` may then be None.
     """
-    check_counts(seeds=seeds, jobs=jobs)
-    forecast = (
-        demand.answer if isinstance(demand, Demand) else None if demand is None else demand_file.load(Path(demand))
-    )
+    check_counts(seeds=seeds)
+    forecast = None if demand is None else _forecast(demand)
     if forecast is not None:
         fleets.check_chance(chance)
         trace = Path(forecast.busiest.path) if trace is None else trace
     if isinstance(trace, str | Path) and Path(trace).suffix not in (".yaml", ".yml"):
         named = models if isinstance(models, Mapping) else {each: each for each in models}
-        document, places, base_dir = of_trace(Path(trace), named, engine), Places(), Path()
+        source = Source(of_trace(Path(trace), named, engine), Places(), Path())
     elif models or engine:
         raise HeadwayError("models, engine: go with a trace; a scenario says them itself")
     else:
-        document, places, base_dir = document_of(trace)
-    if slo:
-        document = {**document, "slo": {**(document.get("slo") or {}), **in_seconds("", dict(slo))}}
-    find = own_gpus([document], places)
-    offers = tuple(each if isinstance(each, Offer) else offer_of(each, None, find) for each in have)
-    options = fleet.FleetOptions(
-        offers=offers, attainment=attainment, tps=tuple(tps), routings=tuple(routings), split=split, seeds=seeds
+        source = source_of(trace)
+    source = source.with_slo(in_seconds("", dict(slo or {})))
+    options = FleetOptions(
+        offers=_offers(have, own_gpus([source.document], source.places)),
+        attainment=attainment,
+        tps=tuple(tps),
+        routings=tuple(routings),
+        split=split,
+        seeds=seeds,
     )
-    folder = _folder(cache)
-    with TemporaryDirectory() as temporary, processes(jobs) as pool:
-        requests = Path(temporary) if folder is None else folder / "requests"
-        question = fleet.FleetQuestion(document, places, base_dir, options, Simulator(), requests, folder, pool)
-        if forecast is not None:
-            return _fleets_by_week(*fleets.plan(forecast, question, chance), question)
-        return _fleet(fleet.plan(question), question)
-
-
-def _fleet(answer: FleetPlan, question: fleet.FleetQuestion) -> Plan:
-    """The fleet for the given requests: `headway plan fleet`."""
-    document, base_dir, offers = question.document, question.base_dir, question.options.offers
-    rows = [
-        {
-            "fleet": each.label,
-            "kind": each.kind,
-            "router": each.router,
-            "usd_per_hour": each.usd_per_hour,
-            "num_gpus": sum(sum(part.gpus.values()) for part in each.parts),
-            "attainment": each.attainment,
-            "attainment_low": each.interval and each.interval.low,
-            "attainment_high": each.interval and each.interval.high,
-            "is_met": each.is_met,
-            "is_calibrated": all(part.calibrated for part in each.parts),
-        }
-        for each in answer.points
-    ]
-    return Plan(
-        answer,
-        answer.status == "met",
-        tuple(rows),
-        "\n".join(answer.sentences) + "\n",
-        lambda: fleet.scenario_yaml(answer, document, base_dir, offers),
-        lambda: fleet_page.page(answer, str(document.get("name", "fleet")), _COMMAND),
-    )
-
-
-def _fleets_by_week(answer: fleets.FleetDemandPlan, largest: Mapping[str, Any], question: fleet.FleetQuestion) -> Plan:
-    """The fleets for the weeks of a forecast: `headway plan fleet --demand`."""
-    base_dir, offers, title = question.base_dir, question.options.offers, str(question.document.get("name", "fleet"))
-    return Plan(
-        answer,
-        answer.status == "met",
-        tuple(msgspec.to_builtins(week) for week in answer.weeks),
-        "\n".join(fleets.sentences(answer)) + "\n",
-        lambda: fleet.scenario_yaml(answer.largest, largest, base_dir, offers),
-        lambda: fleet_page.page(answer.largest, title, _COMMAND),
-    )
+    if forecast is None:
+        return planned(partial(fleet.planned, source, options), cache, jobs)
+    return planned(partial(fleets.planned, forecast, source, options, chance), cache, jobs)
 
 
 @checked
 def plan_cascade(
-    scenario: ScenarioLike,
-    *,
-    quality: float | None = None,
-    latency_s: Seconds | None = None,
-    gpus: int | Gpus | None = None,
-    gpus_per_server: int | None = None,
-    rps: float | None = None,
-    combos: bool = False,
-    alternatives: bool = True,
-    fresh_draws: int = 5,
-    cache: str | Path | None = None,
-) -> Plan:
+    scenario: ScenarioLike, *, quality: float | None = None, latency_s: Seconds | None = None,
+    gpus: int | Gpus | None = None, gpus_per_server: int | None = None, rps: float | None = None, combos: bool = False,
+    alternatives: bool = True, fresh_draws: int = 5, prefix_hit_rate: float = 0.0, curve: int = 0,
+    regret: Sequence[JudgeError] = (), cache: str | Path | None = None,
+) -> Plan:  # fmt: skip
     """The thresholds, GPUs per model and replica shapes of a cascade: `headway plan cascade`.
 
     With `quality`, the least mean score, the p95 latency is minimised. With `latency_s`, the largest p95 latency, the
     quality is maximised. With both, the cost is minimised. `gpus`: their number, or offers as in `plan_combos`.
-    `fresh_draws`: other draws of the requests, on which the plan is rehearsed.
+    `fresh_draws`: other draws of the requests, on which the plan is rehearsed. `prefix_hit_rate`: the share of prompt
+    tokens that prefix caches hold. `curve`: the number of further plans, for qualities from low to high. `regret`:
+    errors of judges, for each of which the plan's losses are computed.
     """
-    if quality is None and latency_s is None:
-        raise HeadwayError("expected quality or latency_s, or both")
+    target = target_of(quality, seconds_of("latency_s", latency_s))
     check_counts(gpus=gpus if isinstance(gpus, int) else None, gpus_per_server=gpus_per_server)
-    check_counts(0, fresh_draws=fresh_draws)
+    check_counts(0, fresh_draws=fresh_draws, curve=curve)
+    if not 0 <= prefix_hit_rate < 1:
+        raise HeadwayError(f"prefix_hit_rate: {prefix_hit_rate:g}; expected a share of prompt tokens, less than 1")
+    source = source_of(scenario)
     offers = () if gpus is None or isinstance(gpus, int) else gpus
-    document, places, base_dir = document_of(scenario)
-    find = own_gpus([document], places)
     request = make_request(
-        document,
-        places,
-        base_dir,
-        _target(quality, seconds_of("latency_s", latency_s)),
+        source,
+        target,
         Simulator(),
         num_gpus=gpus if isinstance(gpus, int) else None,
-        gpus=tuple(each if isinstance(each, Offer) else offer_of(each, gpus_per_server, find) for each in offers),
+        gpus=_offers(offers, own_gpus([source.document], source.places), gpus_per_server),
         gpus_per_server=gpus_per_server,
         rps=rps,
         combos=combos,
+        prefix_hit_rate=prefix_hit_rate,
     )
-    answer = cascade.plan(request, _folder(cache), None, alternatives, fresh_draws=fresh_draws)
-    rows = [
-        {
-            "model": stage.model,
-            "gpus": stage.gpus,
-            "replicas": stage.shapes,
-            "threshold": stage.threshold,
-            "share": stage.processing_ratio,
-            "p95_latency_s": stage.p95_latency_s,
-        }
-        for stage in answer.chosen.plan.stages
-    ]
-    stages = "\n".join(f"{row['model']}: {row['replicas']} on {row['gpus']} GPUs" for row in rows)
-    return Plan(
-        answer,
-        answer.chosen.is_met,
-        tuple(rows),
-        "\n".join([*cascade_page.reached(answer), stages, ""]),
-        lambda: cascade.scenario_yaml(answer, request),
-        lambda: cascade_page.page(answer, _COMMAND),
-    )
+    options = CascadeOptions(alternatives=alternatives, curve=curve, errors=tuple(regret), fresh_draws=fresh_draws)
+    return planned(partial(cascade.planned, request, options), cache)
 
 
-def _target(quality: float | None, latency_s: float | None) -> Target:
-    if quality is not None and not 0 <= quality <= 100:
-        raise HeadwayError(f"quality: {quality!r}; expected a mean score from 0 to 100")
-    if quality is None:
-        assert latency_s is not None
-        return LatencyBudget(latency_s)
-    return QualityFloor(quality) if latency_s is None else Cheapest(quality, latency_s)
+@checked
+def plan_scaling(
+    scenario: ScenarioLike, *, demand: str | Path | None = None, per_s: float = 1.0,
+    startup_s: Sequence[Seconds] = (), max_late: float = 0.01, slo: Mapping[str, Seconds] | None = None,
+    scalers: Sequence[str] = tuple(FAMILIES), forecaster: str | None = None, past_hours: float = 0.0, seeds: int = 1,
+    clairvoyant: bool = True, cache: str | Path | None = None, jobs: int = 1,
+) -> Plan:  # fmt: skip
+    """The scaler that takes the fewest GPU-hours for recorded demand: `headway plan scaling`.
+
+    `scenario`: the fleet, its limits and policies. `demand`: a CSV with a column `time` and one of rates for `per_s`
+    seconds, the answer of a Prometheus range query, or a folder of records; None: the scenario's workload. `startup_s`:
+    start times to plan for; none: the scenario's own. `max_late`: the share of requests that may miss an SLO. `slo`: of
+    requests without their own. `forecaster`: of scalers that forecast; `past_hours` of demand are known to it at the
+    start. `clairvoyant`: plan with the demand known, too. With several start times, the plan is several scenarios.
+    """
+    check_counts(seeds=seeds)
+    if per_s <= 0 or past_hours < 0:
+        raise HeadwayError(f"per_s, past_hours: {per_s:g}, {past_hours:g}; expected more than 0, and 0 or more")
+    if past_hours and forecaster is None:
+        raise HeadwayError("past_hours: goes with forecaster, which learns from them")
+    source = source_of(scenario).with_slo(in_seconds("", dict(slo or {})))
+    if demand is not None:
+        source = source._replace(document=with_demand(source.document, str(demand), per_s, past_hours))
+    options = ScalingOptions(
+        scalers=tuple(scalers),
+        startup_s=tuple(dict.fromkeys(seconds_of("startup_s", each) for each in startup_s)) or (None,),
+        max_late=max_late,
+        num_seeds=seeds,
+        forecaster=None if forecaster is None else {"name": forecaster, "past_hours": past_hours},
+        clairvoyant=clairvoyant,
+    )
+    return planned(partial(scaling.planned, source, options, oracle(source)), cache, jobs)
+
+
+def oracle(source: Source) -> Oracle:
+    """What plans of scaling simulate beside the scalers."""
+
+    def made(document: Mapping[str, Any]) -> Scenario:
+        return assemble(*without_proxied(document, source.places), source.base_dir)
+
+    return Oracle(made, served_tps, timetables)
 
 
 @checked
 def plan_tiers(
-    scenario: ScenarioLike,
-    *,
-    num_tiers: Sequence[int] = (1, 2, 3, 4, 6, 8),
-    decays: Sequence[float] = (0.5, 1.0, 2.0),
-    seeds: int = 5,
-    tolerance: float = 0.01,
-) -> Plan:
+    scenario: ScenarioLike, *, num_tiers: Sequence[int] = (1, 2, 3, 4, 6, 8), decays: Sequence[float] = (0.5, 1.0, 2.0),
+    seeds: int = 5, tolerance: float = 0.01,
+) -> Plan:  # fmt: skip
     """The number of service tiers that a workload needs: `headway plan tiers`. `tolerance`: acceptable loss of
     attainment."""
     check_counts(seeds=seeds)
-    if tolerance < 0:
-        raise HeadwayError(f"tolerance: {tolerance!r}; expected a loss of attainment, from 0")
-    document, places, base_dir = document_of(scenario)
-    answer = tiers.plan(
-        document,
-        places,
-        base_dir,
-        num_tiers=num_tiers,
-        decays=decays,
-        seeds=range(seeds),
-        interval=interval,
-        simulator=Simulator(),
-        tolerance=tolerance,
-        progress=None,
-    )
-    rows = [
-        {
-            "num_tiers": each.num_tiers,
-            "decay": each.decay,
-            "attainment": each.mean,
-            "loss_low": each.loss[0],
-            "loss_high": each.loss[1],
-            "is_tied": each.is_tied,
-            "is_enough": each.is_enough,
-        }
-        for each in answer.settings
-    ]
-    text = f"{answer.chosen.num_tiers} tiers, decay {answer.chosen.decay:g}: {answer.chosen.mean:.2%} meet their SLOs\n"
-    return Plan(answer, True, tuple(rows), text, _no_fleet)
-
-
-def _no_fleet() -> str:
-    raise HeadwayError("a plan of tiers has no fleet")
-
-
-def _folder(cache: str | Path | None) -> Path | None:
-    return None if cache is None else Path(cache)
+    options = tiers.TierOptions(num_tiers=tuple(num_tiers), decays=tuple(decays), seeds=seeds, tolerance=tolerance)
+    return planned(partial(tiers.planned, source_of(scenario), options), None)

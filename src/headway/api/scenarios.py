@@ -15,13 +15,12 @@ from headway.config.strict_yaml import Key, Places
 from headway.core.duration import in_seconds
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model
+from headway.planning.rehearsals import Source
 from headway.scenario import assemble
 from headway.scenario.presets import builtin as preset
 
 ScenarioLike = Scenario | Mapping[str, Any] | str | Path
 """A scenario, the keys of one, or the path of its file."""
-Document = tuple[dict[str, Any], Places, Path]
-"""A scenario's keys, their places in the file, and the base folder of relative paths."""
 
 _SECTIONS: dict[str, tuple[type[Any], str]] = {
     "gpu": (Gpu, "gpus"),
@@ -41,12 +40,12 @@ def load(
     instances (each run copies an instance). `changes` sets values by dotted keys: `{"workload.arrivals": 30,
     "fleet.0.replicas": 8}`. HeadwayError names the invalid key and what was expected.
     """
-    return assemble(*document_of(source, changes, builtin=builtin))
+    return assemble(*source_of(source, changes, builtin=builtin))
 
 
-def document_of(
+def source_of(
     source: ScenarioLike | None, changes: Mapping[str, Any] | None = None, *, builtin: str | None = None
-) -> Document:
+) -> Source:
     """The keys of a scenario. Its fleet is not looked up."""
     if (source is None) == (builtin is None):
         raise HeadwayError("expected a scenario (a file, a dictionary), or builtin=, and not both")
@@ -66,7 +65,7 @@ def document_of(
     named = {_key(key): (key, value) for key, value in (changes or {}).items()}
     document, places = strict_yaml.change(document, places, named)
     check_sections(document, places)
-    return _with_names(document), places, base_dir
+    return Source(_with_names(document), places, base_dir)
 
 
 def _key(dotted: str) -> Key:

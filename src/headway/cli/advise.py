@@ -11,34 +11,14 @@ from typing import Any
 import click
 
 from headway.api.advice import fleet_file
-from headway.cli.flags import listed
-from headway.cli.output import PATH, POSITIVE, SECONDS_ABOVE_0, list_option, print_json, print_table
-from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
+from headway.cli.flags import listed, slo_of, slo_option
+from headway.cli.output import PATH, POSITIVE, SECONDS_ABOVE_0, list_option
+from headway.cli.plan_output import PlanOutput, jobs_option, plan_options
 from headway.core.errors import HeadwayError
+from headway.planning.advise.answer import planned
 from headway.planning.advise.candidates import KINDS
-from headway.planning.advise.page import page
-from headway.planning.advise.plan import (
-    ATTAINMENT,
-    MOST_REHEARSALS,
-    MOST_REQUESTS,
-    Advice,
-    AdviceOptions,
-    advise,
-    fleet_yaml,
-    policies_of,
-)
-from headway.planning.advise.text import (
-    HEADS,
-    LEFT_OUT_HEADS,
-    TWIN_HEADS,
-    left_out_rows,
-    rows,
-    sentences,
-    twin_rows,
-)
-from headway.planning.fleet.document import slo_of
+from headway.planning.advise.plan import ATTAINMENT, MOST_REHEARSALS, MOST_REQUESTS, AdviceOptions, policies_of
 from headway.records.parts import snapshot
-from headway.scenario import Simulator
 
 
 @click.command()
@@ -59,7 +39,7 @@ from headway.scenario import Simulator
     show_default=True,
     help="Share of requests that should meet their SLOs.",
 )
-@click.option("--slo", help="Of requests without SLOs of their own: ttft=2s,tpot=50ms,e2e=30s.")
+@slo_option
 @list_option("--kinds", default=",".join(KINDS), show_default=True, help="Kinds of changes to try.")
 @click.option(
     "--max-rehearsals",
@@ -111,26 +91,17 @@ def command(
     folders = [*first_days, *days]
     if not folders:
         raise HeadwayError("--records is missing; expected folders of headway serve --records, each a day")
-    try:
-        slos = {} if slo is None else slo_of(slo)
-    except HeadwayError as error:
-        raise HeadwayError(f"--slo: {error}") from None
     options = AdviceOptions(attainment, tuple(listed(kinds, "--kinds")), max_rehearsals, max_requests)
-    file, output = fleet_file(fleet, slos), PlanOutput(**outputs)
+    file, output = fleet_file(fleet, slo_of(slo)), PlanOutput(**outputs)
     compared = None
     if candidate is not None:
         compared = policies_of(fleet_file(candidate, {}).document, candidate.name)
     with ExitStack() as stack:
         if last_s is not None:
             folders = _snapshots(folders, last_s, stack)
-        pool, progress = stack.enter_context(output.processes()), stack.enter_context(output.counting("rehearsing"))
-        answer = advise(file, folders, options, Simulator(), output.cache_dir("advise"), progress, pool, compared)
-    if output.html is not None:
-        write_html(output.html, page(answer, command_line()))
-    if output.out is not None and answer.proposals:
-        write(output.out, fleet_yaml(answer, file.text))
-    print_json(answer) if output.as_json else _show(answer)
-    return INFEASIBLE if answer.is_withheld else 0
+        resources = stack.enter_context(output.resources("rehearsing", "advise"))
+        found = planned(file, folders, options, resources, compared)
+    return output.show(found)
 
 
 def _snapshots(folders: Sequence[Path], last_s: float, stack: ExitStack) -> list[Path]:
@@ -139,19 +110,3 @@ def _snapshots(folders: Sequence[Path], last_s: float, stack: ExitStack) -> list
     for folder, target in zip(folders, made, strict=True):
         snapshot(folder, target, last_s)
     return made
-
-
-def _show(answer: Advice) -> None:
-    for line in sentences(answer):
-        click.echo(line)
-    if answer.is_withheld:
-        print_table(list(TWIN_HEADS), twin_rows(answer))
-    if answer.proposals:
-        click.echo()
-        print_table(list(HEADS), rows(answer))
-    for i, each in enumerate(answer.proposals, 1):
-        click.echo(f"\n{i}. {each.name}\n{each.diff}", nl=False)
-    click.echo()
-    print_table(list(LEFT_OUT_HEADS), left_out_rows(answer))
-    for note in answer.notes:
-        click.echo(f"note: {note}")

@@ -13,7 +13,8 @@ from headway import catalog
 from headway.cli.output import ABOVE_0, PATH, POSITIVE, SECONDS, SECONDS_ABOVE_0, SEED, list_option
 from headway.config import strict_yaml
 from headway.config.strict_yaml import Key, Places
-from headway.core.errors import HeadwayError
+from headway.core.duration import seconds
+from headway.core.errors import HeadwayError, unknown
 from headway.core.model import Model
 from headway.policies import resolve
 from headway.scenario.presets import BUILTINS, builtin
@@ -79,6 +80,8 @@ run_options = together(
     )
 )
 
+slo_option = click.option("--slo", help="Of requests without SLOs of their own: ttft=2s,tpot=50ms,e2e=30s.")
+
 gpu_file_option = click.option(
     "--gpu-file", type=PATH, help="A YAML file of GPUs of your own, each with `name` and `like`, or with all keys."
 )
@@ -118,6 +121,7 @@ scenario_options = together(
     )
 )
 
+_SLOS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 _WORKLOAD = {
     "rate": "arrivals",
     "num_requests": "num_requests",
@@ -315,3 +319,22 @@ def whole(text: str, name: str) -> int:
     if value < 1:
         raise HeadwayError(f"{name}: {text!r}; expected whole numbers of 1 or more, separated by commas")
     return value
+
+
+def slo_of(text: str | None) -> dict[str, float]:
+    """The `slo` section, in seconds, of the value of `slo_option`. HeadwayError for a text that is none."""
+    found: dict[str, float] = {}
+    for each in filter(None, (part.strip() for part in (text or "").split(","))):
+        name, _, value = each.partition("=")
+        if name.strip() not in _SLOS:
+            raise unknown("SLO", name.strip(), _SLOS, "--slo")
+        try:
+            limit_s = seconds(value)
+        except HeadwayError:
+            limit_s = 0.0
+        if not limit_s:
+            raise HeadwayError(f"--slo: {each!r}; expected more than 0 seconds, as in ttft=2s or tpot=50ms")
+        found[_SLOS[name.strip()]] = limit_s
+    if text is not None and not found:
+        raise HeadwayError("--slo: nothing is listed; expected ttft=2s, tpot=50ms or e2e=30s")
+    return found

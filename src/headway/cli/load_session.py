@@ -12,11 +12,10 @@ import click
 import msgspec
 
 from headway import __version__, catalog, records
-from headway.cli.flags import changes, used_flags
+from headway.cli.flags import changes, slo_of, used_flags
 from headway.config import strict_yaml
 from headway.core.errors import HeadwayError, unknown
 from headway.core.record import ReplicaRecord
-from headway.planning.fleet.document import slo_of
 from headway.serving.discover import fleet_file
 from headway.serving.discover.pages import fetcher
 from headway.serving.discover.pools import FoundPool, pools

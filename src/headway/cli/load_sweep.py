@@ -15,6 +15,7 @@ from headway.cli.load_twin import JUDGED, Predicted, Twin
 from headway.cli.output import print_json, print_table
 from headway.core.errors import HeadwayError
 from headway.report.page import write_page
+from headway.report.render import page as html
 from headway.serving.discover.pools import catalogued
 from headway.serving.load_generator import page
 from headway.serving.load_generator.run import Load
@@ -158,7 +159,8 @@ def _write_page(
         "Requests": f"{sum(each.load.measured.num_requests for each in found.points):,}",
     }
     write_page(
-        session.flags["page_to"], page.page(found, predicted, about, title, notes, f"headway load {session.found.url}")
+        session.flags["page_to"],
+        html(page.report(found, predicted, about, title, notes), f"headway load {session.found.url}"),
     )
     click.echo(f"wrote {session.flags['page_to']}", err=True)
 

@@ -13,13 +13,12 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from headway.core.counts import MOST_PROCESSES, MOST_SEEDS
 from headway.core.duration import seconds, unlikely
 from headway.core.errors import HeadwayError, SloWarning
-
-PIPE_WIDTH = 200
+from headway.report.blocks import Heading, Said, Table
+from headway.report.render import WIDTH, text
 
 POSITIVE = click.IntRange(min=1)
 SEEDS = click.IntRange(1, MOST_SEEDS)
@@ -80,7 +79,7 @@ def list_option(*names: str, default: str | None = None, **settings: Any) -> Cal
     return click.option(*names, multiple=True, default=defaults, callback=joined, **settings)
 
 
-def as_json_option(text: str) -> Callable[[Any], Any]:
+def as_json_option(help_text: str) -> Callable[[Any], Any]:
     """`--json`, with this help. Whatever else writes to `sys.stdout` while the command runs, writes to stderr."""
 
     def begin(context: click.Context, _: click.Parameter, wanted: bool) -> bool:
@@ -89,7 +88,7 @@ def as_json_option(text: str) -> Callable[[Any], Any]:
             context.with_resource(redirect_stdout(sys.stderr))
         return wanted
 
-    return click.option("--json", "as_json", is_flag=True, is_eager=True, callback=begin, help=text)
+    return click.option("--json", "as_json", is_flag=True, is_eager=True, callback=begin, help=help_text)
 
 
 _STDOUT = "headway.stdout"
@@ -102,7 +101,7 @@ decisions_option = click.option(
 
 def console() -> Console:
     """Stdout; wide if it is not a terminal, so that nothing is cut off."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return Console(width=None if sys.stdout.isatty() else WIDTH)
 
 
 def print_json(value: Any) -> None:
@@ -115,16 +114,15 @@ def print_json(value: Any) -> None:
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """Print a table; columns whose first value is a number are aligned to the right."""
     rows = list(rows)
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for i, header in enumerate(headers):
-        number = bool(rows) and isinstance(rows[0][i], int | float)
-        table.add_column(header, justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(cell(value) for value in row))
-    terminal = console()
-    with terminal.capture() as captured:
-        terminal.print(table)
-    click.echo(captured.get(), nl=False)
+    words = [i for i in range(len(headers)) if not rows or not isinstance(rows[0][i], int | float)]
+    table = Table(headers, [[cell(value) for value in row] for row in rows], words)
+    print_said([table] if title is None else [Heading(title), table])
+
+
+def print_said(said: Iterable[Said]) -> None:
+    """Print lines and tables, as wide as the terminal."""
+    is_terminal = sys.stdout.isatty()
+    click.echo(text(said, console().width if is_terminal else None, is_terminal), nl=False)
 
 
 def cell(value: object) -> str:

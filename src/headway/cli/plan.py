@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -26,20 +25,19 @@ from headway.cli.flags import (
     used_flags,
     whole,
 )
-from headway.cli.output import PATH, SECONDS, SECONDS_ABOVE_0, SEED, SubCommands, console, list_option, print_json
-from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
+from headway.cli.output import PATH, SECONDS, SECONDS_ABOVE_0, SEED, SubCommands, list_option
+from headway.cli.plan_output import PlanOutput, jobs_option, plan_options
 from headway.config import strict_yaml
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
 from headway.core.counts import MOST_REPLICAS
 from headway.core.errors import HeadwayError
-from headway.planning.capacity.page import page
-from headway.planning.capacity.plan import CapacityOptions, plan, scenario_yaml
+from headway.planning.capacity.answer import planned
+from headway.planning.capacity.plan import CapacityOptions
 from headway.planning.capacity.problem import Situation, Targets
-from headway.planning.capacity.text import render
-from headway.planning.demand.problem import DEFAULT_CHANCE
+from headway.planning.demand.problem import DEFAULT_CHANCE, DemandPrices
+from headway.planning.rehearsals import Source
 from headway.policies import resolve
-from headway.scenario import Simulator
 
 if TYPE_CHECKING:
     from headway.forecast.demand import DemandForecast
@@ -153,26 +151,20 @@ def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
     asked = {name: flags.pop(name) for name in DEMAND_FLAGS}
     forecast = _forecast_of(asked, flags)
     choices = {name: flags.pop(name) for name in _CHOICES}
-    document, places, base_dir = _document(scenario, preset, flags, forecast)
-    options = _options(choices, document.get("gpus") or ())
-    if forecast is not None:
-        from headway.cli.plan_demand import plan_for_demand
+    source = _source(scenario, preset, flags, forecast)
+    options = _options(choices, source.document.get("gpus") or ())
+    with output.resources("rehearsing", "capacity") as resources:
+        if forecast is None:
+            found = planned(source, options, resources)
+        else:
+            from headway.planning.demand import answer, plan
 
-        return plan_for_demand(forecast, document, places, base_dir, options, asked, output)
-    cache = output.cache_dir("capacity")
-    with output.processes() as pool, output.counting("rehearsing") as progress:
-        best, rehearsal = plan(document, places, base_dir, options, Simulator(), cache, progress, pool)
-    if output.html is not None:
-        write_html(output.html, page(best, str(document.get("name", "capacity")), command_line()))
-    if output.out is not None and best.choice is not None:
-        write(output.out, scenario_yaml(best, rehearsal))
-    if output.as_json:
-        print_json(best)
-    else:
-        click.echo(render(best, width=console().width, color=sys.stdout.isatty()), nl=False)
-    counted = f"{rehearsal.num_simulated} simulated, {rehearsal.num_found} found in the cache"
-    click.echo(f"rehearsals: {counted}", err=True)
-    return 0 if best.choice is not None else INFEASIBLE
+            prices = DemandPrices(
+                reserved_usd_per_gpu_hour=asked["reserved_usd"], spot_usd_per_gpu_hour=asked["spot_usd"]
+            )
+            by_week = plan.DemandPlanOptions(capacity=options, chance=asked["chance"], prices=prices)
+            found = answer.planned(forecast, source, by_week, resources)
+    return output.show(found)
 
 
 _CHOICES = (
@@ -249,9 +241,9 @@ def _situations(text: str) -> Iterator[Situation]:
             raise HeadwayError(f"--what-if {each!r}: expected load=N, lose=N or lose-region=N")
 
 
-def _document(
+def _source(
     scenario: Path | None, preset: str | None, flags: dict[str, Any], forecast: DemandForecast | None
-) -> tuple[dict[str, Any], Places, Path]:
+) -> Source:
     file = scenario_file(scenario, preset)
     if file is not None:
         data, places = read(file)
@@ -263,7 +255,7 @@ def _document(
         data, places, num_pools, base_dir = {"name": "capacity", "workload": {}, "fleet": [{}]}, Places(), 1, Path()
     data, places = strict_yaml.change(data, places, changes(flags, num_pools))
     if forecast is not None:
-        return data | {"workload": {}}, places, base_dir
+        return Source(data | {"workload": {}}, places, base_dir)
     if file is None and "builtin" not in data["workload"] and "trace" not in data["workload"]:
         data["workload"].setdefault("num_requests", DEFAULT_NUM_REQUESTS)
-    return data, places, base_dir
+    return Source(data, places, base_dir)

@@ -8,17 +8,16 @@ from typing import Any
 
 import click
 
-from headway.cli.flags import gpu_file_option, scenario_file, with_gpus
-from headway.cli.output import SECONDS_ABOVE_0, list_option, print_json, print_table
-from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, gpu_offer, plan_options, write, write_html
-from headway.config.scenario import read
+from headway.cli.flags import gpu_file_option
+from headway.cli.output import SECONDS_ABOVE_0, list_option
+from headway.cli.plan_output import PlanOutput, gpu_offer, plan_options, scenario_source
 from headway.core.counts import MOST_SEEDS
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
-from headway.planning.cascade.best_plan import CascadeAnswer, plan, scenario_yaml
-from headway.planning.cascade.page import LOST, caveats, lost, named_plans, numbers_of, page, reached
+from headway.planning.cascade.answer import planned
+from headway.planning.cascade.best_plan import CascadeOptions
 from headway.planning.cascade.planning_request import make_request
-from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
+from headway.planning.cascade.problem import target_of
 from headway.planning.cascade.regret import JudgeError
 from headway.planning.combos.plan import own_gpus
 from headway.planning.combos.problem import Offer
@@ -77,16 +76,13 @@ def cascade(
     left (`requests.parquet`); its first pool has the GPU and the engine. The models are those of its `cascade`, or all
     with scores. Exit code 3: no plan meets the target, and the printed one comes nearest.
     """
-    file = scenario_file(scenario, preset)
-    if file is None:
-        raise HeadwayError("expected a scenario file, or --builtin NAME")
-    document, places = with_gpus(*read(file), gpu_file)
-    num_gpus, offers = _gpus(gpus, gpus_per_server, own_gpus([document], places))
+    source = scenario_source(scenario, preset, gpu_file)
+    num_gpus, offers = _gpus(gpus, gpus_per_server, own_gpus([source.document], source.places))
+    if quality is None and latency is None:
+        raise HeadwayError("expected --quality or --latency, or both")
     request = make_request(
-        document,
-        places,
-        file.parent,
-        _target(quality, latency),
+        source,
+        target_of(quality, latency),
         Simulator(),
         num_gpus=num_gpus,
         gpus=offers,
@@ -95,25 +91,16 @@ def cascade(
         combos=combos,
         prefix_hit_rate=prefix_hit_rate,
     )
-    errors = [_judge_error(each) for each in regret.split(",")] if regret else []
+    options = CascadeOptions(
+        alternatives=not no_alternatives,
+        curve=curve,
+        errors=tuple(map(_judge_error, regret.split(","))) if regret else (),
+        fresh_draws=fresh_draws,
+    )
     output = PlanOutput(**outputs)
-    with output.counting("simulating") as progress:
-        answer = plan(
-            request,
-            output.cache_dir("cascades"),
-            progress and (lambda num: progress(num, num)),
-            not no_alternatives,
-            curve,
-            errors,
-            fresh_draws,
-        )
-    if output.out is not None:
-        write(output.out, scenario_yaml(answer, request))
-    if output.html is not None:
-        write_html(output.html, page(answer, command_line()))
-    print_json(answer) if output.as_json else _show(answer)
-    click.echo(f"latencies: {answer.num_simulated} simulated, {answer.num_cached} known before", err=True)
-    return 0 if answer.chosen.is_met else INFEASIBLE
+    with output.resources("simulating", "cascades") as resources:
+        found = planned(request, options, resources)
+    return output.show(found)
 
 
 def _gpus(text: str | None, per_server: int | None, find: Callable[[str], Gpu]) -> tuple[int | None, tuple[Offer, ...]]:
@@ -123,37 +110,6 @@ def _gpus(text: str | None, per_server: int | None, find: Callable[[str], Gpu]) 
     if text.isdecimal() and int(text):
         return int(text), ()
     return None, tuple(gpu_offer(each, per_server, find) for each in text.split(","))
-
-
-def _target(quality: float | None, latency: float | None) -> Target:
-    if quality is None:
-        if latency is None:
-            raise HeadwayError("expected --quality or --latency, or both")
-        return LatencyBudget(latency)
-    return QualityFloor(quality) if latency is None else Cheapest(quality, latency)
-
-
-def _show(answer: CascadeAnswer) -> None:
-    """Print the stages of the plan, and the plans that it is compared with."""
-    heads = ["model", "GPUs", "replicas", "accepts from", "requests", "p95 of the stage (s)"]
-    rows: list[list[object]] = []
-    for stage in answer.chosen.plan.stages:
-        level = "-" if stage.threshold is None else f"{stage.threshold:.4g}"
-        p95 = "-" if stage.p95_latency_s is None else f"{stage.p95_latency_s:.3g}"
-        rows.append([stage.model, stage.gpus, stage.shapes, level, f"{stage.processing_ratio:.0%}", p95])
-    print_table(heads, rows)
-    heads = ["plan", "GPUs per model", "quality", "p95 (s)", "mean (s)", "$/request", "meets the target"]
-    rows = []
-    for name, each, _ in named_plans(answer):
-        rows.append([name, " + ".join(str(stage.num_gpus) for stage in each.plan.stages), *numbers_of(each)])
-    print_table(heads, rows)
-    for line in (*reached(answer), *caveats(answer)):
-        click.echo(line)
-    if answer.confidence is not None:
-        low, high = answer.confidence.quality
-        click.echo(f"on other draws of as many requests, these thresholds reach {low:.4g} to {high:.4g} (95%)")
-    if answer.regrets:
-        print_table(list(LOST), lost(answer))
 
 
 def _judge_error(text: str) -> JudgeError:

@@ -9,35 +9,17 @@ from typing import Any
 import click
 
 from headway.cli.flags import gpu_file_option, listed_routers, with_gpus
-from headway.cli.output import POSITIVE, list_option, print_json, print_table
-from headway.cli.plan_curve import plan_for_curve
-from headway.cli.plan_output import (
-    INFEASIBLE,
-    PlanOutput,
-    command_line,
-    gpu_offer,
-    jobs_option,
-    plan_options,
-    write,
-    write_html,
-)
+from headway.cli.output import POSITIVE, list_option
+from headway.cli.plan_output import PlanOutput, gpu_offer, jobs_option, plan_options
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
 from headway.core.counts import MOST_OTHER
 from headway.core.errors import HeadwayError
-from headway.planning.combos.page import caveats, kept, millions, page
-from headway.planning.combos.plan import (
-    MOST_RPS,
-    ROUTINGS,
-    ComboAnswer,
-    ComboOptions,
-    own_gpus,
-    plan,
-    scenario_yaml,
-    service_scenario,
-)
-from headway.planning.combos.problem import ComboPlan, Counts
+from headway.planning.combos import answer, curve_answer
+from headway.planning.combos.plan import MOST_RPS, ROUTINGS, ComboOptions, own_gpus, service_scenario
+from headway.planning.combos.problem import Counts
 from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS
+from headway.planning.rehearsals import Source
 from headway.scenario import Simulator
 
 _path = click.Path(path_type=Path)
@@ -116,13 +98,9 @@ def combos(
     if curve and (len(scenarios) > 1 or rps is not None):
         raise HeadwayError("--curve: expected one SCENARIO, whose own arrivals are planned for, and no --rps")
     rates = _rates(rps, len(scenarios))
-    simulator = Simulator()
-    read_files = [with_gpus(*read(path), gpu_file) for path in scenarios]
-    services = [
-        service_scenario(document, places, path.parent, simulator, rate)
-        for (document, places), path, rate in zip(read_files, scenarios, rates, strict=True)
-    ]
-    find = own_gpus([document for document, _ in read_files], Places())
+    sources = [Source(*with_gpus(*read(path), gpu_file), path.parent) for path in scenarios]
+    services = [service_scenario(each, Simulator(), rate) for each, rate in zip(sources, rates, strict=True)]
+    find = own_gpus([each.document for each in sources], Places())
     options = ComboOptions(
         offers=tuple(gpu_offer(each, gpus_per_server, find) for each in gpus.split(",")),
         counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(),
@@ -135,21 +113,12 @@ def combos(
         routings=tuple(listed_routers(routing)),
     )
     output = PlanOutput(**outputs)
-    if curve:
-        return plan_for_curve(services[0], options, simulator, output)
-    with output.processes() as pool, output.counting("profiling") as progress:
-        answer = plan(services, options, simulator, output.cache_dir("combos"), progress, pool)
-    if output.html is not None:
-        write_html(output.html, page(answer.plan, answer.selection, answer.others, answer.rehearsals, command_line()))
-    planned = {chosen.service for chosen in answer.plan.combos}
-    for each in services:
-        if output.out is not None and each.service.name in planned:
-            file = output.out if len(services) == 1 else output.out / f"{each.service.name}.yaml"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write(file, scenario_yaml(answer, each))
-    print_json(answer) if output.as_json else _show(answer, options)
-    click.echo(f"profiles: {answer.num_simulated} simulations, {answer.num_found} combos found in the cache", err=True)
-    return INFEASIBLE if answer.plan.status == "short" else 0
+    with output.resources("rehearsing" if curve else "profiling", "combos") as resources:
+        if curve:
+            found = curve_answer.planned(services[0], options, resources)
+        else:
+            found = answer.planned(services, options, resources)
+    return output.show(found)
 
 
 def _rates(text: str | None, num: int) -> Sequence[float | None]:
@@ -164,46 +133,3 @@ def _rates(text: str | None, num: int) -> Sequence[float | None]:
         expected = f"expected {numbers}, above 0 and {MOST_RPS:g} at most"
         raise HeadwayError(f"--rps: {text!r}; {expected}")
     return rates
-
-
-def _show(answer: ComboAnswer, options: ComboOptions) -> None:
-    heads = ["service", "combo", "$/h", "goodput/s", "tokens/$", "Eq. 15", "step times", "planned", "not calibrated"]
-    rows = []
-    for each in answer.selection.candidates:
-        count = answer.plan.counts.get((each.service, each.combo.label), 0)
-        efficiencies = (each.tokens_per_usd, each.closed_form_tokens_per_usd, each.step_tokens_per_usd)
-        shown = [millions(value) for value in efficiencies]
-        rows.append(
-            [
-                each.service,
-                each.combo.label,
-                f"{each.combo.usd_per_hour:.2f}",
-                f"{each.goodput_rps:.3g}",
-                *shown,
-                count or "",
-                "; ".join(each.uncalibrated),
-            ]
-        )
-    print_table(heads, [row for i, row in enumerate(rows) if i < 20 or row[-2]])
-    click.echo(f"\n{options.objective}: {_summary(answer.plan)}")
-    for found in answer.rehearsals.values():
-        click.echo(kept(found))
-    for name, other in answer.others.items():
-        click.echo(f"{name}: {_summary(other)}")
-    for bind in answer.plan.binding:
-        click.echo(f"binds: {bind.kind} {bind.name}, {bind.used:g} of {bind.limit:g}")
-    for line in caveats(answer.plan):
-        click.echo(line)
-    for note in (answer.plan.why, *answer.plan.notes):
-        if note:
-            click.echo(note)
-
-
-def _summary(deployment: ComboPlan) -> str:
-    combos = ", ".join(f"{each.count} {each.combo.label}" for each in deployment.combos) or "nothing"
-    gap = "" if deployment.gap is None else f", gap {deployment.gap:.2%}"
-    served = ", ".join(
-        f"{each.service} {each.goodput_rps:.3g} of {each.demand_rps:.3g}/s" for each in deployment.services
-    )
-    price = f"${deployment.usd_per_hour:.2f}/h, {millions(deployment.tokens_per_usd)} tokens/$"
-    return f"{deployment.status}{gap}: {combos}; {price}; {served}"

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from headway.cli.flags import assume_option, gpu_file_option, listed, listed_routers, whole, with_gpus
-from headway.cli.output import ABOVE_0, PATH, POSITIVE, SEEDS, console, list_option, print_json, print_table
-from headway.cli.plan_output import (
-    INFEASIBLE,
-    PlanOutput,
-    command_line,
-    gpu_offer,
-    jobs_option,
-    plan_options,
-    requests_folder,
-    write,
-    write_html,
+from headway.cli.flags import (
+    assume_option,
+    gpu_file_option,
+    listed,
+    listed_routers,
+    slo_of,
+    slo_option,
+    whole,
+    with_gpus,
 )
-from headway.config.scenario import Changes, read
-from headway.config.strict_yaml import Places, change
+from headway.cli.output import ABOVE_0, PATH, POSITIVE, SEEDS, list_option
+from headway.cli.plan_output import PlanOutput, gpu_offer, jobs_option, plan_options
+from headway.config.scenario import read
+from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.forecast.demand_file import load
 from headway.planning.combos.plan import own_gpus
 from headway.planning.demand import fleets
 from headway.planning.demand.problem import DEFAULT_CHANCE
-from headway.planning.fleet.document import of_trace, slo_of
-from headway.planning.fleet.page import page
-from headway.planning.fleet.plan import ATTAINMENT, ROUTINGS, FleetOptions, FleetQuestion, plan, scenario_yaml
-from headway.planning.fleet.problem import FleetPlan
-from headway.planning.fleet.text import render
-from headway.scenario import Simulator
+from headway.planning.fleet.answer import planned
+from headway.planning.fleet.document import of_trace
+from headway.planning.fleet.plan import ATTAINMENT, ROUTINGS, FleetOptions
+from headway.planning.rehearsals import Source
 
 SCENARIOS = (".yaml", ".yml")
 
@@ -44,7 +39,7 @@ SCENARIOS = (".yaml", ".yml")
 @click.option(
     "--have", required=True, help="GPUs at hand, as type:count:$/h: a100:8,h100:16:2.8. Count and price may be missing."
 )
-@click.option("--slo", help="Of requests without SLOs of their own: ttft=2s,tpot=50ms,e2e=30s.")
+@slo_option
 @click.option(
     "--model",
     "models",
@@ -102,8 +97,8 @@ def fleet(
         trace = Path(forecast.busiest.path) if trace is None else trace
     if trace is None:
         raise HeadwayError("expected a TRACE, or --demand")
-    document, places, base_dir = _document(trace, slo, models, engine, limit, rate_scale, gpu_file, assume)
-    find = own_gpus([document], places)
+    source = _source(trace, models, engine, limit, rate_scale, gpu_file, assume).with_slo(slo_of(slo), "--slo")
+    find = own_gpus([source.document], source.places)
     options = FleetOptions(
         offers=tuple(gpu_offer(each, None, find, "--have") for each in listed(have, "--have")),
         attainment=attainment,
@@ -113,58 +108,23 @@ def fleet(
         seeds=seeds,
     )
     output = PlanOutput(**outputs)
-    cache = output.cache_dir("fleets")
-    with output.processes() as pool, output.counting("planning, step") as progress, requests_folder(cache) as folder:
-        question = FleetQuestion(document, places, base_dir, options, Simulator(), folder, cache, pool, progress)
-        by_week = None if forecast is None else fleets.plan(forecast, question, chance)
-        answer = plan(question) if by_week is None else by_week[0].largest
-    if by_week is not None:
-        return _for_demand(*by_week, question, output)
-    _write(answer, document, question, output)
-    if output.as_json:
-        print_json(answer)
-    else:
-        click.echo(render(answer, width=console().width, color=sys.stdout.isatty()), nl=False)
-    click.echo(f"rehearsals: {answer.num_simulated} simulated, {answer.num_found} found in the cache", err=True)
-    return 0 if answer.status == "met" else INFEASIBLE
+    with output.resources("planning, step", "fleets") as resources:
+        if forecast is None:
+            found = planned(source, options, resources)
+        else:
+            found = fleets.planned(forecast, source, options, chance, resources)
+    return output.show(found)
 
 
-def _write(answer: FleetPlan, document: Mapping[str, Any], question: FleetQuestion, output: PlanOutput) -> None:
-    """The page, and the fleet for the requests of `document`."""
-    if output.html is not None:
-        title = str(question.document.get("name", "fleet"))
-        write_html(output.html, page(answer, title, command_line(), output.out))
-    if output.out is not None and answer.status == "met":
-        write(output.out, scenario_yaml(answer, document, question.base_dir, question.options.offers))
-
-
-def _for_demand(
-    found: fleets.FleetDemandPlan, largest: Mapping[str, Any], question: FleetQuestion, output: PlanOutput
-) -> int:
-    """The fleets of the weeks of a forecast. The page and the written fleet are those of the week with the most."""
-    _write(found.largest, largest, question, output)
-    if output.as_json:
-        print_json(found)
-    else:
-        for line in (*fleets.sentences(found), *(f"note: {note}" for note in found.notes)):
-            click.echo(line)
-        click.echo()
-        print_table(fleets.FLEET_WEEK_HEADS, fleets.week_rows(found))
-    counted = f"{found.num_simulated} simulated, {found.num_found} found in the cache"
-    click.echo(f"plans: {found.num_plans}; rehearsals: {counted}", err=True)
-    return 0 if found.status == "met" else INFEASIBLE
-
-
-def _document(
+def _source(
     trace: Path,
-    slo: str | None,
     models: tuple[str, ...],
     engine: str | None,
     limit: int | None,
     rate_scale: float | None,
     gpu_file: Path | None,
     assume: bool | None,
-) -> tuple[dict[str, Any], Places, Path]:
+) -> Source:
     """The scenario to plan for: that of a file with the options' values, or one made from a trace."""
     if trace.suffix in SCENARIOS:
         given = {
@@ -182,20 +142,10 @@ def _document(
     else:
         named = _named(models)
         document, places, base_dir = of_trace(trace, named, engine, limit, rate_scale, bool(assume)), Places(), Path()
-    if slo is not None:
-        slos: Changes = {("slo", key): ("--slo", value) for key, value in _slo(slo).items()}
-        document, places = change({**document, "slo": document.get("slo") or {}}, places, slos)
-    return *with_gpus(document, places, gpu_file), base_dir
+    return Source(*with_gpus(document, places, gpu_file), base_dir)
 
 
 def _named(models: tuple[str, ...]) -> dict[str, str]:
     """Requested names -> models of the catalog; a name alone is both."""
     pairs = [each.partition("=") for each in models]
     return {name.strip(): (model or name).strip() for name, _, model in pairs}
-
-
-def _slo(text: str) -> Mapping[str, float]:
-    try:
-        return slo_of(text)
-    except HeadwayError as error:
-        raise HeadwayError(f"--slo: {error}") from None

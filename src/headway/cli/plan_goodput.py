@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from headway.cli.flags import gpu_file_option, with_gpus
-from headway.cli.output import as_json_option, counting, print_json, print_table, user_cache
-from headway.cli.plan_output import INFEASIBLE, write
-from headway.config.scenario import read
+from headway.cli.flags import gpu_file_option
+from headway.cli.output import as_json_option
+from headway.cli.plan_output import PlanOutput, scenario_source
 from headway.core.counts import MOST_OTHER
 from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS
-from headway.planning.combos.reprofile import reprofile, with_goodputs
-from headway.scenario import Simulator
+from headway.planning.combos.reprofile import ReprofileOptions, planned
 
 _path = click.Path(path_type=Path)
 
@@ -42,16 +41,7 @@ _path = click.Path(path_type=Path)
 @as_json_option("Print JSON in place of a table.")
 @click.option("--no-progress", is_flag=True, help="No progress bar.")
 def goodput(
-    fleet: Path,
-    requests: Path,
-    attainment: float,
-    profile_requests: int,
-    gpu_file: Path | None,
-    out: Path | None,
-    cache: Path | None,
-    no_cache: bool,
-    as_json: bool,
-    no_progress: bool,
+    fleet: Path, requests: Path, attainment: float, profile_requests: int, gpu_file: Path | None, **outputs: Any
 ) -> int:
     """Measure what the combos of FLEET serve in time of the requests that it got.
 
@@ -60,35 +50,8 @@ def goodput(
     router weighs combos by the new goodputs, and its scaler counts on them. Exit code 3: a combo serves nothing in
     time, and keeps its old goodput.
     """
-    document, places = with_gpus(*read(fleet), gpu_file)
-    folder = None if no_cache else cache or user_cache("combos")
-    with counting("profiling", not no_progress) as progress:
-        answer = reprofile(
-            document,
-            places,
-            fleet.parent,
-            requests=requests,
-            simulator=Simulator(),
-            attainment=attainment,
-            num_requests=profile_requests,
-            cache_dir=folder,
-            progress=progress,
-        )
-    if out is not None:
-        write(out, with_goodputs(fleet.read_text(encoding="utf-8"), answer))
-    if as_json:
-        print_json(answer)
-    else:
-        rows = [
-            [
-                each.combo,
-                each.label,
-                "-" if each.before_rps is None else f"{each.before_rps:.4g}",
-                f"{each.goodput_rps:.4g}",
-            ]
-            for each in answer.combos
-        ]
-        print_table(["combo", "", "goodput/s before", "now"], rows)
-        means = f"{answer.prompt_tokens:.0f} prompt and {answer.output_tokens:.0f} output tokens"
-        click.echo(f"{answer.num_requests:,} requests of {means} in the mean")
-    return 0 if all(each.goodput_rps > 0 for each in answer.combos) else INFEASIBLE
+    source = scenario_source(fleet, None, gpu_file)
+    options, output = ReprofileOptions(attainment, profile_requests), PlanOutput(**outputs)
+    with output.resources("profiling", "combos") as resources:
+        found = planned(source, fleet.read_text(encoding="utf-8"), requests, options, resources)
+    return output.show(found)

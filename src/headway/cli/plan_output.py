@@ -1,4 +1,4 @@
-"""Options that `headway plan` commands share: their GPUs, output and cache; and what the options do."""
+"""Options that `headway plan` commands share, and how their answers are printed and written."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import click
 from msgspec import Struct
 
 from headway import catalog
-from headway.cli.flags import ray_option, together
-from headway.cli.output import JOBS, as_json_option, counting, user_cache
+from headway.cli.flags import ray_option, scenario_file, together, with_gpus
+from headway.cli.output import JOBS, as_json_option, counting, print_json, print_said, user_cache
+from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.planning.combos.plan import offer_of
 from headway.planning.combos.problem import Offer
+from headway.planning.planned import Planned
+from headway.planning.rehearsals import Resources, Source
 from headway.report.page import write_page
+from headway.report.render import page
+from headway.scenario import Simulator
 from headway.scenario.processes import available_cores, processes
 from headway.workload.atomic_file import write_text
 
@@ -48,32 +52,51 @@ jobs_option = together(
 
 
 class PlanOutput(Struct, frozen=True):
-    """The values of `plan_options`, and of `jobs_option`."""
+    """The values of `plan_options`, and of `jobs_option`, as far as a command has them."""
 
-    out: Path | None
-    html: Path | None
-    cache: Path | None
-    no_cache: bool
-    as_json: bool
-    no_progress: bool
-    jobs: int | None = None
-    """Of `jobs_option`; None: one for each core."""
+    out: Path | None = None
+    html: Path | None = None
+    cache: Path | None = None
+    no_cache: bool = False
+    as_json: bool = False
+    no_progress: bool = False
+    jobs: int | None = 1
+    """None: one for each core."""
     ray: bool = False
-    """Of `jobs_option`: on a Ray cluster, whose machines see the files that the simulations read."""
+    """On a Ray cluster, whose machines see the files that the simulations read."""
 
-    def cache_dir(self, name: str) -> Path | None:
-        return None if self.no_cache else self.cache or user_cache(name)
+    @contextmanager
+    def resources(self, doing: str, cache: str) -> Iterator[Resources]:
+        """What a plan rehearses with. `cache`: the name of the user's cache folder."""
+        folder = None if self.no_cache else self.cache or user_cache(cache)
+        # Processes first: the thread of the progress bar would keep them from being forks.
+        with self._processes() as pool, counting(doing, not self.no_progress) as progress:
+            yield Resources(Simulator(), folder, progress, pool)
 
-    def processes(self) -> AbstractContextManager[Executor | None]:
-        """Worker processes. Open it before `counting`, whose thread would keep them from being forks."""
+    def _processes(self) -> AbstractContextManager[Executor | None]:
         if self.ray:
             from headway.scenario.ray_cluster import cluster
 
             return cluster()
         return processes(self.jobs or available_cores())
 
-    def counting(self, doing: str) -> AbstractContextManager[Callable[[int, int], None] | None]:
-        return counting(doing, not self.no_progress)
+    def show(self, found: Planned) -> int:
+        """Write and print a plan. Returns the exit code."""
+        if self.html is not None and found.report is not None:
+            write_page(self.html, page(found.report(self.out if found.files else None), command_line()))
+            click.echo(f"wrote {self.html}", err=True)
+        if self.out is not None:
+            for name, made in found.files.items():
+                if name:
+                    self.out.mkdir(parents=True, exist_ok=True)
+                write(self.out / name, made())
+        if self.as_json:
+            print_json(found.answer)
+        else:
+            print_said(found.said)
+        if found.counted:
+            click.echo(found.counted, err=True)
+        return 0 if found.is_met else INFEASIBLE
 
 
 def write(path: Path, text: str) -> None:
@@ -81,23 +104,21 @@ def write(path: Path, text: str) -> None:
     click.echo(f"wrote {path}", err=True)
 
 
-def write_html(path: Path, page: str) -> None:
-    write_page(path, page)
-    click.echo(f"wrote {path}", err=True)
-
-
-@contextmanager
-def requests_folder(cache: Path | None) -> Iterator[Path]:
-    """A folder for requests: in the cache, or for as long as the command runs."""
-    if cache is not None:
-        yield cache / "requests"
-    else:
-        with TemporaryDirectory() as folder:
-            yield Path(folder)
-
-
 def command_line() -> str:
     return shlex.join(["headway", *sys.argv[1:]])
+
+
+def scenario_source(
+    file: Path | None,
+    preset: str | None,
+    gpu_file: Path | None = None,
+    expected: str = "a scenario file, or --builtin NAME",
+) -> Source:
+    """The scenario of a file, or a built-in one, with the GPUs of `gpu_file`. HeadwayError if there is neither."""
+    found = scenario_file(file, preset)
+    if found is None:
+        raise HeadwayError(f"expected {expected}")
+    return Source(*with_gpus(*read(found), gpu_file), found.parent)
 
 
 def gpu_offer(

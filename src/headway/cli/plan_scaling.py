@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from headway.cli.flags import gpu_file_option, listed, scenario_file, with_gpus
-from headway.cli.output import SECONDS_ABOVE_0, SEEDS, list_option, print_json, print_table
-from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
-from headway.config.proxied import without_proxied
-from headway.config.scenario import Changes, read
-from headway.config.strict_yaml import Places, change
+from headway.api.plans import oracle
+from headway.cli.flags import gpu_file_option, listed, slo_of, slo_option
+from headway.cli.output import SECONDS_ABOVE_0, SEEDS, list_option
+from headway.cli.plan_output import PlanOutput, jobs_option, plan_options, scenario_source, write
 from headway.core.duration import seconds
 from headway.core.errors import HeadwayError
-from headway.planning.fleet.document import slo_of
+from headway.planning.scaling.answer import file_names, planned, title
 from headway.planning.scaling.candidates import FAMILIES
 from headway.planning.scaling.demand import with_demand
-from headway.planning.scaling.page import HEADS, headline, page, rows, sentences, title
-from headway.planning.scaling.plan import (
-    Oracle,
-    ScalingOptions,
-    ScalingPlan,
-    StartUpPlan,
-    plan,
-    scenario_yaml,
-    without_scaling,
-)
-from headway.scenario import Scenario, Simulator
-from headway.scenario.oracle_plan import served_tps, timetables
-from headway.scenario.run import assemble
+from headway.planning.scaling.plan import ScalingOptions, ScalingPlan, without_scaling
+from headway.scenario import Scenario
 from headway.serving.export.autoscalers import autoscalers
 
 
@@ -47,7 +32,7 @@ from headway.serving.export.autoscalers import autoscalers
 @click.option("--per-s", type=SECONDS_ABOVE_0, default=1.0, show_default=True, help="Time that a rate covers.")
 @list_option("--startup-s", help="Start times to plan for: 60s,155s,10m. Default: the scenario's own.")
 @click.option("--max-late", default="1%", show_default=True, help="Share of requests that may miss an SLO: 1% or 0.01.")
-@click.option("--slo", help="Of requests without SLOs of their own: ttft=2s,tpot=50ms,e2e=30s.")
+@slo_option
 @list_option("--scalers", default=",".join(FAMILIES), show_default=True, help="Scalers to compare.")
 @click.option("--forecaster", help="Of scalers that forecast, as in headway forecast evaluate. Default: their own.")
 @click.option(
@@ -80,15 +65,10 @@ def scaling(
     several start times, --out is a folder. Simulations are cached, so that an interrupted plan resumes. Exit code 3:
     no scaler is late seldom enough.
     """
-    file = scenario_file(scenario, preset)
-    if file is None:
-        raise HeadwayError("expected a SCENARIO, or --builtin; it has the fleet that is scaled")
-    document, places = with_gpus(*read(file), gpu_file)
-    if slo is not None:
-        slos: Changes = {("slo", key): ("--slo", value) for key, value in _slo(slo).items()}
-        document, places = change({**document, "slo": document.get("slo") or {}}, places, slos)
+    expected = "a SCENARIO, or --builtin; it has the fleet that is scaled"
+    source = scenario_source(scenario, preset, gpu_file, expected).with_slo(slo_of(slo), "--slo")
     if demand is not None:
-        document = with_demand(document, demand, per_s, past_hours)
+        source = source._replace(document=with_demand(source.document, demand, per_s, past_hours))
     if past_hours and forecaster is None:
         raise HeadwayError("--past-hours: goes with --forecaster, which learns from them")
     options = ScalingOptions(
@@ -100,23 +80,12 @@ def scaling(
         clairvoyant=not no_clairvoyant,
     )
     output = PlanOutput(**outputs)
-    made = partial(_assembled, places=places, base_dir=file.parent)
-    oracle = Oracle(served_tps, timetables)
-    with output.processes() as pool, output.counting("simulating") as progress:
-        answer = plan(document, options, made, oracle, Simulator(), output.cache_dir("scaling"), progress, pool)
-    if output.html is not None:
-        write_html(output.html, page(answer, command_line()))
-    if output.out is not None:
-        _write(answer, document, file.parent, output.out)
+    made = oracle(source)
+    with output.resources("simulating", "scaling") as resources:
+        found = planned(source, options, made, resources)
     if manifest is not None:
-        _write_autoscalers(answer, made(without_scaling(document)), manifest)
-    print_json(answer) if output.as_json else _show(answer)
-    click.echo(f"simulations: {answer.num_simulated} simulated, {answer.num_found} found in the cache", err=True)
-    return 0 if answer.is_met else INFEASIBLE
-
-
-def _assembled(document: Mapping[str, Any], places: Places, base_dir: Path) -> Scenario:
-    return assemble(*without_proxied(document, places), base_dir)
+        _write_autoscalers(found.answer, made.assemble(without_scaling(source.document)), manifest)
+    return output.show(found)
 
 
 def _start_times(text: str | None) -> tuple[float | None, ...]:
@@ -139,40 +108,10 @@ def _share(text: str) -> float:
     return share
 
 
-def _slo(text: str) -> Mapping[str, float]:
-    try:
-        return slo_of(text)
-    except HeadwayError as error:
-        raise HeadwayError(f"--slo: {error}") from None
-
-
-def _write(answer: ScalingPlan, document: Mapping[str, Any], base_dir: Path, out: Path) -> None:
-    for each in answer.plans:
-        if each.chosen is not None:
-            file = out if len(answer.plans) == 1 else out / f"startup-{each.startup_s:g}s.yaml"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write(file, scenario_yaml(each, document, base_dir))
-
-
 def _write_autoscalers(answer: ScalingPlan, scenario: Scenario, manifest: Path) -> None:
-    for each in answer.plans:
+    for each, name in zip(answer.plans, file_names(answer), strict=True):
         if each.kubernetes is None:
             click.echo(f"{title(each)}: no autoscaler of Kubernetes suffices; nothing written", err=True)
             continue
         text = autoscalers(scenario, each.results[each.kubernetes].scaling)
-        write(manifest if len(answer.plans) == 1 else manifest / f"startup-{each.startup_s:g}s.yaml", text)
-
-
-def _show(answer: ScalingPlan) -> None:
-    for each in answer.plans:
-        _show_one(each, answer.max_late)
-    for note in answer.notes:
-        click.echo(note)
-
-
-def _show_one(answer: StartUpPlan, max_late: float) -> None:
-    click.echo(headline(answer, max_late))
-    for line in sentences(answer):
-        click.echo(line)
-    print_table(list(HEADS), rows(answer))
-    click.echo()
+        write(manifest / name, text)

@@ -7,15 +7,11 @@ from typing import Any
 
 import click
 
-from headway.cli.flags import scenario_file
-from headway.cli.output import as_json_option, counting, list_option, print_json, print_table
-from headway.config.scenario import read
+from headway.cli.output import as_json_option, list_option
+from headway.cli.plan_output import PlanOutput, scenario_source
 from headway.core.counts import MOST_SEEDS
 from headway.core.errors import HeadwayError
-from headway.metrics.interval import interval
-from headway.planning.tiers import rehearsal
-from headway.planning.tiers.search import TierPlan, TierSetting
-from headway.scenario import Simulator
+from headway.planning.tiers.rehearsal import TierOptions, planned
 
 _path = click.Path(path_type=Path)
 
@@ -44,32 +40,17 @@ def tiers(scenario: Path | None, preset: str | None, as_json: bool, no_progress:
     merged into fewer tiers, and every setting is simulated with the same requests. The measure is the share of
     requests that meet their SLOs; settings that the seeds do not distinguish from the best are marked as tied.
     """
-    file = scenario_file(scenario, preset)
-    if file is None:
-        raise HeadwayError("expected a scenario file, or --builtin NAME")
-    document, places = read(file)
-    ks = [_number(each, "--tiers", int) for each in flags["tiers"].split(",")]
-    decays = [_number(each, "--decay", float) for each in flags["decay"].split(",")]
-    seeds, tolerance = range(flags["seeds"]), flags["tolerance"]
-    with counting("rehearsing", not no_progress) as progress:
-        simulator = Simulator()
-        plan = rehearsal.plan(
-            document,
-            places,
-            file.parent,
-            num_tiers=ks,
-            decays=decays,
-            seeds=seeds,
-            interval=interval,
-            simulator=simulator,
-            tolerance=tolerance,
-            progress=progress,
-        )
-    if as_json:
-        print_json(plan)
-    else:
-        _show(plan, tolerance)
-    return 0
+    source = scenario_source(scenario, preset)
+    options = TierOptions(
+        num_tiers=tuple(_number(each, "--tiers", int) for each in flags["tiers"].split(",")),
+        decays=tuple(_number(each, "--decay", float) for each in flags["decay"].split(",")),
+        seeds=flags["seeds"],
+        tolerance=flags["tolerance"],
+    )
+    output = PlanOutput(no_cache=True, as_json=as_json, no_progress=no_progress)
+    with output.resources("rehearsing", "tiers") as resources:
+        found = planned(source, options, resources)
+    return output.show(found)
 
 
 def _number(text: str, option: str, kind: type) -> Any:
@@ -82,22 +63,3 @@ def _number(text: str, option: str, kind: type) -> Any:
             f"{option}: {text.strip()!r}; expected numbers{' from 1' if kind is int else ''}, separated by commas"
         )
     return value
-
-
-def _show(plan: TierPlan, tolerance: float) -> None:
-    """Print a row for each setting, and the best and the simplest sufficient one."""
-    heads = ["tiers", "decay", "attainment", "loss to the best, 95%", "tied with the best", "enough"]
-    print_table(heads, [_row(setting) for setting in plan.settings])
-    chosen, best = plan.chosen, plan.best
-    click.echo(f"\nbest: {_named(best)}; {len(plan.tied)} of {len(plan.settings)} settings are tied with it")
-    click.echo(f"fewest tiers that lose {tolerance:.1%} at most: {_named(chosen)}")
-
-
-def _row(setting: TierSetting) -> list[object]:
-    loss = f"{setting.loss[0]:.2%} to {setting.loss[1]:.2%}"
-    return [setting.num_tiers, setting.decay, f"{setting.mean:.2%}", loss, setting.is_tied, setting.is_enough]
-
-
-def _named(setting: TierSetting) -> str:
-    number = "1 tier" if setting.num_tiers == 1 else f"{setting.num_tiers} tiers"
-    return f"{number}, decay {setting.decay:g} ({setting.mean:.2%} of requests meet their SLOs)"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from math import inf
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -17,8 +19,10 @@ from msgspec import structs
 from headway import __version__
 from headway.catalog import is_repository
 from headway.catalog.errors import ErrorClass
-from headway.config.scenario import Scenario, StepTimes, listed, variants
+from headway.config import strict_yaml
+from headway.config.scenario import Changes, Scenario, StepTimes, listed, variants
 from headway.config.spec import PolicySpecs
+from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.record import Records
@@ -30,6 +34,8 @@ from headway.workload.sources import RequestSource
 
 T = TypeVar("T")
 Watch = Callable[[RequestSource], RequestSource]
+Progress = Callable[[int, int], None]
+"""Called with the number of rehearsals done, and the number expected in all."""
 NOT_SIMULATING = ("cli", "report")
 """Parts of Headway on which no simulation depends."""
 
@@ -62,6 +68,46 @@ class Simulator(Protocol):
 
     def policies(self, scenario: Scenario) -> Policies:
         """The policies with which a scenario is rehearsed."""
+
+
+class Source(NamedTuple):
+    """A scenario to plan for: its keys, their places in the file, and the folder where relative paths start."""
+
+    document: dict[str, Any]
+    places: Places
+    base_dir: Path
+
+    def changed(self, changes: Changes) -> Source:
+        return Source(*strict_yaml.change(self.document, self.places, changes), self.base_dir)
+
+    def with_slo(self, slo: Mapping[str, float], option: str = "slo") -> Source:
+        """With SLOs of requests without their own. `option`: what gave them, for errors."""
+        if not slo:
+            return self
+        document = {**self.document, "slo": self.document.get("slo") or {}}
+        named: Changes = {("slo", key): (option, value) for key, value in slo.items()}
+        return self._replace(document=document).changed(named)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a plan rehearses with."""
+
+    simulator: Simulator
+    cache_dir: Path | None = None
+    """None: no rehearsal is found or kept."""
+    progress: Progress | None = None
+    pool: Executor | None = None
+    """Worker processes; None: none."""
+
+    @contextmanager
+    def requests(self) -> Iterator[Path]:
+        """A folder for files of requests: in the cache, or for as long as the plan is made."""
+        if self.cache_dir is not None:
+            yield self.cache_dir / "requests"
+        else:
+            with TemporaryDirectory() as folder:
+                yield Path(folder)
 
 
 def first_policies(scenario: Scenario) -> str:

@@ -71,6 +71,13 @@ def layout(x: str, y: str, height: int = 300, **more: Any) -> dict[str, Any]:
     return base | more
 
 
+def limit(axis: str, at: float, color: str = QUIET, dash: str = "dot") -> dict[str, Any]:
+    """A line across a chart, for the `shapes` of its layout, at a value of this axis: "x" or "y"."""
+    other = "x" if axis == "y" else "y"
+    ends = {f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1, f"{axis}0": at, f"{axis}1": at}
+    return {"type": "line", **ends, "line": {"color": color, "width": 1, "dash": dash}}
+
+
 def _trace(run: int, name: str, x: list[Any], y: list[Any], hover: str, **more: Any) -> dict[str, Any]:
     return {
         "type": "scatter",

@@ -176,7 +176,7 @@ def _comparison(runs: Sequence[Run], seeded: SeededMetrics | None) -> str:
             "Values that are not distinguishable from the best by their differences seed by seed are underlined."
         )
     legend = f'<p class="quiet">{escape(" ".join(words))}</p>' if words else ""
-    return f"<section>\n<h2>Summary</h2>\n{legend}{table(heads, len(compared.kinds), rows)}\n</section>"
+    return f"<section>\n<h2>Summary</h2>\n{legend}{table(heads, range(len(compared.kinds)), rows)}\n</section>"
 
 
 def _cell_tag(cell: Cell) -> str:
@@ -297,7 +297,7 @@ def _breakdown(runs: Sequence[Run], kind: str, groups: Sequence[str]) -> str:
                 f'<td class="name">{_swatch(index)}{escape(run.name)}</td>'
                 f"<td>{metrics.num_requests:,}</td>{cells}"
             )
-    return table([kind.removesuffix("s"), "run", "requests", *(column.title for column in columns)], 2, rows)
+    return table([kind.removesuffix("s"), "run", "requests", *(column.title for column in columns)], (0, 1), rows)
 
 
 def _footer(provenance: Provenance) -> str:
@@ -307,7 +307,7 @@ def _footer(provenance: Provenance) -> str:
         for key, (unit, meaning) in DEFINITIONS.items()
     ]
     command = f"<p class='quiet'>Command: <code>{escape(provenance.command)}</code></p>" if provenance.command else ""
-    meanings = table(["key", "unit", "definition"], 3, definitions)
+    meanings = table(["key", "unit", "definition"], (0, 1, 2), definitions)
     return (
         f"<footer>\n{command}"
         f"<details><summary>Scenario</summary><pre>{escape(provenance.scenario_yaml)}</pre></details>\n"

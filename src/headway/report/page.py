@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -188,28 +188,29 @@ def literal(value: object) -> str:
     return msgspec.json.encode(value).decode().replace("</", "<\\/").replace("<!--", "<\\!--")
 
 
-def facts(listed: dict[str, str]) -> str:
+def facts(listed: Mapping[str, str]) -> str:
     inner = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in listed.items())
     return f'<dl class="facts">{inner}</dl>'
 
 
-def table(heads: Sequence[str], names: int, rows: Sequence[str]) -> str:
-    """A table whose first `names` columns are text. Each row is a string of cells."""
-    cells = [f'<th class="name">{escape(head)}</th>' for head in heads[:names]]
-    cells += [f"<th>{escape(head)}</th>" for head in heads[names:]]
+def table(heads: Sequence[str], words: Collection[int], rows: Sequence[str]) -> str:
+    """A table, which the keyboard scrolls where it is wider than the screen. Each row is a string of cells.
+
+    `words`: columns that are text.
+    """
+    cells = [
+        f'<th class="name">{escape(head)}</th>' if i in words else f"<th>{escape(head)}</th>"
+        for i, head in enumerate(heads)
+    ]
     lines = "\n".join(f"<tr>{row}</tr>" for row in rows)
-    return scrolled(f"<table><thead><tr>{''.join(cells)}</tr></thead>\n<tbody>\n{lines}\n</tbody></table>")
-
-
-def scrolled(inner: str) -> str:
-    """A scrollable container for content that may be wider than the screen. The keyboard scrolls it, too."""
+    inner = f"<table><thead><tr>{''.join(cells)}</tr></thead>\n<tbody>\n{lines}\n</tbody></table>"
     return f'<div class="scroll" tabindex="0">{inner}</div>'
 
 
 def chart(name: str, title: str, caption: str) -> str:
     """The placeholder of the chart with this id."""
     return (
-        f"<figure><h3>{escape(title)}</h3><figcaption>{escape(caption)}</figcaption>"
+        f"<figure><h3>{escape(title)}</h3>{f'<figcaption>{escape(caption)}</figcaption>' if caption else ''}"
         f'<button type="button" class="svg" data-chart="{name}" title="Save as SVG">SVG</button>'
         f'<div class="chart" id="{name}"></div></figure>'
     )

@@ -21,14 +21,15 @@ from headway.cli import main
 from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
 from headway.metrics.seeds import Estimate
+from headway.planning.advise.answer import report
 from headway.planning.advise.days import Part, parts_of, read, split
 from headway.planning.advise.judge import Undecided, estimate, times_needed
-from headway.planning.advise.page import page
 from headway.planning.advise.plan import Advice, AdviceOptions, advise
 from headway.planning.advise.text import NO_CHANGE, sentences
 from headway.planning.advise.trials import Gain, Outcome, gain
-from headway.planning.rehearsals import counted
+from headway.planning.rehearsals import Resources, counted
 from headway.records import save
+from headway.report.render import page
 from headway.scenario import Simulator
 
 MIXED = """\
@@ -343,7 +344,7 @@ def test_the_diff_makes_the_proposed_fleet(plan: hw.Plan, tmp_path: Path) -> Non
     plan.save(tmp_path / "changed.yaml")
     made = strict_yaml.read(tmp_path / "changed.yaml")[0]
     assert made["policies"]["routing"] == plan.answer.proposals[0].changes[0].value
-    shown = page(plan.answer, "headway advise")
+    shown = page(report(plan.answer), "headway advise")
     assert all(each.name in shown for each in plan.answer.proposals)
 
 
@@ -351,11 +352,12 @@ def test_few_rehearsals_say_what_was_cut_and_a_second_answer_comes_from_the_cach
     days: list[str], tmp_path: Path
 ) -> None:
     file, options = fleet_file(fleet_at(tmp_path, MIXED), {}), AdviceOptions(kinds=("routing",), max_rehearsals=40)
-    first, again = (advise(file, [Path(each) for each in days[:2]], options, Simulator(), tmp_path) for _ in range(2))
+    folders, resources = [Path(each) for each in days[:2]], Resources(Simulator(), tmp_path)
+    first, again = (advise(file, folders, options, resources) for _ in range(2))
     assert first.tried.num_rehearsals <= 40 and any("--max-rehearsals" in each for each in first.notes)
     assert again.tried.num_simulated == 0 and again.proposals == first.proposals
     with pytest.raises(HeadwayError, match="--max-rehearsals: too few"):
-        advise(file, [Path(each) for each in days[:2]], replace(options, max_rehearsals=4), Simulator(), tmp_path)
+        advise(file, folders, replace(options, max_rehearsals=4), resources)
 
 
 def test_what_cannot_be_tried_is_named_with_what_would_allow_it(tmp_path: Path) -> None:

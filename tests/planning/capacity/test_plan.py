@@ -22,8 +22,8 @@ from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel, Pool
 from headway.planning.capacity import plan as capacity
+from headway.planning.capacity.answer import report
 from headway.planning.capacity.bounds import ArrivingRequests, lower_bounds
-from headway.planning.capacity.page import page
 from headway.planning.capacity.plan import CapacityOptions, plan, scenario_yaml
 from headway.planning.capacity.problem import (
     LATENCY_SLOS,
@@ -34,8 +34,11 @@ from headway.planning.capacity.problem import (
     misses,
 )
 from headway.planning.capacity.rehearsal import CapacityRehearsal, CapacityTask, fleet_document, with_load
-from headway.planning.capacity.text import LEGEND, render
+from headway.planning.capacity.text import LEGEND, said
+from headway.planning.rehearsals import Resources, Source
 from headway.report.page import library_name, write_page
+from headway.report.render import page
+from headway.report.render import text as text_of
 from headway.report.table import seconds
 from headway.scenario.processes import processes
 from headway.workload.generate import generate
@@ -59,7 +62,7 @@ def options_of(**more: Any) -> CapacityOptions:
 def planned(
     options: CapacityOptions, made: dict[str, Any] | None = None, cache: Path | None = None
 ) -> tuple[CapacityPlan, CapacityRehearsal]:
-    return plan(made or document(), Places(), Path(), options, scenario.Simulator(), cache)
+    return plan(Source(made or document(), Places(), Path()), options, Resources(scenario.Simulator(), cache))
 
 
 def test_keys_of_the_model_stay_on_every_candidate() -> None:
@@ -164,7 +167,7 @@ def test_worker_processes_and_early_ends_change_nothing(monkeypatch: pytest.Monk
     options = options_of(situations=(Situation(load=3.0), Situation(lost_replicas=1)), longer=4)
     found, rehearsal = planned(options, made)
     with processes(2) as pool:
-        shared, _ = plan(made, Places(), Path(), options, scenario.Simulator(), pool=pool)
+        shared, _ = plan(Source(made, Places(), Path()), options, Resources(scenario.Simulator(), pool=pool))
     monkeypatch.setattr(CapacityTask, "_watch", lambda _, source: source)
     whole, entirely = planned(options, made)
     assert found == shared == whole
@@ -195,7 +198,7 @@ def test_a_plan_survives_a_longer_run() -> None:
     assert not found.longer.misses
     assert found.longer.measured.num_requests >= 2000
     (likely,) = found.likely
-    text = " ".join(render(found, width=100).split())
+    text = " ".join(text_of(said(found), 100).split())
     predicted, num = seconds(likely.predicted_s), found.longer.measured.num_requests
     assert f"predicted {predicted} over {num:,} requests, with the error of" in text, "policies beside it are shorter"
     held = much_longer(found.choice.candidate, found.choice.replicas, Situation())
@@ -268,7 +271,8 @@ def test_a_changed_trace_is_simulated_again(tmp_path: Path) -> None:
         rows = "".join(f"{i / 10},{tokens},20\n" for i in range(50))
         trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
         made = document(workload={"trace": {"path": "trace.csv"}})
-        found, rehearsal = plan(made, Places(), tmp_path, options_of(), scenario.Simulator(), tmp_path / "cache")
+        resources = Resources(scenario.Simulator(), tmp_path / "cache")
+        found, rehearsal = plan(Source(made, Places(), tmp_path), options_of(), resources)
         assert rehearsal.num_found == 0 and found.choice is not None
     text = scenario_yaml(found, rehearsal)
     assert yaml.safe_load(text)["workload"]["trace"]["path"] == str(trace)
@@ -447,10 +451,10 @@ def test_text_and_page_of_every_kind_of_plan(small: Path) -> None:
     good, _ = planned(options_of(situations=(Situation(load=3.0), Situation(lost_replicas=1))), cache=small)
     bad, _ = planned(options_of(targets=Targets(ttft_p99_s=0.001)), cache=small)
     for found, num_charts in ((good, 2), (bad, 0)):
-        assert max(map(len, render(found, width=120).splitlines())) <= 120
-        shown = page(found, "a <plan>", "headway plan capacity")
+        assert max(map(len, text_of(said(found), 120).splitlines())) <= 120
+        shown = page(report(found, "a <plan>"), "headway plan capacity")
         assert "a &lt;plan&gt;" in shown and shown.count('class="chart"') == num_charts
-    text = render(good, width=160)
+    text = text_of(said(good), 160)
     for each in good.likely:
         assert each.band.low < each.predicted_s < each.band.high
         assert f"is {int(10 * each.chance)} of 10 likely: predicted {seconds(each.predicted_s)}" in text
@@ -460,14 +464,14 @@ def test_text_and_page_of_every_kind_of_plan(small: Path) -> None:
     assert measured is not None and measured.attainment is not None and measured.attainment_if_longest is not None
     assert measured.attainment_if_longest <= measured.attainment and min(measured.longest.values()) > 1
     assert ("if all were so much longer" in text) == (good.targets.attainment is not None)
-    assert LEGEND in text and LEGEND in page(good, "small", "headway plan capacity")
+    assert LEGEND in text and LEGEND in page(report(good, "small"), "headway plan capacity")
     assert "load x3" in text and "1 replica lost" in text and "the plan" in text
 
 
 def test_the_page_draws_its_charts_in_a_browser(tmp_path: Path, small: Path) -> None:
     browser = chromium()
     file = tmp_path / "plan.html"
-    write_page(file, page(planned(options_of(), cache=small)[0], "small", "headway plan capacity"))
+    write_page(file, page(report(planned(options_of(), cache=small)[0], "small"), "headway plan capacity"))
     command = [
         browser,
         "--headless",
@@ -506,7 +510,8 @@ def test_own_coefficients_change_bounds_and_rehearsals(tmp_path: Path, small: Pa
     plans = {}
     for name in ("same", "slow"):
         made = document(fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "coefficients": f"{name}.json"}])
-        plans[name], _ = plan(made, Places(), tmp_path, options_of(gpus=("h100",)), scenario.Simulator(), small)
+        source, used = Source(made, Places(), tmp_path), Resources(scenario.Simulator(), small)
+        plans[name], _ = plan(source, options_of(gpus=("h100",)), used)
     assert (
         plans["same"].objective_usd_per_hour
         == planned(options_of(gpus=("h100",)), cache=small)[0].objective_usd_per_hour

@@ -15,7 +15,7 @@ from headway.core.errors import HeadwayError
 from headway.planning.combos.plan import service_scenario
 from headway.planning.combos.problem import GpuCombo, Group
 from headway.planning.combos.rehearsal import PRECISION, GoodputProfiler, fleet_sections
-from headway.planning.rehearsals import RehearsalCache
+from headway.planning.rehearsals import RehearsalCache, Source
 from headway.report.page import library_name
 from headway.scenario import Simulator
 from headway.scenario.run import assemble, load, run
@@ -145,7 +145,7 @@ def test_a_profile_lasts_until_the_number_in_flight_is_that_of_the_long_term() -
         "slo": {"ttft_s": 1, "tpot_s": 0.03},
         "fleet": [{"model": "llama-3.1-8b", "gpu": "h20-96gb", "engine": "vllm-0.15"}],
     }
-    service = service_scenario(document, Places(), Path(), Simulator())
+    service = service_scenario(Source(document, Places(), Path()), Simulator())
     combo = GpuCombo("llama-3.1-8b", 1.5, aggregated=Group("h20-96gb"))
     rate = GoodputProfiler({"pages": service}, Simulator(), RehearsalCache(None)).goodput_rps(
         combo, service.service.pattern, service.service.slo
@@ -235,7 +235,7 @@ def test_quantized_weights_stay_quantized(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_long_profile_is_no_higher_than_a_short_one() -> None:
-    service = service_scenario(LONG, Places(), Path(), Simulator())
+    service = service_scenario(Source(LONG, Places(), Path()), Simulator())
     combo = GpuCombo("llama-3.1-8b", 1.5, aggregated=Group("h20-96gb"))
     profiler = GoodputProfiler({"chat": service}, Simulator(), RehearsalCache(None), num_requests=SHORT_REQUESTS)
     asked = (combo, service.service.pattern, service.service.slo)
@@ -252,7 +252,7 @@ def test_a_long_profile_is_no_higher_than_a_short_one() -> None:
 )
 def test_the_goodput_is_that_of_a_search_step_by_step(combo: GpuCombo) -> None:
     """The first of rates 2% apart that is not served, with the same requests; found in no more than 5 trials."""
-    service = service_scenario(LONG, Places(), Path(), Simulator())
+    service = service_scenario(Source(LONG, Places(), Path()), Simulator())
     profiler = GoodputProfiler({"chat": service}, Simulator(), RehearsalCache(None), num_requests=SHORT_REQUESTS)
     found = profiler.goodput_rps(combo, service.service.pattern, service.service.slo)
     assert profiler.num_simulated <= 5
@@ -304,7 +304,7 @@ def test_profiles_of_a_trace_are_kept_by_its_content(tmp_path: Path, capsys: pyt
 
 def test_aggregated_combos_beside_split_ones_have_a_goodput() -> None:
     document = {**SCENARIO, "handover": {"mode": "layerwise", "degree": 8}}
-    service = service_scenario(document, Places(), Path(), Simulator())
+    service = service_scenario(Source(document, Places(), Path()), Simulator())
     one = GpuCombo("llama-3.1-8b", 1.5, aggregated=Group("h20-96gb", 2, 2))
     two = GpuCombo("llama-3.1-8b", 3.0, prefill=Group("h20-96gb"), decode=Group("h20-96gb"))
     fleet = fleet_sections(service, [(one, 2, 12.5, "one"), (two, 1, 20.0, "two")])

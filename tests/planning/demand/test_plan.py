@@ -20,10 +20,12 @@ from headway.core.errors import HeadwayError
 from headway.forecast.demand import DemandForecast, forecast_days
 from headway.planning.capacity.plan import CapacityOptions
 from headway.planning.capacity.problem import Targets
-from headway.planning.demand.page import page
+from headway.planning.demand.answer import report
 from headway.planning.demand.plan import DemandPlanOptions, plan
 from headway.planning.demand.problem import DemandPlan, DemandPrices
-from headway.planning.demand.text import render, week_rows
+from headway.planning.demand.text import sentences, weeks_table
+from headway.planning.rehearsals import Resources, Source
+from headway.report.render import page
 from headway.scenario import Simulator
 from headway.workload.files import to_parquet
 from headway.workload.table import Workload
@@ -56,7 +58,8 @@ def planned(folder: Path, demand: DemandForecast, chance: float = 0.8, **prices:
         prices=DemandPrices(**prices),
     )
     document = {"workload": {}, "fleet": [{"model": "llama-3.1-8b", "engine": "vllm-0.15"}]}
-    found, _ = plan(demand, document, Places(), Path(), options, Simulator(), folder / "requests", folder / "cache")
+    source = Source(document, Places(), Path())
+    found, _ = plan(demand, source, options, Resources(Simulator(), folder / "cache"))
     return found
 
 
@@ -102,8 +105,8 @@ def test_the_weeks_agree_with_what_was_rehearsed(folder: Path) -> None:
     assert reserve.usd_per_month == pytest.approx(hours + rented)
     assert reserve.usd_per_month <= reserve.usd_per_month_all_on_demand
     assert all(each.replicas > reserve.reserved_replicas for each in reserve.schedule)
-    shown = page(found, demand, "headway plan capacity")
-    assert "due" in render(found) and str(week_rows(found)[0][0]) in shown
+    shown = page(report(found, demand), "headway plan capacity")
+    assert "due" in " ".join(sentences(found)) and weeks_table(found).rows[0][0] in shown
 
 
 def test_more_chance_than_the_step_times_leave_is_said(folder: Path) -> None:
@@ -177,3 +180,10 @@ def test_the_page_shows_what_its_commands_plan(
     month, always = (round(float(each.replace(",", ""))) for each in usd.groups())
     assert f"${month:,} a month in place of ${always:,}" in said
     assert Path("month.html").stat().st_size > 0
+
+
+def test_a_chance_and_a_price_that_are_none_are_errors() -> None:
+    with pytest.raises(HeadwayError, match="less than 0"):
+        DemandPlanOptions(chance=0.4)
+    with pytest.raises(HeadwayError, match="spot_usd_per_gpu_hour: -1; expected dollars from 0"):
+        DemandPrices(spot_usd_per_gpu_hour=-1)

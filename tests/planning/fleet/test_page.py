@@ -11,7 +11,7 @@ from tests.support.browser import opened
 
 from headway.metrics.seeds import Estimate
 from headway.planning.combos.problem import GpuCombo, Group
-from headway.planning.fleet.page import GROUPS, SYMBOLS, decision, nines, page
+from headway.planning.fleet.answer import GROUPS, SYMBOLS, decision, nines, report
 from headway.planning.fleet.problem import (
     FleetPart,
     FleetPlan,
@@ -22,8 +22,10 @@ from headway.planning.fleet.problem import (
     SplitVerdict,
     TierVerdict,
 )
-from headway.planning.fleet.text import render, sentences, share, short
+from headway.planning.fleet.text import said, sentences, share, short
 from headway.report.page import library_name, write_page
+from headway.report.render import page
+from headway.report.render import text as text_of
 
 H100, L40S = "h100-80gb-sxm", "l40s"
 TOGETHER = GpuCombo("qwen3-8b", 3.0, aggregated=Group(H100))
@@ -117,14 +119,14 @@ def test_shares_are_rounded_down() -> None:
 
 
 def test_the_text_marks_what_is_not_calibrated() -> None:
-    text = render(made(), width=220)
+    text = text_of(said(made()), 220)
     assert "not calibrated: kernels of a100" in text and "does not fit" in text
     assert " prefill, " in text and " decode " in text, "a unit says what each of its groups does"
     assert text.rstrip().splitlines()[-3:] == list(made().sentences) or "Serve qwen3-8b" in text
 
 
 def test_the_decision_is_the_first_picture() -> None:
-    text = page(made(), "day", "headway plan fleet day.csv", Path("/plans/fleet.yaml"))
+    text = page(report(made(), "day", Path("/plans/fleet.yaml")), "headway plan fleet day.csv")
     assert re.search(r"<h2>([^<]+)</h2>", text)[1] == "The decision"  # type: ignore[index]
     assert 'id="decision"' in text and text.index("Serve qwen3-8b") < text.index('id="decision"')
     assert "headway simulate /plans/fleet.yaml" in text and "below 99%" in text
@@ -146,7 +148,7 @@ def test_the_choice_is_marked_and_intervals_are_drawn() -> None:
 
 def test_a_fleet_that_is_too_small_has_a_page_without_charts() -> None:
     plan = made(status="short", points=(), parts=(), usd_per_hour=None, why="chat-70b: no GPUs", notes=())
-    text = page(plan, "day", "headway plan fleet day.csv")
+    text = page(report(plan, "day"), "headway plan fleet day.csv")
     assert "The GPUs at hand are not enough" in text and 'class="chart"' not in text
 
 
@@ -154,7 +156,7 @@ def test_a_fleet_that_is_too_small_has_a_page_without_charts() -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_is_drawn_in_a_browser(scheme: str, tmp_path: Path) -> None:
     path = tmp_path / "fleet.html"
-    write_page(path, page(made(), "day", "headway plan fleet day.csv"))
+    write_page(path, page(report(made(), "day"), "headway plan fleet day.csv"))
     assert path.with_name(library_name()).exists()
     with opened(path.as_uri(), tmp_path) as shown:
         shown.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])

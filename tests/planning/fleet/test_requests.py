@@ -9,7 +9,7 @@ import pytest
 
 from headway import catalog
 from headway.core.errors import HeadwayError
-from headway.planning.fleet.document import of_trace, slo_of
+from headway.planning.fleet.document import of_trace
 from headway.planning.fleet.requests import FleetRequests, check_workload, names_of, redrawn
 from headway.workload.files import from_parquet
 from headway.workload.spec import SessionsSpec, TraceSpec, WorkloadSpec
@@ -95,15 +95,3 @@ def test_a_trace_is_a_scenario_with_a_pool_for_each_model(tmp_path: Path) -> Non
     assert all(each["engine"] == "vllm-0.15" for each in document["fleet"])
     with pytest.raises(HeadwayError, match="--model chat=MODEL"):
         of_trace(path, {})
-
-
-def test_slos_are_read_from_words() -> None:
-    assert slo_of("ttft=2, tpot=0.05,e2e=30") == {"ttft_s": 2.0, "tpot_s": 0.05, "e2e_s": 30.0}
-    for text, message in (
-        ("tft=2", "did you mean 'ttft'"),
-        ("ttft=0", "more than 0 seconds"),
-        ("ttft", "more than 0 seconds"),
-        (",", "nothing"),
-    ):
-        with pytest.raises(HeadwayError, match=message):
-            slo_of(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from tests.support.browser import opened
 
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.planning.rehearsals import Resources
+from headway.planning.scaling.answer import report, sentences
 from headway.planning.scaling.candidates import FAMILIES
 from headway.planning.scaling.demand import csv_series, prometheus_series, with_demand
-from headway.planning.scaling.page import page, sentences
 from headway.planning.scaling.plan import (
     Oracle,
     Rehearsed,
@@ -34,7 +36,8 @@ from headway.planning.scaling.plan import (
     with_start,
 )
 from headway.report.page import write_page
-from headway.scenario import Simulator, run
+from headway.report.render import page
+from headway.scenario import Scenario, Simulator, run
 from headway.scenario.oracle_plan import served_tps, timetables
 from headway.scenario.run import assemble
 from headway.serving.export.autoscalers import autoscalers
@@ -51,6 +54,10 @@ DOCUMENT: dict[str, Any] = {
     "slo": {"ttft_s": 2},
     "policies": {"routing": "least-loaded"},
 }  # fmt: skip
+
+
+def assembled(document: Mapping[str, Any]) -> Scenario:
+    return assemble(document, Places(), Path())
 
 
 def result(family: str, gpu_hours: float, late: float, *by_seed: tuple[float, float]) -> ScalerResult:
@@ -105,13 +112,7 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> ScalingPlan:
     options = ScalingOptions(scalers=("headway", "hpa"), startup_s=(60.0,), max_late=0.5)
     folder = tmp_path_factory.mktemp("cache")
     planned = partial(
-        plan,
-        DOCUMENT,
-        options,
-        lambda document: assemble(document, Places(), Path()),
-        Oracle(served_tps, timetables),
-        Simulator(),
-        folder,
+        plan, DOCUMENT, options, Oracle(assembled, served_tps, timetables), Resources(Simulator(), folder)
     )
     first = planned()
     again = planned()
@@ -139,7 +140,7 @@ def test_a_plan_of_all_parts(answer: ScalingPlan, tmp_path: Path) -> None:
 @pytest.mark.ci
 def test_the_page_draws_a_frontier(answer: ScalingPlan, tmp_path: Path) -> None:
     file = tmp_path / "scaling.html"
-    text = page(answer, "headway plan scaling s.yaml")
+    text = page(report(answer), "headway plan scaling s.yaml")
     assert all(line.split(":")[0] in text for line in sentences(answer.plans[0]))
     write_page(file, text)
     with opened(file.as_uri(), tmp_path) as shown:
@@ -151,13 +152,8 @@ def test_the_page_draws_a_frontier(answer: ScalingPlan, tmp_path: Path) -> None:
 
 def test_every_family_has_a_ladder_that_can_be_assembled() -> None:
     options = ScalingOptions(scalers=tuple(FAMILIES), clairvoyant=False)
-    case = StartUpCase(
-        DOCUMENT,
-        None,
-        options,
-        lambda each: assemble(each, Places(), Path()),
-        Oracle(lambda scenario: ({"main": 900.0}, ()), timetables),
-    )
+    oracle = Oracle(assembled, lambda scenario: ({"main": 900.0}, ()), timetables)
+    case = StartUpCase(DOCUMENT, None, options, oracle)
     assert {each.family.lower() for each in case.candidates} == set(FAMILIES)
     for candidate in case.candidates:
         assemble({**DOCUMENT, "policies": {"scaling": candidate.scaling}}, Places(), Path())

@@ -51,7 +51,7 @@ def _header(arena: Arena) -> str:
 
 def _ranking(arena: Arena) -> str:
     rows = [_row(row(each)) for each in arena.ranking]
-    return f"<section>\n<h2>Ranking</h2>\n{table(HEADS, 1, rows)}\n</section>"
+    return f"<section>\n<h2>Ranking</h2>\n{table(HEADS, (0,), rows)}\n</section>"
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -131,7 +131,7 @@ def _cell(cell: CellResult, names: Sequence[str]) -> str:
     heads = ["policy", "regret (%)", *(METRICS[metric].title for metric in columns)]
     best = "" if cell.best is None else f", best: {escape(cell.best)}"
     title = f"{escape(cell.name)}: {shown('goodput_rps', cell.requests_per_s)} requests/s{best}"
-    return f"<details><summary>{title}</summary>{table(heads, 1, rows)}</details>"
+    return f"<details><summary>{title}</summary>{table(heads, (0,), rows)}</details>"
 
 
 def _method(arena: Arena, command: str) -> str:
@@ -147,6 +147,6 @@ requests with a seed. Regret is the difference from the policy with the best mea
 mean; intervals are Student's t at {100 * LEVEL:.0f}%, over seeds. A policy ties with the best one where its interval
 holds 0. An oracle never counts as the best policy; where its regret is negative, that is what its knowledge would gain.
 Goodput is the requests that met all of their SLOs, per second of arrivals.</p>
-{table(heads, 2, capacities)}
+{table(heads, (0, 1), capacities)}
 <p class="quiet">Command: <code>{escape(command)}</code></p>
 </footer>"""

@@ -62,7 +62,7 @@ def _header(reproduced: Reproduced) -> str:
 
 def _claims(reproduced: Reproduced) -> str:
     rows = [_row(row) for row in reproduced.result.claims]
-    claims_table = table(["", "id", "claim", "paper", "Headway, and what the rule asks for", "why"], 6, rows)
+    claims_table = table(["", "id", "claim", "paper", "Headway, and what the rule asks for", "why"], range(6), rows)
     return f'<section class="claims">\n<h2>Claims</h2>\n{claims_table}\n</section>'
 
 
@@ -74,7 +74,7 @@ def _sentence(sentence: SentenceResult) -> str:
         f'<td class="name"><code>{escape(each.claim)}</code></td>'
         for each in sentence.readings
     ]
-    readings = table(["", "reading", "chosen", "paper", "Headway", "id"], 6, rows)
+    readings = table(["", "reading", "chosen", "paper", "Headway", "id"], range(6), rows)
     after = f"<p>{escape(given(sentence))} What would change this: {escape(sentence.experiment)}</p>"
     return f'<section class="claims">\n<h2>{escape(sentence.says)}</h2>\n{readings}\n{after}\n</section>'
 
@@ -98,7 +98,7 @@ def _exhibit(i: int, each: Exhibit) -> str:
         return f'<figure>{head}<div class="chart" id="exhibit-{i}"></div></figure>'
     rows = ["".join(map(_cell, row)) for row in each.rows]
     wide = ' class="wide"' if len(each.heads) > 5 else ""
-    return f"<figure{wide}>{head}{table(each.heads, 1, rows)}</figure>"
+    return f"<figure{wide}>{head}{table(each.heads, (0,), rows)}</figure>"
 
 
 def _cell(value: str | float | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from headway.planning.advise.days import Day, Part, Split
 from headway.planning.advise.judge import Proposal, Undecided, Verdict, compare, judge, rehearsals_for
 from headway.planning.advise.trials import Outcome, Trials
 from headway.planning.advise.twin import Rehearsed, TwinCheck, TwinTask, as_it_ran, check, whole
-from headway.planning.rehearsals import RehearsalCache, RehearsalRunner, Simulator, scenario_key
+from headway.planning.rehearsals import RehearsalCache, RehearsalRunner, Resources, Simulator, scenario_key
 from headway.workload.spec import TraceSpec
 
 ATTAINMENT = 0.99
@@ -94,14 +93,10 @@ def advise(
     fleet: FleetFile,
     folders: Sequence[Path],
     options: AdviceOptions,
-    simulator: Simulator,
-    cache_dir: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    pool: Executor | None = None,
+    resources: Resources,
     candidate: Candidate | None = None,
 ) -> Advice:
-    """Changes to a fleet, by its recorded days. `pool`: rehearse in worker processes. `candidate`: compare this one
-    with today's fleet, and try no other.
+    """Changes to a fleet, by its recorded days. `candidate`: compare this one with today's, and try no other.
 
     Rehearsals are cached one by one, so that an interrupted answer resumes. HeadwayError where records or the fleet
     cannot be used, or no request has an SLO.
@@ -116,7 +111,10 @@ def advise(
     if today.spec.cascade is not None:
         raise HeadwayError("cascade: a cascade's models are planned by headway plan cascade")
     split = days_of.split(days, options.max_requests, today.spec.policies.scaling is not None)
-    runner = RehearsalRunner(RehearsalCache(cache_dir), pool, progress, options.max_rehearsals)
+    simulator = resources.simulator
+    runner = RehearsalRunner(
+        RehearsalCache(resources.cache_dir), resources.pool, resources.progress, options.max_rehearsals
+    )
     ran, notes = _as_they_ran(fleet, days)
     tasks = []
     for day in days:

@@ -1,11 +1,14 @@
-"""An answer of `headway advise` as sentences, and as the rows of its tables."""
+"""An answer of `headway advise` as sentences and tables."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from headway.metrics.seeds import Estimate
 from headway.planning.advise.judge import MOST_TIMES, Proposal
 from headway.planning.advise.plan import Advice
 from headway.planning.advise.twin import Residual
+from headway.report.blocks import Said, Table
 from headway.report.table import seconds
 
 HEADS = ("", "change", "$ a month saved", "SLO attainment", "judged on", "worst")
@@ -96,13 +99,14 @@ def _on_trials(answer: Advice) -> str:
     )
 
 
-def rows(answer: Advice) -> list[list[str]]:
-    """The proposals, the best first."""
+def proposals(answer: Advice) -> Table:
+    """The best first."""
     judged = _judged(answer)
-    return [
+    rows = [
         [str(i), each.name, dollars(each.usd_per_month), points(each.attainment), judged, _worst(each)]
         for i, each in enumerate(answer.proposals, 1)
     ]
+    return Table(HEADS, rows, words=("judged on", "worst"), prose=HEADS[:2])
 
 
 def _judged(answer: Advice) -> str:
@@ -118,9 +122,11 @@ def _worst(each: Proposal) -> str:
     return f"{each.worst.day}: {_usd(each.worst.usd_per_hour)}/h, {100 * each.worst.attainment:+.1f} points"
 
 
-def twin_rows(answer: Advice) -> list[list[str]]:
+def residuals(answer: Advice) -> Table:
+    """The latencies of the days as they ran, and rehearsed."""
     off = {each.key for each in answer.twin.off}
-    return [_twin_row(each, each.key in off) for each in answer.twin.residuals]
+    rows = [_twin_row(each, each.key in off) for each in answer.twin.residuals]
+    return Table(TWIN_HEADS, rows, words=("",), prose=TWIN_HEADS[:2])
 
 
 def _twin_row(each: Residual, is_off: bool) -> list[str]:
@@ -129,8 +135,26 @@ def _twin_row(each: Residual, is_off: bool) -> list[str]:
     return [_name(each.key), each.day, *shown, f"{seconds(each.low_s)} to {seconds(each.high_s)}", mark]
 
 
-def left_out_rows(answer: Advice) -> list[list[str]]:
-    return [[each.kind, each.name, each.reason, each.needs or "-"] for each in answer.left_out]
+def left_out(answer: Advice) -> Table:
+    rows = [[each.kind, each.name, each.reason, each.needs or "-"] for each in answer.left_out]
+    return Table(LEFT_OUT_HEADS, rows, prose=LEFT_OUT_HEADS)
+
+
+def said(answer: Advice) -> Iterator[Said]:
+    """The answer for a console."""
+    yield from sentences(answer)
+    if answer.is_withheld:
+        yield residuals(answer)
+    if answer.proposals:
+        yield ""
+        yield proposals(answer)
+    for i, each in enumerate(answer.proposals, 1):
+        yield ""
+        yield f"{i}. {each.name}"
+        yield each.diff.removesuffix("\n")
+    yield ""
+    yield left_out(answer)
+    yield from (f"note: {note}" for note in answer.notes)
 
 
 def dollars(found: Estimate) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor
+from dataclasses import dataclass
 from dataclasses import replace as with_
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType, field, structs
@@ -35,12 +35,13 @@ from headway.planning.capacity.problem import (
     LongerRun,
     RehearsalMetrics,
     Situation,
+    Speculative,
     Targets,
     misses,
 )
 from headway.planning.capacity.rehearsal import CapacityRehearsal, fleet_document
-from headway.planning.capacity.search import Progress, cheapest_fleet
-from headway.planning.rehearsals import RehearsalCache, Simulator
+from headway.planning.capacity.search import cheapest_fleet
+from headway.planning.rehearsals import Progress, RehearsalCache, Resources, Source
 from headway.planning.together import together_in
 from headway.report.model_error import error_class
 from headway.workload.generate import generate
@@ -61,8 +62,7 @@ class CapacityOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     tps: tuple[int, ...] = (1, 2, 4, 8)
     routings: tuple[str, ...] = ()
     orderings: tuple[str, ...] = ()
-    speculative: Literal["on", "off", "both"] = "on"
-    """Whether the scenario's speculative decoding is used, or both are compared."""
+    speculative: Speculative = "on"
     targets: Targets = field(default_factory=Targets)
     situations: tuple[Situation, ...] = (Situation(load=3.0), Situation(lost_replicas=1))
     max_replicas: int = 64
@@ -72,27 +72,53 @@ class CapacityOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Requests of the longest rehearsal."""
 
 
-def plan(
-    document: Mapping[str, Any],
-    places: Places,
-    base_dir: Path,
-    options: CapacityOptions,
-    simulator: Simulator,
-    cache_dir: Path | None = None,
-    progress: Progress | None = None,
-    pool: Executor | None = None,
-) -> tuple[CapacityPlan, CapacityRehearsal]:
+def plan(source: Source, options: CapacityOptions, resources: Resources) -> tuple[CapacityPlan, CapacityRehearsal]:
     """The cheapest fleet for a scenario's workload, and the rehearsals behind it.
 
-    `pool` simulates in worker processes; the plan is the same with any number of them.
-
-    The first pool of the document's fleet gives the model and the engine. HeadwayError if the document is invalid or
-    there is no target.
+    The first pool of the document's fleet gives the model and the engine. The plan is the same with any number of
+    worker processes. HeadwayError if the document is invalid or there is no target.
     """
-    if not options.gpus and not _names_gpu(document):
+    if not options.gpus and not _names_gpu(source.document):
         options = structs.replace(options, gpus=DEFAULT_GPUS)
-    document, spec, notes = _checked(document, places, base_dir, options)
-    table, left_out = _rows_of_its_model(spec, base_dir)
+    asked = _asked(source, options)
+    regions = tuple(dict.fromkeys(pool.region for pool in asked.spec.fleet if pool.region))
+    rehearsal = CapacityRehearsal(
+        asked.document,
+        source.places,
+        source.base_dir,
+        targets=asked.targets,
+        regions=regions,
+        span_s=asked.requests.span_s or 0.0,
+        simulator=resources.simulator,
+        cache=RehearsalCache(resources.cache_dir),
+        pool=resources.pool,
+    )
+    candidates = tuple(_candidates(asked.spec, options))
+    bounds = [_bounds(rehearsal, each, asked.requests) for each in candidates]
+    _raise_common_reason(bounds)
+    problem = CapacityProblem(
+        candidates, asked.targets, max(1, len(regions)), options.max_replicas, _situations(options, regions)
+    )
+    best = _lasting(problem, bounds, rehearsal, options, resources.progress)
+    notes = (*asked.notes, *_caveats(best, rehearsal))
+    return structs.replace(best, notes=notes, likely=_likely(best, rehearsal)), rehearsal
+
+
+@dataclass
+class _Asked:
+    """What is planned for."""
+
+    document: dict[str, Any]
+    """Completed from the options, with the targets as SLOs of requests without their own."""
+    spec: Spec
+    requests: ArrivingRequests
+    targets: Targets
+    notes: list[str]
+
+
+def _asked(source: Source, options: CapacityOptions) -> _Asked:
+    document, spec, notes = _checked(*source, options)
+    table, left_out = _rows_of_its_model(spec, source.base_dir)
     if left_out:
         notes.append(f"the trace's requests for other models are left out: {', '.join(left_out)}")
         document["workload"] = without_models(document["workload"], left_out)
@@ -101,36 +127,10 @@ def plan(
     targets = _targets(options.targets, spec, bool(own_slo.any()))
     own_slos = document.get("slo") or {}
     document["slo"] = _slo(own_slos, targets)
-    places.warned.update(("slo", key) for key in document["slo"] if key not in own_slos)
+    source.places.warned.update(("slo", key) for key in document["slo"] if key not in own_slos)
     if requests.counted is not None and not any(document["slo"].values()):
         requests = with_(requests, counted=requests.counted & own_slo)
-    regions = tuple(dict.fromkeys(pool.region for pool in spec.fleet if pool.region))
-    rehearsal = CapacityRehearsal(
-        document,
-        places,
-        base_dir,
-        targets=targets,
-        regions=regions,
-        span_s=requests.span_s or 0.0,
-        simulator=simulator,
-        cache=RehearsalCache(cache_dir),
-        pool=pool,
-    )
-    candidates = tuple(_candidates(spec, options))
-    bounds = [_bounds(rehearsal, each, requests) for each in candidates]
-    _raise_common_reason(bounds)
-    problem = CapacityProblem(
-        candidates, targets, max(1, len(regions)), options.max_replicas, _situations(options, regions)
-    )
-    best = _lasting(problem, bounds, rehearsal, options, progress)
-    notes += _caveats(best)
-    if best.choice is not None:
-        chosen = rehearsal.scenario(best.choice.candidate, best.choice.replicas or 1, Situation())
-        notes += versions_notes((each.engine.name, each.engine.version) for each in chosen.fleet.pools)
-    if best.choice is not None and not (best.measured and best.measured.calibrated):
-        what = f"step times of {best.choice.candidate.gpu} are not calibrated ({', '.join(best.choice.uncalibrated)})"
-        notes.append(f"{what}: trust the order, not the numbers")
-    return structs.replace(best, notes=tuple(notes), likely=_likely(best, rehearsal)), rehearsal
+    return _Asked(document, spec, requests, targets, notes)
 
 
 def _likely(best: CapacityPlan, rehearsal: CapacityRehearsal) -> tuple[LikelyTarget, ...]:
@@ -189,14 +189,21 @@ def _lasting(
         rehearsal.lengthen(options.longer)
 
 
-def _caveats(best: CapacityPlan) -> Iterator[str]:
-    """Why the plan may miss its targets in a longer run."""
+def _caveats(best: CapacityPlan, rehearsal: CapacityRehearsal) -> Iterator[str]:
+    """Why the plan may miss its targets in a longer run, or with the engine as it is."""
     if best.longer is not None and best.longer.misses:
         what = ", ".join(best.longer.misses)
         yield f"with {best.longer.measured.num_requests:,} requests the plan misses {what}: take a replica more"
     growth = best.measured.wait_growth if best.measured is not None else None
     if best.longer is None and growth is not None and growth > GROWING:
         yield f"waits still grow at the end of the rehearsal (TTFT x{growth:.1f} from its middle to its last third)"
+    if best.choice is None:
+        return
+    chosen = rehearsal.scenario(best.choice.candidate, best.choice.replicas or 1, Situation())
+    yield from versions_notes((each.engine.name, each.engine.version) for each in chosen.fleet.pools)
+    if not (best.measured and best.measured.calibrated):
+        what = f"step times of {best.choice.candidate.gpu} are not calibrated ({', '.join(best.choice.uncalibrated)})"
+        yield f"{what}: trust the order, not the numbers"
 
 
 def scenario_yaml(best: CapacityPlan, rehearsal: CapacityRehearsal) -> str:

@@ -12,6 +12,8 @@ from headway.core.fleet import Parallel
 
 SLO_NAMES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99", "e2e_p99_s": "E2E p99", "attainment": "attainment"}
 """The fields of `Targets`, as in messages."""
+Speculative = Literal["on", "off", "both"]
+"""Whether the scenario's speculative decoding is used, or both are compared."""
 SLOS = tuple(SLO_NAMES)
 LATENCY_SLOS = SLOS[:3]
 

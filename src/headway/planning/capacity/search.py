@@ -52,7 +52,6 @@ from headway.planning.capacity.problem import (
 from headway.planning.together import Together, in_turn
 
 Progress = Callable[[int, int], None]
-"""Called with the number of rehearsals done, and the number expected in all."""
 Judge = Callable[[CapacityCandidate, int, Situation], bool]
 """Whether a rehearsal misses no target, as of `CapacityEvaluator` and `misses`."""
 AS_ASKED = Situation()

@@ -1,14 +1,8 @@
-"""A capacity plan as text for a console, and the tables that its page shows, too."""
+"""A capacity plan as sentences and tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from io import StringIO
-from typing import Any
-
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 
 from headway.planning.capacity.problem import (
     SLO_NAMES,
@@ -20,6 +14,7 @@ from headway.planning.capacity.problem import (
     RehearsalMetrics,
     Targets,
 )
+from headway.report.blocks import Heading, Said, Table
 from headway.report.model_error import so_much_longer
 from headway.report.table import dollars, percent, seconds, short_number
 
@@ -165,14 +160,14 @@ def _shown_slos(plan: CapacityPlan) -> list[str]:
     return [name for name in SLOS if name != "attainment" or has]
 
 
-def candidates_table(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: the plan and the cheapest of each other GPU; without a plan, why each GPU and tp is ruled out."""
+def candidates_table(plan: CapacityPlan) -> Table:
+    """The plan and the cheapest of each other GPU; without a plan, why each GPU and tp is ruled out."""
     if plan.choice is None:
         firsts: dict[tuple[str, int], CandidateResult] = {}
         for each in plan.options:
             firsts.setdefault((each.candidate.gpu, each.candidate.parallel.tp), each)
         reasons = [[gpu, str(tp), each.candidate.policy, each.reason] for (gpu, tp), each in firsts.items()]
-        return ["GPU", "tp", "policy", ""], reasons
+        return Table(("GPU", "tp", "policy", ""), reasons, words=("GPU", "policy"), prose=("",))
     names = _shown_slos(plan)
     heads = ["GPU", "tp", "policy", "replicas", "GPUs", "$/h", "kWh/day",
              *(NAMES[name] for name in names), "goodput/s", ""]  # fmt: skip
@@ -196,10 +191,10 @@ def candidates_table(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
                 note,
             ]
         )
-    return heads, rows
+    return Table(heads, rows, words=("GPU", "policy"), prose=("",), best=(0, len(heads) - 1))
 
 
-def what_ifs_table(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
+def what_ifs_table(plan: CapacityPlan) -> Table:
     names = _shown_slos(plan)
     heads = ["what if", *(NAMES[name] for name in names), "goodput/s", "still met", "replicas needed", "$/h then"]
     rows = []
@@ -208,28 +203,18 @@ def what_ifs_table(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
         cost = "-" if each.usd_per_hour_needed is None else dollars(each.usd_per_hour_needed)
         met = "no: " + ", ".join(NAMES[name] for name in each.misses) if each.misses else "yes"
         rows.append([each.situation.label, *_values(each.measured, names), met, needed, cost])
-    return heads, rows
+    return Table(heads, rows, words=("what if", "still met"))
 
 
-def render(plan: CapacityPlan, *, width: int, color: bool = False) -> str:
-    """The plan as text, for a console `width` characters wide."""
-    terminal = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
-    parts: list[Any] = [Text(headline(plan), style="bold"), *(Text(line) for line in sentences(plan)), Text()]
-    parts.append(_rich(*candidates_table(plan)))
+def said(plan: CapacityPlan) -> Iterator[Said]:
+    """The plan for a console."""
+    yield Heading(headline(plan))
+    yield from sentences(plan)
+    yield ""
+    yield candidates_table(plan)
     if plan.what_ifs:
-        parts += [Text(), _rich(*what_ifs_table(plan))]
+        yield ""
+        yield what_ifs_table(plan)
     if plan.choice is not None:
-        parts += [Text(), Text(LEGEND)]
-    with terminal.capture() as captured:
-        terminal.print(Group(*parts))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
-
-
-def _rich(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for head in heads:
-        is_text = head in ("GPU", "policy", "what if", "still met", "")
-        table.add_column(head, justify="left" if is_text else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(value) for value in row))
-    return table
+        yield ""
+        yield LEGEND

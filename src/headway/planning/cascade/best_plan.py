@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -33,6 +32,7 @@ from headway.planning.cascade.rehearsal import (
     tighten_until_met,
 )
 from headway.planning.cascade.stage_simulator import bounds_of, cached_latencies
+from headway.planning.rehearsals import Resources
 from headway.workload.quality import Scores
 from headway.workload.random_streams import stream
 
@@ -87,25 +87,26 @@ class CascadeAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether step times of each pool of the plan were measured on its GPU and engine."""
 
 
-def plan(
-    request: PlanningRequest,
-    folder: Path | None = None,
-    progress: Callable[[int], None] | None = None,
-    compare: bool = True,
-    curve: int = 0,
-    errors: Sequence[JudgeError] = (),
-    fresh_draws: int = 0,
-) -> CascadeAnswer:
+class CascadeOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    alternatives: bool = True
+    """Plan the alternatives; one that is better is chosen."""
+    curve: int = 0
+    """Number of plans from low to high quality."""
+    errors: tuple[JudgeError, ...] = ()
+    """Of judges, for `regrets`."""
+    fresh_draws: int = 5
+    """Draws of the requests on which the chosen plan is rehearsed once more."""
+
+
+def plan(request: PlanningRequest, options: CascadeOptions, resources: Resources) -> CascadeAnswer:
     """The best plan whose rehearsal meets the target; where none does, the one that comes nearest.
 
-    Where the problem offers combos, the plan without them is made too and taken if it is better. `folder`: of the file
-    of known latencies. `progress`: called with the number of simulated stages. `compare`: plan the alternatives; one
-    that is better is chosen. `curve`: number of plans from low to high quality. `errors`: of judges, for `regrets`.
-    `fresh_draws`: draws of the requests on which the chosen plan is rehearsed once more. The best of many plans is best
-    on its own requests in part by chance, so its p95 there is lower than on others.
+    Where the problem offers combos, the plan without them is made too and taken if it is better. The best of many plans
+    is best on its own requests in part by chance, so its p95 there is lower than on others.
     """
-    with cached_latencies(request, folder) as latencies:
-        latencies.progress = progress
+    compare, progress = options.alternatives, resources.progress
+    with cached_latencies(request, resources.cache_dir) as latencies:
+        latencies.progress = progress and (lambda num: progress(num, num))
         without_combos: tuple[RehearsedPlan, ...] = ()
         if request.problem.combo_kinds:
             pools_alone = replace(request, problem=replace(request.problem, combo_kinds={}))
@@ -113,8 +114,8 @@ def plan(
             name = f"{best.plan.planner} without combos"
             without_combos = (structs.replace(best, plan=structs.replace(best.plan, planner=name)),)
         chosen, alternative = _best(request, latencies, compare, without_combos)
-        pareto = _curve(request, latencies, curve) if curve else ()
-        regret = regrets(request, latencies, errors) if errors else ()
+        pareto = _curve(request, latencies, options.curve) if options.curve else ()
+        regret = regrets(request, latencies, options.errors) if options.errors else ()
     certainty: PlanConfidence | None = None
     if len(chosen.plan.stages) > 1 and not chosen.plan.pre_routed:
         models = [stage.model for stage in chosen.plan.stages]
@@ -125,7 +126,7 @@ def plan(
         (*without_combos, *alternative),
         curve=pareto,
         confidence=certainty,
-        fresh=fresh(request, chosen.plan, fresh_draws),
+        fresh=fresh(request, chosen.plan, options.fresh_draws),
         num_simulated=latencies.num_evaluated,
         num_cached=latencies.num_cached,
         regrets=regret,

@@ -22,7 +22,7 @@ from headway.core.fleet import Fleet, Pool
 from headway.planning.cascade.problem import CascadeProblem, HandoverSettings, Target, coefficients_key
 from headway.planning.cascade.replica_sets import combo_kinds_of
 from headway.planning.combos.problem import Offer
-from headway.planning.rehearsals import Simulator
+from headway.planning.rehearsals import Simulator, Source
 from headway.workload.generate import generate
 from headway.workload.quality import Scores
 from headway.workload.quality_source import score_table
@@ -56,9 +56,7 @@ class PlanningRequest:
 
 
 def make_request(
-    document: Mapping[str, Any],
-    places: Places,
-    base_dir: Path,
+    source: Source,
     target: Target,
     simulator: Simulator,
     *,
@@ -75,7 +73,8 @@ def make_request(
     `prefix_hit_rate`: the share of prompt tokens that prefix caches hold (appendix M). Stages are planned with it;
     rehearsals compute whole prompts. A workload that is the `trace` of a served day has that day's scores and rate.
     """
-    document = _with_served_day(document, places, base_dir)
+    places, base_dir = source.places, source.base_dir
+    document = _with_served_day(*source)
     cascade, replan = document.get("cascade"), None
     if isinstance(cascade, dict):
         replan = cascade.get("replan")

@@ -159,6 +159,17 @@ class Cheapest(Struct, frozen=True, forbid_unknown_fields=True, tag="cost"):
 Target = QualityFloor | LatencyBudget | Cheapest
 
 
+def target_of(quality: float | None, latency_s: float | None) -> Target:
+    """The target of a mean score, a p95 latency or both. HeadwayError for neither, or no score."""
+    if quality is not None and not 0 <= quality <= 100:
+        raise HeadwayError(f"quality: {quality!r}; expected a mean score from 0 to 100")
+    if latency_s is None:
+        if quality is None:
+            raise HeadwayError("expected quality or latency_s, or both")
+        return QualityFloor(quality)
+    return LatencyBudget(latency_s) if quality is None else Cheapest(quality, latency_s)
+
+
 @dataclass(frozen=True)
 class CascadeProblem:
     """Stages are models, the smallest first; `scores` has a column for each of them."""

@@ -12,9 +12,7 @@ it costs while requests arrive.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -28,15 +26,13 @@ from headway.core.errors import HeadwayError
 from headway.metrics.arriving import while_arriving
 from headway.metrics.columns import floats
 from headway.metrics.latency import DefaultSlo, slo_masks
-from headway.planning.combos.candidates import select
-from headway.planning.combos.plan import ComboOptions, problem_of
+from headway.planning.combos.plan import ComboOptions, problem_of, profiled
 from headway.planning.combos.problem import RESTART_S, ComboCandidate, ComboPlan, Selection, ServiceDemand
-from headway.planning.combos.rehearsal import GoodputProfiler, Progress, ServiceScenario, fleet_sections
+from headway.planning.combos.rehearsal import ServiceScenario, fleet_sections
 from headway.planning.combos.search import deploy
 from headway.planning.combos.uncertainty import UncertainDemand
-from headway.planning.rehearsals import RehearsalCache, Simulator, counted, scenario_key
+from headway.planning.rehearsals import Progress, RehearsalCache, Resources, Simulator, counted, scenario_key
 from headway.planning.stability import stability
-from headway.planning.together import together_in
 from headway.workload.generate import generate
 from headway.workload.spec import WorkloadSpec
 
@@ -106,35 +102,13 @@ class CurveAnswer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return None if self.best is None else self.sizings[self.best]
 
 
-def plan_curve(
-    chosen: ServiceScenario,
-    options: ComboOptions,
-    simulator: Simulator,
-    cache_dir: Path | None = None,
-    progress: Progress | None = None,
-    pool: Executor | None = None,
-) -> CurveAnswer:
-    """The cheapest fleet for a scenario's own arrivals, of both ways. `pool` profiles in worker processes.
-
-    HeadwayError where the arrivals have no curve.
-    """
-    cache = RehearsalCache(cache_dir)
-    profiler = GoodputProfiler(
-        {chosen.service.name: chosen}, simulator, cache, options.attainment, options.num_requests, progress, pool=pool
-    )
-    selection = select(
-        [chosen.service],
-        options.offers,
-        profiler,
-        counts=options.counts,
-        top=options.top,
-        per_pair=options.per_pair,
-        directions=options.directions,
-        together=together_in(pool),
-        ranking=options.ranking,
-    )
+def plan_curve(chosen: ServiceScenario, options: ComboOptions, resources: Resources) -> CurveAnswer:
+    """The cheapest fleet for a scenario's own arrivals, of both ways. HeadwayError where the arrivals have no curve."""
+    profiler, selection = profiled([chosen], options, resources)
     rates, window_s = window_rates(chosen)
-    rehearsed = CurveRehearsal(chosen, options, selection.candidates, rates, simulator, cache, progress)
+    rehearsed = CurveRehearsal(
+        chosen, options, selection.candidates, rates, resources.simulator, profiler.cache, resources.progress
+    )
     sizings = (*rehearsed.static(), *rehearsed.scaled())
     met = [i for i, each in enumerate(sizings) if each.is_met]
     return CurveAnswer(
@@ -146,7 +120,7 @@ def plan_curve(
         best=min(met, key=lambda i: _usd(sizings[i])) if met else None,
         selection=selection,
         num_simulated=profiler.num_simulated + rehearsed.num_simulated,
-        num_found=cache.num_found,
+        num_found=profiler.cache.num_found,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,13 +40,12 @@ from headway.planning.combos.rehearsal import (
     ATTAINMENT,
     MOST_REQUESTS,
     GoodputProfiler,
-    Progress,
     ServiceScenario,
 )
 from headway.planning.combos.search import deploy
 from headway.planning.combos.verify import verify
 from headway.planning.combos.whole import WholeRehearsal, planned_document
-from headway.planning.rehearsals import RehearsalCache, Simulator
+from headway.planning.rehearsals import RehearsalCache, Resources, Simulator, Source
 from headway.planning.together import Together, together_in
 from headway.workload.arrivals import Replay
 from headway.workload.generate import generate
@@ -125,16 +123,14 @@ def offer_of(text: str, per_server: int | None = None, find: Callable[[str], Gpu
         raise HeadwayError(f"{text.strip()!r}; expected type:count:price:interruptions{why}") from None
 
 
-def service_scenario(
-    document: Mapping[str, Any], places: Places, base_dir: Path, simulator: Simulator, rps: float | None = None
-) -> ServiceScenario:
+def service_scenario(source: Source, simulator: Simulator, rps: float | None = None) -> ServiceScenario:
     """The service of a scenario, and its demand: `rps`, or the rate of its arrivals.
 
     HeadwayError where the scenario has no SLO, no rate, or nothing to plan, or `rps` is no rate.
     """
     if rps is not None and not 0 < rps <= MOST_RPS:
         raise HeadwayError(f"rps: {rps:g}; expected more than 0 requests per second, {MOST_RPS:g} at most")
-    document = dict(document)
+    document, places, base_dir = dict(source.document), source.places, source.base_dir
     handover = document.pop("handover", {"mode": "layerwise", "degree": 8})
     scenario = assemble(document, places, base_dir)
     for variant in variants(scenario):
@@ -184,43 +180,21 @@ def _means(workload: WorkloadSpec, seed: int, base_dir: Path) -> tuple[float, fl
     return float(rows.prompt_tokens.mean()), float(rows.output_tokens.mean()), rate, len(rows)
 
 
-def plan(
-    scenarios: Sequence[ServiceScenario],
-    options: ComboOptions,
-    simulator: Simulator,
-    cache_dir: Path | None = None,
-    progress: Progress | None = None,
-    pool: Executor | None = None,
-) -> ComboAnswer:
-    """The plan of an objective, and of the others. `pool` simulates in worker processes.
+def plan(scenarios: Sequence[ServiceScenario], options: ComboOptions, resources: Resources) -> ComboAnswer:
+    """The plan of an objective, and of the others.
 
     A plan must last: its combos are profiled over more requests, and each service's part of it is rehearsed whole. A
     service that falls behind is planned for anew, with more goodput than that plan had.
     """
-    cache = RehearsalCache(cache_dir)
-    profiler = GoodputProfiler(
-        {each.service.name: each for each in scenarios},
-        simulator,
-        cache,
+    profiler, selection = profiled(scenarios, options, resources)
+    whole = WholeRehearsal(
+        resources.simulator,
+        profiler.cache,
         options.attainment,
         options.num_requests,
-        progress,
-        pool=pool,
-    )
-    services = [each.service for each in scenarios]
-    selection = select(
-        services,
-        options.offers,
-        profiler,
-        counts=options.counts,
-        top=options.top,
-        per_pair=options.per_pair,
-        directions=options.directions,
-        together=together_in(pool),
-        ranking=options.ranking,
-    )
-    whole = WholeRehearsal(
-        simulator, cache, options.attainment, options.num_requests, LONGEST * options.num_requests, progress, pool=pool
+        LONGEST * options.num_requests,
+        resources.progress,
+        pool=resources.pool,
     )
     best, selection, rehearsals = _lasting(scenarios, options, selection, profiler, whole)
     if any(each.document.get("policies") for each in scenarios):
@@ -233,8 +207,35 @@ def plan(
         others=_others(problem_of(scenarios, selection.candidates, options)),
         rehearsals=rehearsals,
         num_simulated=profiler.num_simulated + whole.num_simulated,
-        num_found=cache.num_found,
+        num_found=profiler.cache.num_found,
     )
+
+
+def profiled(
+    scenarios: Sequence[ServiceScenario], options: ComboOptions, resources: Resources
+) -> tuple[GoodputProfiler, Selection]:
+    """The candidates with brief profiles, and what profiles them."""
+    profiler = GoodputProfiler(
+        {each.service.name: each for each in scenarios},
+        resources.simulator,
+        RehearsalCache(resources.cache_dir),
+        options.attainment,
+        options.num_requests,
+        resources.progress,
+        pool=resources.pool,
+    )
+    selection = select(
+        [each.service for each in scenarios],
+        options.offers,
+        profiler,
+        counts=options.counts,
+        top=options.top,
+        per_pair=options.per_pair,
+        directions=options.directions,
+        together=together_in(resources.pool),
+        ranking=options.ranking,
+    )
+    return profiler, selection
 
 
 def _others(problem: ComboProblem) -> dict[str, ComboPlan]:

@@ -22,12 +22,10 @@ from headway.metrics.latency import DefaultSlo, Sample
 from headway.planning.combos.estimate import FluidEstimate
 from headway.planning.combos.problem import ComboService, GpuCombo, Group, ServiceSlo, WorkloadPattern
 from headway.planning.highest_rate import SLOPE, Strains, highest
-from headway.planning.rehearsals import OF_SHAPE, RehearsalCache, Simulator, counted, model_keys, scenario_key
+from headway.planning.rehearsals import OF_SHAPE, Progress, RehearsalCache, Simulator, counted, model_keys, scenario_key
 from headway.planning.solver import Floats
 from headway.planning.stability import LENGTHEN
 
-Progress = Callable[[int, int], None]
-"""Called with the number of simulations done, and again as the number expected so far."""
 HORIZON_S = 10.0
 """Least duration of arrivals in one simulation of a profile, as far as `MOST_REQUESTS` permits."""
 LIVES = 4

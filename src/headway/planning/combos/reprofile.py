@@ -8,22 +8,23 @@ serves the file reloads it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import yaml
 from msgspec import Struct
 
 from headway.config.scenario import assemble
-from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo
 from headway.planning.combos.plan import service_scenario
 from headway.planning.combos.problem import GpuCombo, Group
-from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS, GoodputProfiler, Progress
-from headway.planning.rehearsals import RehearsalCache, Simulator
+from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS, GoodputProfiler
+from headway.planning.planned import Planned
+from headway.planning.rehearsals import RehearsalCache, Resources, Source
+from headway.report.blocks import Table
 from headway.workload.read import read
 
 
@@ -48,21 +49,46 @@ class ReprofileAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     num_found: int
 
 
-def reprofile(
-    document: Mapping[str, Any],
-    places: Places,
-    base_dir: Path,
-    requests: Path,
-    simulator: Simulator,
-    attainment: float = ATTAINMENT,
-    num_requests: int = MOST_REQUESTS,
-    cache_dir: Path | None = None,
-    progress: Progress | None = None,
-) -> ReprofileAnswer:
+class ReprofileOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    attainment: float = ATTAINMENT
+    """Share of requests in time at which a rate counts as served."""
+    num_requests: int = MOST_REQUESTS
+    """Most requests of one simulation of a short profile; the last ones have four times as many."""
+
+
+def planned(source: Source, text: str, requests: Path, options: ReprofileOptions, resources: Resources) -> Planned:
+    """The goodputs of a fleet's combos, measured anew: `headway plan goodput`. HeadwayError as of `reprofile`.
+
+    `text`: of the fleet file, which is written with them.
+    """
+    answer = reprofile(source, requests, options, resources)
+    rows = [
+        [
+            each.combo,
+            each.label,
+            "-" if each.before_rps is None else f"{each.before_rps:.4g}",
+            f"{each.goodput_rps:.4g}",
+        ]
+        for each in answer.combos
+    ]
+    means = f"{answer.prompt_tokens:.0f} prompt and {answer.output_tokens:.0f} output tokens"
+    counted = f"{answer.num_requests:,} requests of {means} in the mean"
+    return Planned(
+        answer,
+        all(each.goodput_rps > 0 for each in answer.combos),
+        tuple(msgspec.to_builtins(each) for each in answer.combos),
+        (counted,),
+        (Table(("combo", "", "goodput/s before", "now"), rows, words=("combo", "")), counted),
+        {"": lambda: with_goodputs(text, answer)},
+    )
+
+
+def reprofile(source: Source, requests: Path, options: ReprofileOptions, resources: Resources) -> ReprofileAnswer:
     """Measure the goodput of every combo of a fleet file. `requests`: records of the gateway, or any trace.
 
     HeadwayError if the file has no combos, combos of several models, or no SLO.
     """
+    document, places, base_dir = source
     fleet = assemble(dict(document), places, base_dir).fleet
     if not fleet.combos:
         raise places.error(("combos",), "expected combos, whose goodputs are to be measured")
@@ -81,9 +107,17 @@ def reprofile(
     }
     if "handover" in first:
         contents["handover"] = first["handover"]
-    service = service_scenario(contents, places, base_dir, simulator)
-    cache = RehearsalCache(cache_dir)
-    profiler = GoodputProfiler({service.service.name: service}, simulator, cache, attainment, num_requests, progress)
+    service = service_scenario(Source(contents, places, base_dir), resources.simulator)
+    cache = RehearsalCache(resources.cache_dir)
+    profiler = GoodputProfiler(
+        {service.service.name: service},
+        resources.simulator,
+        cache,
+        options.attainment,
+        options.num_requests,
+        resources.progress,
+        pool=resources.pool,
+    )
     pattern, slo = service.service.pattern, service.service.slo
     found = tuple(
         Reprofiled(each.name, shape.label, each.goodput_rps, profiler.lasting_rps(shape, pattern, slo))

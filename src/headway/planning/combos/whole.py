@@ -16,8 +16,8 @@ from headway.config.strict_yaml import Places
 from headway.metrics.columns import floats
 from headway.metrics.latency import DefaultSlo, slo_masks
 from headway.planning.combos.problem import PlannedCombo, RouterResult, ServiceRehearsal, ServiceSlo
-from headway.planning.combos.rehearsal import Progress, ServiceScenario, fleet_sections
-from headway.planning.rehearsals import RehearsalCache, Simulator, counted, scenario_key
+from headway.planning.combos.rehearsal import ServiceScenario, fleet_sections
+from headway.planning.rehearsals import Progress, RehearsalCache, Simulator, counted, scenario_key
 from headway.planning.stability import Stability, lasting, lasts, stability
 from headway.planning.together import Together, together_in
 

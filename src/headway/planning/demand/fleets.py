@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from msgspec import Struct, structs
 
@@ -15,9 +16,13 @@ from headway.core.errors import HeadwayError
 from headway.forecast.demand import HOURS_A_MONTH, DemandForecast
 from headway.planning.demand.plan import SUREST, recorded_hour
 from headway.planning.demand.text import hour_name, week_name
-from headway.planning.fleet.plan import FleetQuestion
+from headway.planning.fleet.answer import report
+from headway.planning.fleet.plan import FleetOptions, scenario_yaml
 from headway.planning.fleet.plan import plan as fleet_plan
 from headway.planning.fleet.problem import FleetPlan
+from headway.planning.planned import Planned
+from headway.planning.rehearsals import Progress, Resources, Source
+from headway.report.blocks import Table
 from headway.workload.generate import generate
 from headway.workload.spec import TraceSpec, WorkloadSpec
 
@@ -63,14 +68,38 @@ class FleetDemandPlan(Struct, frozen=True, forbid_unknown_fields=True):
     notes: tuple[str, ...] = ()
 
 
-def plan(forecast: DemandForecast, question: FleetQuestion, chance: float) -> tuple[FleetDemandPlan, dict[str, Any]]:
-    """The fleet of each week, and the document of the week with the most demand.
+def planned(
+    forecast: DemandForecast, source: Source, options: FleetOptions, chance: float, resources: Resources
+) -> Planned:
+    """The fleets of a forecast's weeks: `headway plan fleet --demand`. The page and the file are those of the week with
+    the most demand. HeadwayError as of `plan`."""
+    found, largest = plan(forecast, source, options, chance, resources)
+    is_met, title = found.status == "met", str(source.document.get("name", "fleet"))
+    weeks = Table(FLEET_WEEK_HEADS, week_rows(found), words=("week from", "busiest hour", "GPUs", "router"))
+    words = tuple(sentences(found))
+    return Planned(
+        found,
+        is_met,
+        tuple(msgspec.to_builtins(week) for week in found.weeks),
+        words,
+        (*words, *(f"note: {note}" for note in found.notes), "", weeks),
+        {"": lambda: scenario_yaml(found.largest, largest, options.offers)} if found.largest.status == "met" else {},
+        lambda out: report(found.largest, title, out),
+        f"plans: {found.num_plans}; rehearsals: {found.num_simulated} simulated, {found.num_found} found in the cache",
+    )
+
+
+def plan(
+    forecast: DemandForecast, source: Source, options: FleetOptions, chance: float, resources: Resources
+) -> tuple[FleetDemandPlan, Source]:
+    """The fleet of each week, and the scenario of the week with the most demand.
 
     The requests are those of the busiest recorded hour; each model's rate is its
     forecast share of the planned rate. A fleet that serves more demand for less is taken for weeks with less demand,
     too, so that more demand never costs less. HeadwayError as of fleet plans.
     """
-    document, progress = question.document, question.progress
+    check_chance(chance)
+    document, progress = source.document, resources.progress
     own = (document.get("workload") or {}).get("trace") or {}
     names = own.get("models", {}) if isinstance(own, dict) else {}
     trace = recorded_hour(forecast) | ({"models": names} if names else {})
@@ -81,7 +110,7 @@ def plan(forecast: DemandForecast, question: FleetQuestion, chance: float) -> tu
         at = steps.start + int(np.argmax(rates[steps.start : steps.stop]))
         wanted.append((steps, at, float(rates[at])))
     plans: dict[int, FleetPlan] = {}
-    documents: dict[int, dict[str, Any]] = {}
+    sources: dict[int, Source] = {}
     taken: dict[int, int] = {}
     done = simulated = found = 0
     highest: float | None = None
@@ -92,9 +121,9 @@ def plan(forecast: DemandForecast, question: FleetQuestion, chance: float) -> tu
             taken[i] = taken[last]
             continue
         workload = _workload(forecast, trace, recorded, at, rate)
-        documents[i] = {**document, "workload": workload}
+        sources[i] = source._replace(document={**document, "workload": workload})
         add = None if progress is None else partial(_add, progress, done)
-        plans[i] = fleet_plan(replace(question, document=documents[i], progress=add))
+        plans[i] = fleet_plan(sources[i], options, replace(resources, progress=add))
         done += plans[i].num_simulated + plans[i].num_found
         simulated, found = simulated + plans[i].num_simulated, found + plans[i].num_found
         cheaper = last >= 0 and _usd(plans[taken[last]]) <= _usd(plans[i])
@@ -105,10 +134,10 @@ def plan(forecast: DemandForecast, question: FleetQuestion, chance: float) -> tu
     )
     first = max(plans, key=lambda i: wanted[i][2])
     made = _costed(weeks, plans[first], chance, forecast.num_steps)
-    return structs.replace(made, num_plans=len(plans), num_simulated=simulated, num_found=found), documents[first]
+    return structs.replace(made, num_plans=len(plans), num_simulated=simulated, num_found=found), sources[first]
 
 
-def _add(progress: Callable[[int, int], None], before: int, num: int, expected: int) -> None:
+def _add(progress: Progress, before: int, num: int, expected: int) -> None:
     progress(before + num, before + expected)
 
 
@@ -223,7 +252,7 @@ def _listed(gpus: Mapping[str, int]) -> str:
     return ", ".join(f"{num} {gpu}" for gpu, num in gpus.items())
 
 
-def week_rows(found: FleetDemandPlan) -> list[list[object]]:
+def week_rows(found: FleetDemandPlan) -> list[list[str]]:
     return [
         [
             week_name(week.begins, week.num_hours),

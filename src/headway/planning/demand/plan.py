@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from math import ceil, sqrt
@@ -13,7 +13,6 @@ from msgspec import Struct, field, structs
 
 from headway.config import strict_yaml
 from headway.config.scenario import with_absolute_paths
-from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.forecast.demand import HOURS_A_MONTH, DemandForecast
 from headway.forecast.recorded_hours import DAY_HOURS, HOUR_S, RecordedHour
@@ -31,13 +30,12 @@ from headway.planning.demand.problem import (
     WeekPlan,
 )
 from headway.planning.demand.search import STEP, ServedRates, hours_of_day, runs, to_reserve, used_share
-from headway.planning.rehearsals import Simulator, content_key
+from headway.planning.rehearsals import Progress, Resources, Source, content_key
 from headway.planning.together import together_in
 from headway.workload.files import to_parquet
 from headway.workload.generate import generate
 from headway.workload.spec import TraceSpec, WorkloadSpec
 
-Progress = Callable[[int, int], None]
 LOW_LOAD = STEP**-28
 """A quarter of the recorded rate: at which a fleet's step times decide the chance, and no queue."""
 SUREST, LEAST_LEVEL = 0.995, 0.001
@@ -54,7 +52,7 @@ class DemandPlanOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.chance < SUREST:
-            raise ValueError(f"chance: {self.chance}; expected 0.5 or more, and less than {SUREST}")
+            raise HeadwayError(f"chance: {self.chance}; expected 0.5 or more, and less than {SUREST}")
 
 
 def recorded_hour(forecast: DemandForecast) -> dict[str, Any]:
@@ -81,36 +79,31 @@ def _extracted(trace: Mapping[str, Any], folder: Path) -> Path:
 
 
 def plan(
-    forecast: DemandForecast,
-    document: Mapping[str, Any],
-    places: Places,
-    base_dir: Path,
-    options: DemandPlanOptions,
-    simulator: Simulator,
-    requests: Path,
-    cache_dir: Path | None = None,
-    progress: Progress | None = None,
-    pool: Executor | None = None,
+    forecast: DemandForecast, source: Source, options: DemandPlanOptions, resources: Resources
 ) -> tuple[DemandPlan, CapacityRehearsal]:
     """The replicas of each week of the forecast, and the rehearsals behind them.
 
     The kind of replica is the cheapest for the busiest recorded hour, so that it does not change with the growth. Only
-    busiest hours are rehearsed: that hour's requests, at other rates. `requests`: a folder for them. HeadwayError as of
-    capacity plans.
+    busiest hours are rehearsed: that hour's requests, at other rates. HeadwayError as of capacity plans.
     """
     asked = structs.replace(options.capacity, situations=())
     trace = recorded_hour(forecast)
-    if others := _other_models(forecast, document):
+    if others := _other_models(forecast, source.document):
         trace |= {"without_models": others}
-        forecast = forecast.of(_model(document))
-    made = {**document, "workload": _workload(document, {"path": str(hour := _extracted(trace, requests))})}
-    if others:
-        forecast = structs.replace(forecast, busiest=_at_rate_of(forecast.busiest, hour))
-    best, rehearsal = capacity_plan(made, places, base_dir, asked, simulator, cache_dir, progress, pool)
-    if best.choice is None or best.choice.replicas is None:
-        notes = ("no kind of replica meets the targets at the busiest recorded hour",)
-        return DemandPlan("infeasible", options.chance, None, None, "", 0, 0.0, best, notes=notes), rehearsal
-    return _DemandPlanner(forecast, options, best, best.choice, rehearsal, progress, pool).plan(), rehearsal
+        forecast = forecast.of(_model(source.document))
+    with resources.requests() as folder:
+        hour = _extracted(trace, folder)
+        made = source._replace(
+            document={**source.document, "workload": _workload(source.document, {"path": str(hour)})}
+        )
+        if others:
+            forecast = structs.replace(forecast, busiest=_at_rate_of(forecast.busiest, hour))
+        best, rehearsal = capacity_plan(made, asked, resources)
+        if best.choice is None or best.choice.replicas is None:
+            notes = ("no kind of replica meets the targets at the busiest recorded hour",)
+            return DemandPlan("infeasible", options.chance, None, None, "", 0, 0.0, best, notes=notes), rehearsal
+        planner = _DemandPlanner(forecast, options, best, best.choice, rehearsal, resources.progress, resources.pool)
+        return planner.plan(), rehearsal
 
 
 def _model(document: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from headway.core.errors import HeadwayError
 from headway.planning.capacity.problem import CapacityPlan
 
 DEFAULT_CHANCE = 0.8
@@ -21,7 +22,7 @@ class DemandPrices(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         for name in self.__struct_fields__:
             price = getattr(self, name)
             if price is not None and not 0 <= price < float("inf"):
-                raise ValueError(f"{name}: {price}; expected dollars from 0")
+                raise HeadwayError(f"{name}: {price}; expected dollars from 0")
 
 
 class WeekPlan(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,10 +1,11 @@
-"""A plan for forecast demand as sentences, and the rows of its tables."""
+"""A plan for forecast demand as sentences and a table."""
 
 from __future__ import annotations
 
 from headway.forecast.demand import WEEK_HOURS
 from headway.planning.capacity.text import describe
 from headway.planning.demand.problem import DemandPlan, WeekPlan
+from headway.report.blocks import Table
 from headway.report.table import dollars
 
 WEEK_HEADS = ("week from", "busiest hour", "p50 rps", "p90 rps", "planned rps", "replicas", "GPUs", "chance",
@@ -74,11 +75,11 @@ def _on_reserve(plan: DemandPlan) -> list[str]:
     return lines
 
 
-def week_rows(plan: DemandPlan) -> list[list[object]]:
-    return [_row(week) for week in plan.weeks]
+def weeks_table(plan: DemandPlan) -> Table:
+    return Table(WEEK_HEADS, [_row(week) for week in plan.weeks], words=WEEK_HEADS[:2])
 
 
-def _row(week: WeekPlan) -> list[object]:
+def _row(week: WeekPlan) -> list[str]:
     return [
         week_name(week.begins, week.num_hours),
         hour_name(week.busiest_begins),
@@ -105,8 +106,3 @@ def hour_name(begins: str) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
-
-
-def render(plan: DemandPlan) -> str:
-    """Without the table of weeks."""
-    return "\n".join([headline(plan), *sentences(plan), *(f"note: {note}" for note in plan.notes)]) + "\n"

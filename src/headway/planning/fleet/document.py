@@ -8,30 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from headway import catalog
-from headway.core.duration import seconds
-from headway.core.errors import HeadwayError, unknown
+from headway.core.errors import HeadwayError
 from headway.workload.read import read
-
-LIMITS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
-
-
-def slo_of(text: str) -> dict[str, float]:
-    """The `slo` section of "ttft=2s,tpot=50ms,e2e=30", in seconds."""
-    found: dict[str, float] = {}
-    for each in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = each.partition("=")
-        if name.strip() not in LIMITS:
-            raise unknown("SLO", name.strip(), LIMITS)
-        try:
-            limit_s = seconds(value)
-        except HeadwayError:
-            limit_s = 0.0
-        if not limit_s:
-            raise HeadwayError(f"{each!r}; expected more than 0 seconds, as in ttft=2s or tpot=50ms")
-        found[LIMITS[name.strip()]] = limit_s
-    if not found:
-        raise HeadwayError("nothing is listed; expected ttft=2s, tpot=50ms or e2e=30s")
-    return found
 
 
 def of_trace(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -39,14 +38,12 @@ from headway.planning.fleet.problem import (
 from headway.planning.fleet.rehearsal import FleetTask, FleetTemplate, calibrated, prices_of, rehearse
 from headway.planning.fleet.requests import FleetRequests, check_workload, names_of
 from headway.planning.fleet.sizing import SizedOptions, SizingTask, size
-from headway.planning.rehearsals import OF_SHAPE, Simulator, model_keys
+from headway.planning.rehearsals import OF_SHAPE, Resources, Source, model_keys
 from headway.planning.tiers import search as tiers
 from headway.workload.table import Workload
 
 T = TypeVar("T")
 R = TypeVar("R")
-Progress = Callable[[int, int], None]
-"""Called with the number of steps done, and the number expected in all."""
 ROUTINGS: tuple[str, ...] = ("least-loaded", "least-kv", "headway")
 ATTAINMENT = 0.99
 SEEDS, FEWER_SEEDS, FEW_REQUESTS = 5, 3, 20_000
@@ -72,27 +69,9 @@ class FleetOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Of every fleet that is rehearsed whole; None: 5, or 3 where a run takes more than 2 s."""
 
 
-@dataclass(frozen=True)
-class FleetQuestion:
-    """What a fleet is planned for, and what rehearses the candidates."""
-
-    document: Mapping[str, Any]
-    """A scenario whose fleet has a pool for each model, of which the keys of model and engine are used."""
-    places: Places
-    base_dir: Path
-    options: FleetOptions
-    simulator: Simulator
-    folder: Path
-    """For files of requests, which simulations read."""
-    cache_dir: Path | None = None
-    pool: Executor | None = None
-    """Worker processes; None: none."""
-    progress: Progress | None = None
-
-
 @dataclass
 class FleetPlanner:
-    """The steps of a plan. `pool`: worker processes; None: none."""
+    """The steps of a plan."""
 
     template: FleetTemplate
     requests: FleetRequests
@@ -100,10 +79,7 @@ class FleetPlanner:
     rates: dict[str, float]
     """Requests per second of each model."""
     num_requests: dict[str, int]
-    simulator: Simulator
-    cache_dir: Path | None
-    pool: Executor | None = None
-    progress: Progress | None = None
+    resources: Resources
     num_done: int = 0
     num_expected: int = 0
     num_simulated: int = 0
@@ -129,8 +105,8 @@ class FleetPlanner:
                     tps=self.options.tps,
                     attainment=self.options.attainment,
                     routing=self.options.routings[0],
-                    simulator=self.simulator,
-                    cache_dir=self.cache_dir,
+                    simulator=self.resources.simulator,
+                    cache_dir=self.resources.cache_dir,
                 )
                 for offers, is_split in [*alone, *pairs]
             ]
@@ -233,7 +209,9 @@ class FleetPlanner:
         return status, point
 
     def _task(self, parts: Parts, policies: Mapping[str, Any], requests: Path) -> FleetTask:
-        return FleetTask(self.template, parts, dict(policies), requests, self.simulator, self.cache_dir)
+        return FleetTask(
+            self.template, parts, dict(policies), requests, self.resources.simulator, self.resources.cache_dir
+        )
 
     def _runs(self, tasks: Sequence[FleetTask]) -> Iterator[FleetRun]:
         for run, was_found in self._run_tasks(rehearse, tasks):
@@ -244,20 +222,25 @@ class FleetPlanner:
     def _run_tasks(self, work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
         """The results of tasks, in their order, from worker processes if there are any."""
         self.num_expected += len(tasks)
-        results: Iterable[R] = map(work, tasks) if self.pool is None else self.pool.map(work, tasks)
+        results: Iterable[R] = map(work, tasks) if self.resources.pool is None else self.resources.pool.map(work, tasks)
         for result in results:
             self.num_done += 1
-            if self.progress is not None:
-                self.progress(self.num_done, max(self.num_expected, self.num_done))
+            if self.resources.progress is not None:
+                self.resources.progress(self.num_done, max(self.num_expected, self.num_done))
             yield result
 
 
-def plan(question: FleetQuestion) -> FleetPlan:
+def plan(source: Source, options: FleetOptions, resources: Resources) -> FleetPlan:
     """The cheapest fleet of the GPUs at hand for a scenario's requests, with the best router.
 
-    HeadwayError where the document is invalid.
+    The scenario's fleet has a pool for each model, of which the keys of model and engine are used. HeadwayError where
+    the document is invalid.
     """
-    planner = _planner(question)
+    with resources.requests() as folder:
+        return _plan(_planner(source, options, resources, folder))
+
+
+def _plan(planner: FleetPlanner) -> FleetPlan:
     options = planner.options
     sized = () if planner.unservable else planner.sized()
     together = [each for each in sized if not each.is_split]
@@ -379,10 +362,11 @@ def _notes(planner: FleetPlanner, best: FleetPoint) -> Iterator[str]:
         yield f"{what}: the plan has little to spare, take one more"
 
 
-def scenario_yaml(answer: FleetPlan, document: Mapping[str, Any], base_dir: Path, offers: Sequence[Offer]) -> str:
+def scenario_yaml(answer: FleetPlan, source: Source, offers: Sequence[Offer]) -> str:
     """The plan as a scenario that `headway simulate` and `headway serve` take. HeadwayError if there is no plan."""
     if answer.status != "met":
         raise HeadwayError(f"no fleet to write: {answer.why}")
+    document, _, base_dir = source
     template = _template(document, Places(), base_dir, offers)[0]
     kept = {key: value for key, value in document.items() if key not in ("fleet", "combos", "policies", "variants")}
     whole = {**kept, **template.fleet(answer.parts, answer.policies)}
@@ -390,17 +374,17 @@ def scenario_yaml(answer: FleetPlan, document: Mapping[str, Any], base_dir: Path
     return head + strict_yaml.dump(with_absolute_paths(whole, base_dir))
 
 
-def _planner(question: FleetQuestion) -> FleetPlanner:
-    options, places, base_dir = question.options, question.places, question.base_dir
+def _planner(source: Source, options: FleetOptions, resources: Resources, folder: Path) -> FleetPlanner:
+    document, places, base_dir = source
     if not options.offers:
         raise HeadwayError("no GPUs at hand; expected at least one")
     if len({offer.gpu.name for offer in options.offers}) < len(options.offers):
         raise HeadwayError("GPUs at hand: a type is listed twice")
-    template, spec, models = _template(question.document, places, base_dir, options.offers)
+    template, spec, models = _template(document, places, base_dir, options.offers)
     with places.at("workload"):
         workload = check_workload(spec.workload)
         names = names_of(workload, spec.seed, base_dir, models)
-    requests = FleetRequests(workload, base_dir, spec.seed, names, question.folder)
+    requests = FleetRequests(workload, base_dir, spec.seed, names, folder)
     rows = requests.table()
     own = any(name in rows.columns for name in ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s", "deadline_s"))
     if not own and not _slo(template.document):
@@ -409,19 +393,9 @@ def _planner(question: FleetQuestion) -> FleetPlanner:
     counts = {name: int((rows.columns["model"] == code).sum()) for code, name in enumerate(rows.models)}
     rates = {name: num / span_s for name, num in counts.items() if num}
     counts = {name: counts[name] for name in rates}
-    planner = FleetPlanner(
-        template,
-        requests,
-        options,
-        rates=rates,
-        num_requests=counts,
-        simulator=question.simulator,
-        cache_dir=question.cache_dir,
-        pool=question.pool,
-        progress=question.progress,
-    )
+    planner = FleetPlanner(template, requests, options, rates, counts, resources)
     planner.notes += [f"{each.name}: no request asks for it" for each in models if each.name not in rates]
-    planner.notes += _left_out(question.document, planner.options)
+    planner.notes += _left_out(document, planner.options)
     profiles = [profile_of(each, own_of(spec, places)) for each in spec.fleet]
     planner.notes += versions_notes((each.name, each.version) for each in profiles)
     planner.unservable = _unservable(rows, [each for each in models if each.name in rates], spec, options.attainment)

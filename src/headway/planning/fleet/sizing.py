@@ -37,7 +37,7 @@ from headway.planning.combos.problem import (
 )
 from headway.planning.fleet.problem import FleetPart, SizedOption
 from headway.planning.fleet.rehearsal import FleetTask, FleetTemplate, calibrated, rehearse
-from headway.planning.rehearsals import Simulator
+from headway.planning.rehearsals import Resources, Simulator, Source
 from headway.workload.files import from_parquet
 
 MOST_UNITS = 64
@@ -95,7 +95,8 @@ def _together(task: SizingTask) -> SizedOptions:
         max_replicas=min(MOST_UNITS, 4 * (offer.limit or MOST_UNITS)),
     )
     try:
-        best, done = plan_capacity(document, Places(), template.base_dir, options, task.simulator, task.cache_dir)
+        source, resources = Source(document, Places(), template.base_dir), Resources(task.simulator, task.cache_dir)
+        best, done = plan_capacity(source, options, resources)
     except HeadwayError as error:
         return SizedOptions((SizedOption(task.model, unknown_unit, None, None, str(error)),), 0, 0)
     if best.choice is None or best.measured is None:

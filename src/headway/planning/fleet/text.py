@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from io import StringIO
+from collections.abc import Iterator
 from math import floor
-from typing import Any
-
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 
 from headway.metrics.seeds import Estimate
 from headway.planning.fleet.allocation import Parts, by_model
 from headway.planning.fleet.problem import WORTH, FleetPlan, FleetPoint, FleetRun, SizedOption, SplitVerdict
+from headway.report.blocks import Heading, Said, Table
 from headway.report.model_error import so_much_longer
 from headway.report.table import dollars, seconds, short_number
 
@@ -180,30 +175,26 @@ def model_rows(plan: FleetPlan) -> list[list[str]]:
     return rows
 
 
-def render(plan: FleetPlan, *, width: int, color: bool = False) -> str:
-    """The plan as text, for a console `width` characters wide: tables first, the answer last."""
-    terminal = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
-    with terminal.capture() as captured:
-        terminal.print(Group(*_parts(plan)))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+def points_table(plan: FleetPlan) -> Table:
+    return Table(POINT_HEADS, point_rows(plan), words=("fleet", "router"), prose=("",), best=(0, 0))
 
 
-def _parts(plan: FleetPlan) -> Iterator[Any]:
-    yield Text("Each model alone", style="bold")
-    yield _table(OPTION_HEADS, option_rows(plan), words=(0, 1, 5))
+def options_table(plan: FleetPlan) -> Table:
+    return Table(OPTION_HEADS, option_rows(plan), words=("model", "GPUs of one unit"), prose=("",))
+
+
+def said(plan: FleetPlan) -> Iterator[Said]:
+    """The plan for a console: tables first, the answer last."""
+    yield Heading("Each model alone")
+    yield options_table(plan)
     if plan.points:
-        yield Text("\nWhole fleets", style="bold")
-        yield _table(POINT_HEADS, point_rows(plan), words=(0, 1, 9))
+        yield ""
+        yield Heading("Whole fleets")
+        yield points_table(plan)
     for note in plan.notes:
-        yield Text(f"\n{note[:1].upper()}{note[1:].removesuffix('.')}.")
-    yield Text("")
-    yield from (Text(line, style="bold" if i == 0 else "") for i, line in enumerate(plan.sentences))
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for i, head in enumerate(heads):
-        table.add_column(head, justify="left" if i in words else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(value) for value in row))
-    return table
+        yield ""
+        yield f"{note[:1].upper()}{note[1:].removesuffix('.')}."
+    yield ""
+    first, *rest = plan.sentences
+    yield Heading(first)
+    yield from rest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -25,6 +24,7 @@ from headway.planning.gpu_hours_bound import gpu_hours_bound
 from headway.planning.rehearsals import (
     RehearsalCache,
     RehearsalRunner,
+    Resources,
     Simulator,
     counted,
     first_policies,
@@ -34,7 +34,6 @@ from headway.planning.scaling.candidates import BATCH_TIER, LadderInputs, Scaler
 from headway.workload.generate import generate
 
 Assemble = Callable[[Mapping[str, Any]], Scenario]
-Progress = Callable[[int, int], None]
 NEAR = 0.05
 """An autoscaler of Kubernetes suffices if it takes at most so much more than the chosen scaler."""
 KUBERNETES = ("HPA", "KEDA")
@@ -48,6 +47,11 @@ class ScalingOptions(Struct, frozen=True):
     num_seeds: int = 1
     forecaster: Mapping[str, Any] | None = None
     clairvoyant: bool = True
+
+    def __post_init__(self) -> None:
+        """HeadwayError for a share that is none."""
+        if not 0 <= self.max_late < 1:
+            raise HeadwayError(f"max_late: {self.max_late:g}; expected a share of requests, less than 1")
 
 
 class Rehearsed(Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,8 +127,10 @@ class ScalingPlan(Struct, frozen=True, kw_only=True):
 
 
 class Oracle(Struct, frozen=True):
-    """What only the layer above can make, since it simulates: rates in time, and timetables that know the trace."""
+    """What only the layer above can make: scenarios, rates in time, and timetables that know the trace."""
 
+    assemble: Assemble
+    """The scenario of a document."""
     served_tps: Callable[[Scenario], tuple[Mapping[str, float], Sequence[str]]]
     """Input tokens per second by pool, and notes on them."""
     timetables: Callable[[Scenario, Mapping[str, float]], Sequence[tuple[str, dict[str, Any]]]]
@@ -162,26 +168,17 @@ class _Task:
         return Rehearsed(held_gpu_hours(records, warmup_s), late, int(has.sum()), starts, bound)
 
 
-def plan(
-    document: Mapping[str, Any],
-    options: ScalingOptions,
-    assemble: Assemble,
-    oracle: Oracle,
-    simulator: Simulator,
-    cache_dir: Path | None = None,
-    progress: Progress | None = None,
-    pool: Executor | None = None,
-) -> ScalingPlan:
-    """Simulate all candidates for a scenario's document, for each start time. `pool`: in worker processes.
+def plan(document: Mapping[str, Any], options: ScalingOptions, oracle: Oracle, resources: Resources) -> ScalingPlan:
+    """Simulate all candidates for a scenario's document, for each start time.
 
     Results are cached one by one, so that an interrupted plan resumes. HeadwayError where the scenario cannot be
     scaled, or no request has an SLO.
     """
-    cache = RehearsalCache(cache_dir)
-    cases = [StartUpCase(document, startup_s, options, assemble, oracle) for startup_s in options.startup_s]
+    cache = RehearsalCache(resources.cache_dir)
+    cases = [StartUpCase(document, startup_s, options, oracle) for startup_s in options.startup_s]
     total = sum(len(case.candidates) for case in cases) * options.num_seeds
-    runner = RehearsalRunner(cache, pool, progress, total)
-    plans = tuple(case.answer(runner, simulator) for case in cases)
+    runner = RehearsalRunner(cache, resources.pool, resources.progress, total)
+    plans = tuple(case.answer(runner, resources.simulator) for case in cases)
     first = plans[0].results[0]
     return ScalingPlan(
         name=cases[0].scenario.spec.name,
@@ -203,14 +200,13 @@ class StartUpCase:
         document: Mapping[str, Any],
         startup_s: float | None,
         options: ScalingOptions,
-        assemble: Assemble,
         oracle: Oracle,
     ) -> None:
         self.startup_s, self.options = startup_s, options
         self.notes: list[str] = []
         self.document = without_scaling(document) if startup_s is None else with_start(document, startup_s)
-        whole = assemble(document)
-        self.scenario = variants(assemble(self.document))[0]
+        whole = oracle.assemble(document)
+        self.scenario = variants(oracle.assemble(self.document))[0]
         if note := first_policies(whole):
             self.notes.append(note)
         spec, fleet = self.scenario.spec, self.scenario.fleet

@@ -3,52 +3,93 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.spec import PolicySpecs
-from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.metrics.interval import interval
 from headway.metrics.latency import slo_masks
-from headway.planning.rehearsals import Simulator, counted
+from headway.planning.planned import Planned
+from headway.planning.rehearsals import Progress, Resources, Simulator, Source, counted
 from headway.planning.tiers import search
-from headway.planning.tiers.search import Interval, TierPlan
+from headway.planning.tiers.search import TierPlan, TierSetting
+from headway.report.blocks import Table
 from headway.workload.files import to_parquet
 from headway.workload.generate import generate
 from headway.workload.spec import TraceSpec, WorkloadSpec
 
-Progress = Callable[[int, int], None]
-"""Called with the number of rehearsals done, and the number in all."""
 HEADROOM = ("freest", "llumnix")
 """Policies with headroom, whose `num_tiers` and `decay` are varied."""
 TIERED = ("tiers-and-phases",)
 """Policies with a number of tiers and no headroom."""
 
 
-def plan(
-    document: Mapping[str, Any],
-    places: Places,
-    base_dir: Path,
-    num_tiers: Sequence[int],
-    decays: Sequence[float],
-    seeds: Sequence[int],
-    interval: Interval,
-    simulator: Simulator,
-    tolerance: float = 0.01,
-    progress: Progress | None = None,
-) -> TierPlan:
+HEADS = ("tiers", "decay", "attainment", "loss to the best, 95%", "tied with the best", "enough")
+
+
+class TierOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    num_tiers: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
+    decays: tuple[float, ...] = (0.5, 1.0, 2.0)
+    """Of the headroom."""
+    seeds: int = 5
+    tolerance: float = 0.01
+    """An acceptable loss of attainment."""
+
+    def __post_init__(self) -> None:
+        """HeadwayError for a tolerance below 0."""
+        if self.tolerance < 0:
+            raise HeadwayError(f"tolerance: {self.tolerance!r}; expected a loss of attainment, from 0")
+
+
+def planned(source: Source, options: TierOptions, resources: Resources) -> Planned:
+    """How many tiers of service a workload needs: `headway plan tiers`. There is no fleet to write."""
+    answer = plan(source, options, resources)
+    chosen, best = answer.chosen, answer.best
+    sentences = (
+        f"best: {_named(best)}; {len(answer.tied)} of {len(answer.settings)} settings are tied with it",
+        f"fewest tiers that lose {options.tolerance:.1%} at most: {_named(chosen)}",
+    )
+    settings = Table(HEADS, [_cells(each) for each in answer.settings], words=HEADS[-2:])
+    return Planned(answer, True, tuple(map(_row, answer.settings)), sentences, (settings, "", *sentences))
+
+
+def _row(each: TierSetting) -> dict[str, Any]:
+    return {
+        "num_tiers": each.num_tiers,
+        "decay": each.decay,
+        "attainment": each.mean,
+        "loss_low": each.loss[0],
+        "loss_high": each.loss[1],
+        "is_tied": each.is_tied,
+        "is_enough": each.is_enough,
+    }
+
+
+def _cells(each: TierSetting) -> list[str]:
+    loss = f"{each.loss[0]:.2%} to {each.loss[1]:.2%}"
+    verdicts = ("yes" if verdict else "no" for verdict in (each.is_tied, each.is_enough))
+    return [str(each.num_tiers), f"{each.decay:g}", f"{each.mean:.2%}", loss, *verdicts]
+
+
+def _named(setting: TierSetting) -> str:
+    number = "1 tier" if setting.num_tiers == 1 else f"{setting.num_tiers} tiers"
+    return f"{number}, decay {setting.decay:g} ({setting.mean:.2%} of requests meet their SLOs)"
+
+
+def plan(source: Source, options: TierOptions, resources: Resources) -> TierPlan:
     """The best setting for a scenario, by the share of requests that meet all of their SLOs."""
-    total = len(seeds) * len({(k, decays[0] if k == 1 else decay) for k in num_tiers for decay in decays})
+    ks, decays, seeds = options.num_tiers, options.decays, range(options.seeds)
+    total = len(seeds) * len({(k, decays[0] if k == 1 else decay) for k in ks for decay in decays})
     with TemporaryDirectory() as folder:
-        scenario = assemble(document, places, base_dir)
-        evaluate = TierRehearsal(scenario, simulator, Path(folder), total, progress)
-        found = search.plan(evaluate, num_tiers, decays, seeds, interval, tolerance)
+        scenario = assemble(*source)
+        evaluate = TierRehearsal(scenario, resources.simulator, Path(folder), total, resources.progress)
+        found = search.plan(evaluate, ks, decays, seeds, interval, options.tolerance)
     return dataclasses.replace(found, pools=StepTimes(scenario).pools)
 
 

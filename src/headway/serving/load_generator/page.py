@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from headway.metrics.latency import Distribution
+from headway.report.blocks import Chart, Charts, Facts, Lines, Report, Section, Table
 from headway.report.charts import layout
-from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
+from headway.report.page import COLORS
 from headway.report.table import seconds
 from headway.serving.load_generator.sweep import Point, Sweep
 
@@ -70,37 +70,19 @@ def headline(found: Sweep, slo: str, attainment: float) -> str:
     return "; ".join(parts)
 
 
-def page(
-    found: Sweep,
-    predicted: Sequence[Predicted | None],
-    about: dict[str, str],
-    title: str,
-    notes: Sequence[str],
-    command: str,
-) -> str:
+def report(
+    found: Sweep, predicted: Sequence[Predicted | None], about: dict[str, str], title: str, notes: Sequence[str]
+) -> Report:
     """`predicted` has an entry for each point; `title` is the headline."""
-    cells = [_cells(row) for row in rows(found, predicted)]
     bars = " Bars: the prediction's mean error at the other loads." if any(predicted) else ""
     caption = f"A point is one load; means over requests. Star: the knee.{bars}"
-    names = "\n".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-    body = f"""<header>
-<div class="brand">Headway · load</div>
-<h1>{escape(title)}</h1>
-{facts(about)}
-{names}
-</header>
-<section><h2>Latency against throughput</h2><div class="grid">
-{chart("e2e", "Whole answers (E2E)", caption)}
-{chart("ttft", "First tokens (TTFT)", caption)}
-</div></section>
-<section><h2>Loads</h2>{table(heads(predicted), 2, cells)}</section>
-<footer><p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""
-    charts = {kind: _picture(found, predicted, kind) for kind in ("e2e", "ttft")}
-    return document("load", body, f"const charts = {literal(charts)};\n{DRAW}")
-
-
-def _cells(row: Sequence[str]) -> str:
-    return "".join([f"<td{' class=name' if i < 2 else ''}>{escape(cell)}</td>" for i, cell in enumerate(row)])
+    charts = [
+        Chart("e2e", "Whole answers (E2E)", _picture(found, predicted, "e2e"), caption),
+        Chart("ttft", "First tokens (TTFT)", _picture(found, predicted, "ttft"), caption),
+    ]
+    loads = Table(heads(predicted), rows(found, predicted), words=(0, 1))
+    sections = [Section("Latency against throughput", [Charts(charts)]), Section("Loads", [loads])]
+    return Report("load", title, [Facts(about), Lines(notes, "note")], sections)
 
 
 def _picture(found: Sweep, predicted: Sequence[Predicted | None], kind: str) -> dict[str, Any]:

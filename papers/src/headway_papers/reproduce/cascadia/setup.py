@@ -18,6 +18,7 @@ from headway.config import strict_yaml
 from headway.config.strict_yaml import Places
 from headway.planning.cascade.planning_request import PlanningRequest, make_request
 from headway.planning.cascade.problem import QualityFloor
+from headway.planning.rehearsals import Source
 from headway.scenario import Simulator
 from headway.scenario.presets import builtin
 from headway.workload.quality_traces import CASCADES, AnswerLengths
@@ -57,7 +58,8 @@ def planning_case(
         large = document["fleet"][-1]
         large["coefficients"] = str(_file(large["gpu"], large["engine"], AWQ_SLOWER))
     target = QualityFloor(q_min)
-    return make_request(document | {"seed": seed}, Places(), Path(), target, Simulator(), num_gpus=num_gpus)
+    source = Source(document | {"seed": seed}, Places(), Path())
+    return make_request(source, target, Simulator(), num_gpus=num_gpus)
 
 
 def with_fresh_requests(case: PlanningRequest, seed: int) -> PlanningRequest:

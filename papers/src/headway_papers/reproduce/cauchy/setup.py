@@ -36,7 +36,7 @@ from headway.planning.combos.problem import (
 from headway.planning.combos.rehearsal import LIVES, MOST_REQUESTS, GoodputProfiler, ServiceScenario, span_s, strains
 from headway.planning.combos.search import deploy
 from headway.planning.highest_rate import Strains, highest
-from headway.planning.rehearsals import RehearsalCache
+from headway.planning.rehearsals import RehearsalCache, Source
 
 MODEL = "llama-3.1-8b"
 GPUS = {"h800": "h800-80gb-sxm", "a800": "a800-80gb-pcie", "h20": "h20-96gb"}
@@ -86,7 +86,7 @@ def document(workload: str, rate: float, num_requests: int, **sections: Any) -> 
 def profiled_service(workload: str) -> ServiceScenario:
     """The service, for profiles; 4,000 of its requests give its mean lengths."""
     contents = document(workload, 5.0, 4000, fleet=[pool(GPUS["h800"])], handover=HANDOVER)
-    return service_scenario(contents, Places(), BASE_DIR, scenario.Simulator())
+    return service_scenario(Source(contents, Places(), BASE_DIR), scenario.Simulator())
 
 
 def combo_options(quick: bool) -> ComboOptions:

@@ -1,20 +1,83 @@
-"""A plan of scaling as sentences, as rows of a table, and as an HTML page with the frontier."""
+"""A plan of scaling as a value that the command prints and the API returns; its page has the frontier."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from headway.planning.scaling.plan import ScalerResult, ScalingPlan, StartUpPlan, is_on_frontier
-from headway.report.charts import layout
-from headway.report.page import COLORS, DRAW, INK, QUIET, chart, document, facts, literal, table
+from headway.planning.planned import Planned
+from headway.planning.rehearsals import Resources, Source
+from headway.planning.scaling.plan import (
+    Oracle,
+    ScalerResult,
+    ScalingOptions,
+    ScalingPlan,
+    StartUpPlan,
+    is_on_frontier,
+    plan,
+    scenario_yaml,
+)
+from headway.report.blocks import Chart, Facts, Lines, Report, Said, Section, Table
+from headway.report.charts import layout, limit
+from headway.report.page import COLORS, INK
 
 HEADS = ("scaler", "setting", "", "GPU-hours", "late", "starts")
 _CAPTION = (
     "A point is one setting of one scaler over the whole demand; a larger one is on the frontier of all. "
     "The star is chosen. Left and down is better."
 )
+
+
+def planned(source: Source, options: ScalingOptions, oracle: Oracle, resources: Resources) -> Planned:
+    """The scaler that takes the fewest GPU-hours: `headway plan scaling`. HeadwayError as of `plan`.
+
+    The plan has a file for each start time.
+    """
+    document, _, base_dir = source
+    answer = plan(document, options, oracle, resources)
+    files = {
+        name: partial(scenario_yaml, each, document, base_dir)
+        for each, name in zip(answer.plans, file_names(answer), strict=True)
+        if each.chosen is not None
+    }
+    return Planned(
+        answer,
+        answer.is_met,
+        tuple(_row(plan, each) for plan in answer.plans for each in plan.results),
+        tuple(line for each in answer.plans for line in (headline(each, answer.max_late), *sentences(each))),
+        tuple(_said(answer)),
+        files,
+        lambda _: report(answer),
+        f"simulations: {answer.num_simulated} simulated, {answer.num_found} found in the cache",
+    )
+
+
+def file_names(answer: ScalingPlan) -> list[str]:
+    """Of each start time's file; "": it is the only one, which the user names."""
+    return ["" if len(answer.plans) == 1 else f"startup-{each.startup_s:g}s.yaml" for each in answer.plans]
+
+
+def _row(plan: StartUpPlan, each: ScalerResult) -> dict[str, Any]:
+    return {
+        "startup_s": plan.startup_s,
+        "scaler": each.family,
+        "setting": each.setting,
+        "gpu_hours": each.gpu_hours,
+        "late": each.late,
+        "starts": each.starts,
+        "on_frontier": each.on_frontier,
+        "planned": plan.chosen is not None and each is plan.results[plan.chosen],
+    }
+
+
+def _said(answer: ScalingPlan) -> Iterator[Said]:
+    for each in answer.plans:
+        yield headline(each, answer.max_late)
+        yield from sentences(each)
+        yield _scalers(each)
+        yield ""
+    yield from answer.notes
 
 
 def title(answer: StartUpPlan) -> str:
@@ -66,46 +129,31 @@ def _ratios(answer: StartUpPlan) -> str:
     )
 
 
-def rows(answer: StartUpPlan) -> list[list[str]]:
+def _scalers(answer: StartUpPlan) -> Table:
     listed = sorted(enumerate(answer.results), key=lambda pair: pair[1].gpu_hours)
-    made = [
-        _row(each, "chosen" if i == answer.chosen else "frontier" if each.on_frontier else "") for i, each in listed
+    rows = [
+        _cells(each, "chosen" if i == answer.chosen else "frontier" if each.on_frontier else "") for i, each in listed
     ]
-    return made + [_row(each, "knows the demand") for each in answer.clairvoyant]
+    rows += [_cells(each, "knows the demand") for each in answer.clairvoyant]
+    return Table(HEADS, rows, words=HEADS[:3])
 
 
-def _row(each: ScalerResult, mark: str) -> list[str]:
+def _cells(each: ScalerResult, mark: str) -> list[str]:
     return [each.family, each.setting, mark, f"{each.gpu_hours:,.1f}", f"{each.late:.2%}", f"{each.starts:,.0f}"]
 
 
-def page(answer: ScalingPlan, command: str) -> str:
+def report(answer: ScalingPlan) -> Report:
     shown = {
         "requests": f"{answer.num_requests:,}",
         "seeds": ", ".join(map(str, answer.seeds)),
         "may be late": f"{100 * answer.max_late:g}%",
     }
-    sections, charts = [], {}
+    sections = []
     for i, each in enumerate(answer.plans):
-        charts[f"frontier{i}"] = _picture(each, answer.max_late)
-        paragraphs = "".join(f"<p>{escape(line)}</p>" for line in sentences(each))
-        cells = [
-            "".join(f'<td class="{"name" if j < 3 else ""}">{escape(cell)}</td>' for j, cell in enumerate(row))
-            for row in rows(each)
-        ]
-        sections.append(
-            f"<section><h2>{escape(headline(each, answer.max_late))}</h2>{paragraphs}"
-            f"{chart(f'frontier{i}', f'GPU-hours against lateness, {title(each)}', _CAPTION)}"
-            f"{table(HEADS, 3, cells)}</section>"
-        )
-    notes = "".join(f'<p class="quiet">{escape(note)}</p>' for note in answer.notes)
-    body = f"""<header>
-<div class="brand">Headway · scaling</div>
-<h1>{escape(f"{answer.name}: which scaler")}</h1>
-{facts(shown)}
-</header>
-{"".join(sections)}
-<footer>{notes}<p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""
-    return document("scaling", body, f"const charts = {literal(charts)};\n{DRAW}")
+        name = f"GPU-hours against lateness, {title(each)}"
+        chart = Chart(f"frontier{i}", name, _picture(each, answer.max_late), _CAPTION)
+        sections.append(Section(headline(each, answer.max_late), [Lines(sentences(each)), chart, _scalers(each)]))
+    return Report("scaling", f"{answer.name}: which scaler", [Facts(shown)], sections, answer.notes)
 
 
 def _picture(answer: StartUpPlan, max_late: float) -> dict[str, Any]:
@@ -131,30 +179,10 @@ def _picture(answer: StartUpPlan, max_late: float) -> dict[str, Any]:
                 "hovertemplate": "%{text}<extra>chosen</extra>",
             }
         )
-    shapes = [
-        {
-            "type": "line",
-            "xref": "paper",
-            "x0": 0,
-            "x1": 1,
-            "y0": 100 * max_late,
-            "y1": 100 * max_late,
-            "line": {"color": QUIET, "width": 1, "dash": "dot"},
-        }
-    ]
+    shapes = [limit("y", 100 * max_late)]
     if answer.bound_gpu_hours is not None:
         at = answer.bound_gpu_hours
-        shapes.append(
-            {
-                "type": "line",
-                "yref": "paper",
-                "y0": 0,
-                "y1": 1,
-                "x0": at,
-                "x1": at,
-                "line": {"color": INK, "width": 1, "dash": "dash"},
-            }
-        )
+        shapes.append(limit("x", at, INK, "dash"))
         traces.append(
             {
                 "type": "scatter",

@@ -1,26 +1,20 @@
-"""A fleet plan as an HTML page: the decision as a picture, the answer in words, and the tables behind it."""
+"""A fleet plan as a value that the command prints and the API returns; its page has the decision as a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterator, Sequence
 from math import log10
 from pathlib import Path
 from typing import Any
 
+from headway.planning.fleet.plan import FleetOptions, plan, scenario_yaml
 from headway.planning.fleet.problem import FleetPlan, FleetPoint, PointKind
-from headway.planning.fleet.text import (
-    MODEL_HEADS,
-    OPTION_HEADS,
-    POINT_HEADS,
-    describe,
-    model_rows,
-    option_rows,
-    point_rows,
-    share,
-)
-from headway.report.charts import Figure, layout
-from headway.report.page import COLORS, DRAW, QUIET, chart, document, literal, scrolled
+from headway.planning.fleet.text import MODEL_HEADS, describe, model_rows, options_table, points_table, said, share
+from headway.planning.planned import Planned
+from headway.planning.rehearsals import Resources, Source
+from headway.report.blocks import Block, Chart, Code, Lines, Report, Section, Table
+from headway.report.charts import Figure, layout, limit
+from headway.report.page import COLORS, QUIET
 from headway.report.table import dollars
 
 GROUPS: dict[PointKind, str] = {
@@ -39,25 +33,64 @@ MARGIN = 0.06
 """Share of the range of costs that is left free at either side."""
 
 
-def page(plan: FleetPlan, title: str, command: str, out: Path | None = None) -> str:
+def planned(source: Source, options: FleetOptions, resources: Resources) -> Planned:
+    """The cheapest fleet of the GPUs at hand: `headway plan fleet`. HeadwayError as of `plan`."""
+    found = plan(source, options, resources)
+    is_met, title = found.status == "met", str(source.document.get("name", "fleet"))
+    made = {"": lambda: scenario_yaml(found, source, options.offers)} if is_met else {}
+    return Planned(
+        found,
+        is_met,
+        tuple(_row(each) for each in found.points),
+        found.sentences,
+        tuple(said(found)),
+        made,
+        lambda out: report(found, title, out),
+        f"rehearsals: {found.num_simulated} simulated, {found.num_found} found in the cache",
+    )
+
+
+def _row(each: FleetPoint) -> dict[str, Any]:
+    return {
+        "fleet": each.label,
+        "kind": each.kind,
+        "router": each.router,
+        "usd_per_hour": each.usd_per_hour,
+        "num_gpus": sum(sum(part.gpus.values()) for part in each.parts),
+        "attainment": each.attainment,
+        "attainment_low": each.interval and each.interval.low,
+        "attainment_high": each.interval and each.interval.high,
+        "is_met": each.is_met,
+        "is_calibrated": all(part.calibrated for part in each.parts),
+    }
+
+
+def report(plan: FleetPlan, title: str, out: Path | None = None) -> Report:
     """`out`: the fleet file that was written, if any."""
-    charts = {"decision": decision(plan)} if plan.points else {}
-    answer = "".join(f'<p class="verdict">{escape(line)}</p>' for line in plan.sentences)
-    notes = "".join(f'<p class="note">{escape(note[:1].upper() + note[1:])}.</p>' for note in plan.notes)
-    body = f"""<header>
-<div class="brand">Headway · fleet</div>
-<h1>{escape(headline(plan))}</h1>
-{answer}
-</header>
-{_picture(plan) if plan.points else ""}
-{notes}
-{_section("The plan, by model", MODEL_HEADS, model_rows(plan), (0, 2)) if plan.points else ""}
-{_section("Fleets that were rehearsed whole", POINT_HEADS, point_rows(plan), (0, 1, 9)) if plan.points else ""}
-{_section("Each model alone, on each kind of GPUs", OPTION_HEADS, option_rows(plan), (0, 1, 5))}
-{_next(out) if plan.points else ""}
-<footer><p class="quiet">{escape(title)}: {escape(_request(plan))}.</p>
-<p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""
-    return document(title, body, f"const charts = {literal(charts)};\n{DRAW}")
+    asked = f"{title}: {_request(plan)}."
+    return Report("fleet", headline(plan), [Lines(plan.sentences, "verdict")], list(_body(plan, out)), [asked], title)
+
+
+def _body(plan: FleetPlan, out: Path | None) -> Iterator[Block]:
+    if plan.points:
+        yield Section("The decision", [Chart("decision", _TITLE, decision(plan), _CAPTION)])
+    yield Lines([f"{note[:1].upper()}{note[1:]}." for note in plan.notes], "note")
+    if plan.points:
+        models = Table(MODEL_HEADS, model_rows(plan), words=("model", "GPUs"))
+        yield Section("The plan, by model", [models])
+        yield Section("Fleets that were rehearsed whole", [points_table(plan)])
+    yield Section("Each model alone, on each kind of GPUs", [options_table(plan)])
+    if plan.points and out is not None:
+        commands = f"headway simulate {out}\nheadway serve {out} --emulated"
+        hint = "For real engines, add each pool's addresses as `endpoints`, and leave out --emulated."
+        yield Section("Run it", [Code(commands), Lines([hint], "quiet")])
+
+
+_TITLE = "What fleets cost, and what they keep in time"
+_CAPTION = (
+    "A point is a fleet, rehearsed whole; its height is the mean over seeds for the model that does worst, with the"
+    " 95% interval. Filled: the target is met on the requests as they are. The star is the plan."
+)
 
 
 def headline(plan: FleetPlan) -> str:
@@ -73,15 +106,6 @@ def decision(plan: FleetPlan) -> Figure:
     kinds = list(dict.fromkeys(each.kind for each in plan.points))
     traces = [_trace(kind, [each for each in plan.points if each.kind == kind]) for kind in reversed(kinds)]
     target = nines(plan.target)
-    line = {
-        "type": "line",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": target,
-        "y1": target,
-        "line": {"color": QUIET, "width": 1, "dash": "dot"},
-    }
     note = {
         "xref": "paper",
         "x": 1,
@@ -111,7 +135,7 @@ def decision(plan: FleetPlan) -> Figure:
             "$ an hour",
             "requests within their SLOs",
             440,
-            shapes=[line],
+            shapes=[limit("y", target)],
             annotations=[note],
             showlegend=True,
             legend=legend,
@@ -151,38 +175,6 @@ def _hover(each: FleetPoint) -> str:
     attained = f"{share(each.attainment)}{interval} in time"
     cost = f"{dollars(each.usd_per_hour)} an hour, {attained}"
     return "<br>".join([f"<b>{each.label}</b>, {each.router}", *fleets, cost])
-
-
-def _picture(plan: FleetPlan) -> str:
-    caption = (
-        "A point is a fleet, rehearsed whole; its height is the mean over seeds for the model that does worst, with the"
-        " 95% interval. Filled: the target is met on the requests as they are. The star is the plan."
-    )
-    drawn = chart("decision", "What fleets cost, and what they keep in time", caption)
-    return f"<section><h2>The decision</h2>{drawn}</section>"
-
-
-def _section(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int]) -> str:
-    top = "".join(f'<th class="{"name" if i in words else ""}">{escape(head)}</th>' for i, head in enumerate(heads))
-    lines = "\n".join(
-        "<tr>" + "".join(_cell(value, i in words, not heads[i]) for i, value in enumerate(row)) + "</tr>"
-        for row in rows
-    )
-    inner = f"<table><thead><tr>{top}</tr></thead>\n<tbody>\n{lines}\n</tbody></table>"
-    return f"<section><h2>{escape(title)}</h2>{scrolled(inner)}</section>"
-
-
-def _cell(value: str, is_word: bool, is_note: bool) -> str:
-    best = "best " if value == "the plan" else ""
-    return f'<td class="{best}{"text" if is_note else "name" if is_word else ""}">{escape(value)}</td>'
-
-
-def _next(out: Path | None) -> str:
-    if out is None:
-        return ""
-    commands = f"headway simulate {out}\nheadway serve {out} --emulated"
-    hint = "For real engines, add each pool's addresses as <code>endpoints</code>, and leave out --emulated."
-    return f'<section><h2>Run it</h2><pre>{escape(commands)}</pre><p class="quiet">{hint}</p></section>'
 
 
 def _request(plan: FleetPlan) -> str:

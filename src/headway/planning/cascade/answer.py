@@ -1,53 +1,84 @@
-"""A plan of a cascade as one HTML page: its stages, and quality against latency of all rehearsed plans."""
+"""A plan of a cascade as a value that the command prints and the API returns, with its page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterator
 from typing import Any
 
-from headway.planning.cascade.best_plan import CascadeAnswer, Interval, PlanConfidence
-from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.best_plan import CascadeAnswer, CascadeOptions, Interval, plan, scenario_yaml
+from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, Target
 from headway.planning.cascade.rehearsal import RehearsedPlan
-from headway.report.charts import layout
-from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
+from headway.planning.planned import Planned
+from headway.planning.rehearsals import Resources
+from headway.report.blocks import Chart, Facts, Lines, Report, Said, Section, Table
+from headway.report.charts import layout, limit
+from headway.report.page import COLORS
 
 STAGES = ("model", "replicas", "GPUs", "accepts from", "requests", "p95 of the stage (s)")
-POINTS = ("plan", "quality", "p95 (s)", "mean (s)", "$/request", "what was asked for")
+POINTS = ("plan", "GPUs per model", "quality", "p95 (s)", "mean (s)", "$/request", "what was asked for")
 LOST = ("judge off by", "planned", "GPUs per model", "quality", "p95 (s)", "short (points)", "slower (s)")
 _CAPTION = "Every plan that was rehearsed as a whole. To the left and up is better; hollow: not what was asked for."
 
 
-def page(answer: CascadeAnswer, command: str) -> str:
-    """The plan as HTML, for `write_page`; `command` is the one that made it."""
+def planned(request: PlanningRequest, options: CascadeOptions, resources: Resources) -> Planned:
+    """Thresholds, GPUs per model and replica shapes of a cascade: `headway plan cascade`. HeadwayError as of `plan`."""
+    answer = plan(request, options, resources)
+    return Planned(
+        answer,
+        answer.chosen.is_met,
+        tuple(_rows(answer)),
+        tuple(reached(answer)),
+        tuple(_said(answer)),
+        {"": lambda: scenario_yaml(answer, request)},
+        lambda _: report(answer),
+        f"latencies: {answer.num_simulated} simulated, {answer.num_cached} known before",
+    )
+
+
+def _rows(answer: CascadeAnswer) -> Iterator[dict[str, Any]]:
+    for stage in answer.chosen.plan.stages:
+        yield {
+            "model": stage.model,
+            "gpus": stage.gpus,
+            "replicas": stage.shapes,
+            "threshold": stage.threshold,
+            "share": stage.processing_ratio,
+            "p95_latency_s": stage.p95_latency_s,
+        }
+
+
+def _said(answer: CascadeAnswer) -> Iterator[Said]:
+    yield _stages(answer)
+    yield _plans(answer)
+    yield from reached(answer)
+    yield from caveats(answer)
+    if answer.confidence is not None:
+        low, high = answer.confidence.quality
+        yield f"on other draws of as many requests, these thresholds reach {low:.4g} to {high:.4g} (95%)"
+    if answer.regrets:
+        yield _lost(answer)
+
+
+def report(answer: CascadeAnswer) -> Report:
     chosen, result = answer.chosen.plan, answer.chosen.rehearsed
     used = " → ".join(f"{stage.model} on {stage.gpus}" for stage in chosen.stages if stage.replicas)
-    about = facts(
-        {
-            "asked for": _target(answer.target),
-            "rehearsal": "keeps it" if answer.chosen.is_met else "does not keep it",
-            "status": chosen.status,
-            "planner": chosen.planner,
-            "GPUs": f"{chosen.gpus_used} of {chosen.num_gpus}",
-        }
-    )
-    rows = [_cells((name,), numbers_of(each)) for name, each, _ in named_plans(answer)]
-    losses = [_cells([str(each) for each in row[:3]], [str(each) for each in row[3:]]) for row in lost(answer)]
-    regrets = f"<section><h2>With a judge that is wrong</h2>{table(LOST, 3, losses)}</section>" if losses else ""
-    body = f"""<header>
-<div class="brand">Headway · cascade</div>
-<h1>{escape(f"{used} GPUs: quality {number(result.quality)} at a p95 of {number(result.p95_s)} s")}</h1>
-{about}
-{"".join(f"<p>{escape(line)}</p>" for line in reached(answer))}
-{"".join(f'<p class="note">{escape(line)}</p>' for line in caveats(answer))}
-</header>
-<section><h2>Stages</h2>{table(STAGES, 2, _stages(chosen, answer.confidence))}</section>
-<section><h2>Quality against latency</h2>{chart("pareto", "Quality and p95 latency", _CAPTION)}</section>
-<section><h2>Plans</h2>{table(POINTS, 1, rows)}</section>
-{regrets}
-<footer><p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""
-    return document("cascade", body, f"const charts = {literal({'pareto': _picture(answer)})};\n{DRAW}")
+    about = {
+        "asked for": _target(answer.target),
+        "rehearsal": "keeps it" if answer.chosen.is_met else "does not keep it",
+        "status": chosen.status,
+        "planner": chosen.planner,
+        "GPUs": f"{chosen.gpus_used} of {chosen.num_gpus}",
+    }
+    sections = [
+        Section("Stages", [_stages(answer)]),
+        Section("Quality against latency", [Chart("pareto", "Quality and p95 latency", _picture(answer), _CAPTION)]),
+        Section("Plans", [_plans(answer)]),
+    ]
+    sections += [Section("With a judge that is wrong", [_lost(answer)])] if answer.regrets else []
+    headline = f"{used} GPUs: quality {number(result.quality)} at a p95 of {number(result.p95_s)} s"
+    head = [Facts(about), Lines(reached(answer)), Lines(caveats(answer), "note")]
+    return Report("cascade", headline, head, sections)
 
 
 def named_plans(answer: CascadeAnswer) -> list[tuple[str, RehearsedPlan, str]]:
@@ -74,16 +105,16 @@ def numbers_of(plan: RehearsedPlan) -> list[str]:
     return [*shown, "yes" if plan.is_met else "no"]
 
 
-def lost(answer: CascadeAnswer) -> list[list[object]]:
-    """A row for each plan with each judge, as of `LOST`."""
-    rows: list[list[object]] = []
+def _lost(answer: CascadeAnswer) -> Table:
+    """A row for each plan with each judge."""
+    rows = []
     for each in answer.regrets:
         plans = {"by its scores": each.by_judge, "by true scores": each.by_truth, "knowing it": each.informed}
         for name, judged in plans.items():
             result, gpus = judged.rehearsed, " + ".join(str(stage.num_gpus) for stage in judged.plan.stages)
             losses = [number(value) for value in (result.quality, result.p95_s, judged.short_points, judged.slower_s)]
             rows.append([f"{each.judge_error.bias:+g}, sd {each.judge_error.noise:g}", name, gpus, *losses])
-    return rows
+    return Table(LOST, rows, words=LOST[:3])
 
 
 def _target(target: Target) -> str:
@@ -118,17 +149,25 @@ def on_fresh_draws(answer: CascadeAnswer) -> list[str]:
     return [f"on {num} fresh draws of the requests: {kept}; the target is met on {fresh.num_met} of {num}"]
 
 
-def _stages(chosen: CascadePlan, confidence: PlanConfidence | None) -> list[str]:
-    rows = []
-    for i, stage in enumerate(chosen.stages):
+def _plans(answer: CascadeAnswer) -> Table:
+    rows = [
+        [name, " + ".join(str(stage.num_gpus) for stage in each.plan.stages), *numbers_of(each)]
+        for name, each, _ in named_plans(answer)
+    ]
+    return Table(POINTS, rows, words=POINTS[:2])
+
+
+def _stages(answer: CascadeAnswer) -> Table:
+    rows, confidence = [], answer.confidence
+    for i, stage in enumerate(answer.chosen.plan.stages):
         level = "-" if stage.threshold is None else f"{stage.threshold:.4g}"
         share = f"{stage.processing_ratio:.0%}"
         if confidence is not None:
             share += _between(confidence.processing_ratios[i], 100, "%") if i else ""
             if i < len(confidence.thresholds) and (interval := confidence.thresholds[i]) is not None:
                 level += _between(interval, 1, "")
-        rows.append(_cells((stage.model, stage.shapes), (stage.gpus, level, share, number(stage.p95_latency_s))))
-    return rows
+        rows.append([stage.model, stage.shapes, stage.gpus, level, share, number(stage.p95_latency_s)])
+    return Table(STAGES, rows, words=STAGES[:2])
 
 
 def _between(interval: Interval, times: float, unit: str) -> str:
@@ -166,19 +205,10 @@ def _picture(answer: CascadeAnswer) -> dict[str, Any]:
                 },
             }
         )
-    limit: dict[str, Any] = {"type": "line", "line": {"color": "#8a929b", "width": 1, "dash": "dash"}}
-    if isinstance(target, LatencyBudget):
-        limit |= {"x0": target.latency_s, "x1": target.latency_s, "y0": 0, "y1": 1, "yref": "paper"}
-    else:
-        limit |= {"y0": target.q_min, "y1": target.q_min, "x0": 0, "x1": 1, "xref": "paper"}
-    axis = {"rangemode": "normal"}
-    changes = {"showlegend": True, "shapes": [limit], "xaxis": axis, "yaxis": axis}
+    axis, value = ("x", target.latency_s) if isinstance(target, LatencyBudget) else ("y", target.q_min)
+    free = {"rangemode": "normal"}
+    changes = {"showlegend": True, "shapes": [limit(axis, value, "#8a929b", "dash")], "xaxis": free, "yaxis": free}
     return {"data": traces, "layout": layout("p95 latency (s)", "mean score", 420, **changes)}
-
-
-def _cells(words: Sequence[str], numbers: Sequence[str]) -> str:
-    names = "".join(f'<td class="name">{escape(word)}</td>' for word in words)
-    return names + "".join(f"<td>{escape(each)}</td>" for each in numbers)
 
 
 def number(value: float | None) -> str:

@@ -1,20 +1,42 @@
-"""A plan for forecast demand as an HTML page: demand with its interval, what is served, and the weeks."""
+"""A plan for forecast demand as a value that the command prints and the API returns, with its page."""
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
+import msgspec
+
 from headway.forecast.demand import DemandForecast
+from headway.planning.demand.plan import DemandPlanOptions, plan, scenario_yaml
 from headway.planning.demand.problem import DemandPlan
-from headway.planning.demand.text import WEEK_HEADS, headline, sentences, week_rows
+from headway.planning.demand.text import headline, sentences, weeks_table
+from headway.planning.planned import Planned
+from headway.planning.rehearsals import Resources, Source
+from headway.report.blocks import Chart, Facts, Lines, Report, Section
 from headway.report.charts import layout
-from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
+from headway.report.page import COLORS
 
 _CAPTION = "Requests per second by hour: the median, the 10% to 90% quantiles, and what the planned replicas serve."
 
 
-def page(plan: DemandPlan, forecast: DemandForecast, command: str) -> str:
+def planned(forecast: DemandForecast, source: Source, options: DemandPlanOptions, resources: Resources) -> Planned:
+    """The replicas of each week of a forecast: `headway plan capacity --demand`. HeadwayError as of `plan`."""
+    found, rehearsal = plan(forecast, source, options, resources)
+    is_met = found.status == "met"
+    words = (headline(found), *sentences(found))
+    return Planned(
+        found,
+        is_met,
+        tuple(msgspec.to_builtins(week) for week in found.weeks),
+        words,
+        (*words, *(f"note: {note}" for note in found.notes), "", weeks_table(found)),
+        {"": lambda: scenario_yaml(found, rehearsal, forecast)} if is_met else {},
+        lambda _: report(found, forecast),
+        f"rehearsals: {rehearsal.num_simulated} simulated, {rehearsal.num_found} found in the cache",
+    )
+
+
+def report(plan: DemandPlan, forecast: DemandForecast) -> Report:
     history = forecast.history
     shown = {
         "recorded": f"{history.num_requests:,} requests, {history.num_days} days",
@@ -23,24 +45,17 @@ def page(plan: DemandPlan, forecast: DemandForecast, command: str) -> str:
         "chance": f"{plan.chance:.0%}",
         "rehearsals": str(plan.num_rehearsals),
     }
-    answer = "".join(f"<p>{escape(line)}</p>" for line in sentences(plan))
-    cells = [
-        "".join(f'<td class="{"name" if i < 2 else ""}">{escape(str(cell))}</td>' for i, cell in enumerate(row))
-        for row in week_rows(plan)
-    ]
-    notes = "".join(f'<p class="quiet">{escape(note)}</p>' for note in (*plan.notes, *forecast.assumptions))
-    body = f"""<header>
-<div class="brand">Headway · capacity for forecast demand</div>
-<h1>{escape(headline(plan))}</h1>
-{answer}
-{facts(shown)}
-</header>
-<section>{chart("demand", "Demand and what is served", _CAPTION)}{table(WEEK_HEADS, 2, cells)}</section>
-<footer>{notes}<p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""
-    return document("capacity for forecast demand", body, f"const charts = {literal(_charts(plan, forecast))};\n{DRAW}")
+    chart = Chart("demand", "Demand and what is served", _picture(plan, forecast), _CAPTION)
+    return Report(
+        "capacity for forecast demand",
+        headline(plan),
+        [Lines(sentences(plan)), Facts(shown)],
+        [Section("", [chart, weeks_table(plan)])],
+        [*plan.notes, *forecast.assumptions],
+    )
 
 
-def _charts(plan: DemandPlan, forecast: DemandForecast) -> dict[str, Any]:
+def _picture(plan: DemandPlan, forecast: DemandForecast) -> dict[str, Any]:
     hours = [forecast.hour(step).strftime("%Y-%m-%d %H:%M") for step in range(forecast.num_steps)]
     low, median, high = ([float(f"{rate:.4g}") for rate in forecast.rates(q)] for q in (0.1, 0.5, 0.9))
     line = {"type": "scatter", "mode": "lines", "x": hours}
@@ -70,4 +85,4 @@ def _charts(plan: DemandPlan, forecast: DemandForecast) -> dict[str, Any]:
             }
         )
     legend = {"orientation": "h", "y": -0.2, "x": 0}
-    return {"demand": {"data": traces, "layout": layout("", "requests/s", 380, showlegend=True, legend=legend)}}
+    return {"data": traces, "layout": layout("", "requests/s", 380, showlegend=True, legend=legend)}

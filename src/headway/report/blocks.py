@@ -1,0 +1,110 @@
+"""A report as a value: sentences, facts, tables and charts, in the order in which they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Look = Literal["", "verdict", "note", "quiet"]
+
+
+class Block:
+    """A part of a page."""
+
+
+@dataclass(frozen=True)
+class Heading(Block):
+    """A line in bold."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Lines(Block):
+    """Paragraphs of a page. `look`: its style, of `report.page.CSS`."""
+
+    lines: Sequence[str]
+    look: Look = ""
+
+
+@dataclass(frozen=True)
+class Facts(Block):
+    """Short values with names."""
+
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Table(Block):
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: Collection[str | int] = ()
+    """Columns of names, by head or place, aligned to the left. Others are numbers, aligned to the right."""
+    prose: Collection[str | int] = ()
+    """Columns of text, which may wrap."""
+    best: tuple[int, int] | None = None
+    """Row and column of the cell that is marked."""
+
+    def kind(self, column: int) -> Literal["name", "text", ""]:
+        """What a column holds; "": numbers."""
+        either = {column, self.heads[column]}
+        return "text" if either & {*self.prose} else "name" if either & {*self.words} else ""
+
+
+@dataclass(frozen=True)
+class Chart(Block):
+    name: str
+    """Its id within the page."""
+    title: str
+    figure: Mapping[str, Any]
+    """Plotly's `data` and `layout`."""
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Charts(Block):
+    """Charts side by side. `wide`: two in a row at most."""
+
+    charts: Sequence[Chart]
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Legend(Block):
+    """Of several charts: names with their colours, and with their marks."""
+
+    colors: Sequence[tuple[str, str]]
+    marks: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Code(Block):
+    """Text as in a file. `title`: above it."""
+
+    text: str
+    title: str = ""
+
+
+Said = str | Heading | Table
+"""What a console shows: a line, a line in bold, or a table."""
+
+
+@dataclass(frozen=True)
+class Section(Block):
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page."""
+
+    subject: str
+    """What it is about, in a word or two, as in "capacity"."""
+    headline: str
+    head: Sequence[Block]
+    body: Sequence[Block]
+    foot: Sequence[str] = ()
+    title: str = ""
+    """Of the browser's window; "": the subject."""

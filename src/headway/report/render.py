@@ -1,0 +1,139 @@
+"""Reports as text for a console, and as HTML pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from html import escape
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from headway.report import page as html
+from headway.report.blocks import (
+    Block,
+    Chart,
+    Charts,
+    Code,
+    Facts,
+    Heading,
+    Legend,
+    Lines,
+    Report,
+    Said,
+    Section,
+    Table,
+)
+
+WIDTH = 200
+"""Characters of a table that is not on a terminal, so that nothing is cut off."""
+
+
+def text(said: Iterable[Said], width: int | None = None, color: bool = False) -> str:
+    """Lines and tables for a terminal of `width` characters. None: for a file, where long lines are not wrapped.
+
+    A text of several lines is never wrapped: it may be a patch.
+    """
+    console = Console(width=width or WIDTH, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
+    parts: list[str] = []
+    for each in said:
+        line = each.text if isinstance(each, Heading) and not color else each
+        if isinstance(line, str) and (width is None or "\n" in line):
+            parts.append(f"{line}\n")
+            continue
+        with console.capture() as captured:
+            console.print(_rich(each))
+        parts += (f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    return "".join(parts)
+
+
+def _rich(each: Said) -> Text | RichTable:
+    if isinstance(each, str):
+        return Text(each)
+    if isinstance(each, Heading):
+        return Text(each.text, style="bold")
+    table = RichTable(box=None, header_style="bold", pad_edge=False)
+    for i, head in enumerate(each.heads):
+        table.add_column(head, justify="left" if each.kind(i) else "right", overflow="fold")
+    for row in each.rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def page(report: Report, command: str) -> str:
+    """The report as HTML, for `write_page`; `command` is the one that made it."""
+    body = "\n".join(
+        (
+            f'<header>\n<div class="brand">Headway · {escape(report.subject)}</div>',
+            f"<h1>{escape(report.headline)}</h1>",
+            *map(_html, report.head),
+            "</header>",
+            *map(_html, report.body),
+            f"<footer>{''.join(_paragraph(line, 'quiet') for line in report.foot)}"
+            f'<p class="quiet">Command: <code>{escape(command)}</code></p></footer>',
+        )
+    )
+    figures = {chart.name: chart.figure for chart in _charts(report.body)}
+    script = f"const charts = {html.literal(figures)};\n{html.DRAW}"
+    return html.document(report.title or report.subject, body, script)
+
+
+def _charts(blocks: Iterable[Block]) -> Iterator[Chart]:
+    for each in blocks:
+        if isinstance(each, Chart):
+            yield each
+        elif isinstance(each, Charts):
+            yield from each.charts
+        elif isinstance(each, Section):
+            yield from _charts(each.blocks)
+
+
+def _html(block: Block) -> str:
+    match block:
+        case Section(title, blocks):
+            heading = f"<h2>{escape(title)}</h2>" if title else ""
+            return f"<section>{heading}{''.join(map(_html, blocks))}</section>"
+        case Heading(line):
+            return f"<h3>{escape(line)}</h3>"
+        case Lines(lines, look):
+            return "".join(_paragraph(line, look) for line in lines)
+        case Facts(values):
+            return html.facts(values)
+        case Table():
+            return _table(block)
+        case Chart(name, title, _, caption):
+            return html.chart(name, title, caption)
+        case Charts(charts, wide):
+            return f'<div class="grid{" two" if wide else ""}">{"".join(map(_html, charts))}</div>'
+        case Legend():
+            return _legend(block)
+        case Code(content, title):
+            return (f"<h3>{escape(title)}</h3>" if title else "") + f"<pre>{escape(content)}</pre>"
+        case _:
+            raise NotImplementedError(type(block).__name__)
+
+
+def _paragraph(line: str, look: str) -> str:
+    """What stands between backticks is code."""
+    shown = re.sub("`([^`]+)`", r"<code>\1</code>", escape(line))
+    return f'<p class="{look}">{shown}</p>' if look else f"<p>{shown}</p>"
+
+
+def _table(each: Table) -> str:
+    kinds = [each.kind(j) for j in range(len(each.heads))]
+
+    def cell(i: int, j: int, value: str) -> str:
+        looks = " ".join(filter(None, ("best" if (i, j) == each.best else "", kinds[j])))
+        return f'<td class="{looks}">{escape(value)}</td>' if looks else f"<td>{escape(value)}</td>"
+
+    rows = ["".join(cell(i, j, value) for j, value in enumerate(row)) for i, row in enumerate(each.rows)]
+    return html.table(each.heads, [j for j, kind in enumerate(kinds) if kind], rows)
+
+
+def _legend(each: Legend) -> str:
+    shown = [f'<span class="swatch" style="background:{color}"></span>{escape(name)}' for name, color in each.colors]
+    shown += [f"{mark} {escape(name)}" for name, mark in each.marks]
+    keys = (f'<span style="margin-right:14px">{item}</span>' for item in shown)
+    return f'<p class="quiet">{"".join(keys)}</p>'
