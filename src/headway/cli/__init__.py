@@ -47,7 +47,7 @@ COMMANDS = {
 }
 
 PAPERS = ("arena", "reproduce")
-"""Commands of the distribution headway-papers, which names them by entry points of the group `headway.commands`."""
+"""Commands of the distribution headway-papers, which declares them as entry points of the group `headway.commands`."""
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -58,12 +58,12 @@ class Commands(click.Group):
     """The commands of `COMMANDS`; command NAME is `headway.cli.NAME.command`, unless it is one of `PAPERS`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands that are installed."""
+        """The installed commands."""
         of_papers = _of_papers()
         return [name for name in COMMANDS if name not in PAPERS or name in of_papers]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """Import a command. HeadwayError for an unknown one, and one whose package is not installed."""
+        """Import a command. HeadwayError for an unknown command, or one whose package is not installed."""
         if cmd_name not in COMMANDS:
             raise unknown("command", cmd_name, COMMANDS)
         if cmd_name in PAPERS:
@@ -84,14 +84,14 @@ class Commands(click.Group):
 
 
 def _of_papers() -> Mapping[str, EntryPoint]:
-    """The commands of `PAPERS` that are installed."""
-    from importlib.metadata import entry_points  # reads the metadata of every package: not for other commands
+    """The installed commands of `PAPERS`."""
+    from importlib.metadata import entry_points  # reads the metadata of every package, which other commands do not need
 
     return {each.name: each for each in entry_points(group="headway.commands") if each.name in PAPERS}
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, is_requested: bool) -> None:
-    """Print the version, and whether the loops of simulator and gateway are compiled (`setup.py`)."""
+    """Print the version, and whether the loops of the simulator and gateway are compiled (`setup.py`)."""
     if is_requested and not ctx.resilient_parsing:
         loop = find_spec("headway.sim.kernel")
         is_compiled = loop is not None and str(loop.origin).endswith(tuple(EXTENSION_SUFFIXES))
@@ -111,14 +111,14 @@ def commands() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code. An error of the user is one line on stderr, and so is a warning.
+    """Run a command and return the exit code. A user's error is one line on stderr, and so is a warning.
 
-    Without `args` those of the process, whose stdout is then for what Headway prints alone.
+    Without `args`, the process's own arguments are used, and its stdout is reserved for Headway's output.
     """
     if args is None:
         keep_for_ourselves()
     with warnings.catch_warnings():
-        warnings.simplefilter("always", HeadwayWarning)  # "once" forgets when a library changes the filters
+        warnings.simplefilter("always", HeadwayWarning)  # the filter "once" forgets when a library changes the filters
         shown: set[str] = set()
 
         def show(message: Warning | str, *_: Any, **__: Any) -> None:

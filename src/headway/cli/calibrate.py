@@ -22,7 +22,7 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu
 
 MOST_REQUESTS = 5_000
-"""First requests of a run that a fit uses."""
+"""Number of first requests of a run that a fit uses."""
 
 
 @click.command()
@@ -108,7 +108,7 @@ def command(measurements: tuple[Path, ...], out: Path | None, source: str, **fla
 
 
 def _hardware(flags: dict[str, Any]) -> tuple[Gpu, Engine, Coefficients]:
-    """The GPU and the engine to be calibrated, and the step times that they have without measurements."""
+    """The GPU and the engine to calibrate, and their step times without measurements."""
     if flags["fleet"] is None:
         for name in ("gpu", "engine"):
             if flags[name] is None:

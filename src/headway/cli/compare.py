@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SEEDS = 5
 FEW_REQUESTS = 20_000
-"""Of a run that is repeated by default; not its time, so that a busy machine prints the same."""
+"""Most requests of a run that is repeated by default. The choice does not depend on time, so a busy machine prints the
+same."""
 
 
 @click.command()

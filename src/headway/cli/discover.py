@@ -1,4 +1,4 @@
-"""`headway discover`: running engines asked for what they are, as a fleet file; the work is in `serving.discover`."""
+"""`headway discover`: queries running engines and writes a fleet file; the work is in `serving.discover`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from headway.serving.discover.probe import Fetch, FoundEngine, probe
 from headway.workload.atomic_file import write_text
 
 AT_ONCE = 16
-"""Engines that are asked at a time."""
+"""Engines that are queried at a time."""
 TOKENS = 32
-"""Of the request that measures an idle engine's speed."""
+"""Tokens of the request that measures an idle engine's speed."""
 
 
 @click.command()
@@ -103,7 +103,7 @@ def _behind(address: str) -> Iterator[str]:
         raise HeadwayError(f"{address}: expected an address such as http://host:8000, or a file with one a line")
     plain = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/").removesuffix("/v1"), "", ""))
     if parts.scheme == "https":
-        yield plain  # a certificate is for the name
+        yield plain  # a certificate is valid for the name
         return
     try:
         port = parts.port or 80
@@ -117,7 +117,7 @@ def _behind(address: str) -> Iterator[str]:
 
 
 def _hosts(name: str, port: int) -> list[str]:
-    """The IPv4 addresses behind a name, such as that of a headless Service; none for an address itself."""
+    """The IPv4 addresses behind a name, such as a headless Service; empty for an address."""
     try:
         ipaddress.ip_address(name)
         return []
@@ -138,7 +138,7 @@ def _asked(url: str, fetch: Fetch) -> FoundEngine | str:
 
 
 def _speeds(engines: Sequence[FoundEngine], api_key: str | None) -> Iterator[tuple[str, float]]:
-    """Seconds a token of one engine of each model that is idle."""
+    """Seconds per token of one idle engine of each model."""
     models: set[str] = set()
     for engine in engines:
         if engine.is_idle and engine.model not in models:
@@ -150,9 +150,9 @@ def _speeds(engines: Sequence[FoundEngine], api_key: str | None) -> Iterator[tup
 
 
 def _token_s(engine: FoundEngine, api_key: str | None) -> float:
-    """The time of an answer of `TOKENS` tokens without that of one token."""
+    """The time of an answer of `TOKENS` tokens minus the time of a one-token answer."""
     taken = []
-    for tokens in (1, 1, TOKENS + 1):  # the first one meets what happens once
+    for tokens in (1, 1, TOKENS + 1):  # the first one includes one-time work
         body = {
             "model": engine.model,
             "prompt": "Count on: one two three",

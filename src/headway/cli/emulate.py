@@ -49,7 +49,7 @@ class _Confidence(click.ParamType[tuple[float, float]]):
 
 
 class _Throttle(click.ParamType[tuple[float, float]]):
-    """A time and a factor, `60:2`."""
+    """A start time and a factor, such as `60:2`."""
 
     name = "seconds:factor"
 
@@ -223,7 +223,8 @@ def command(
 
 
 def _ordering(pool: Pool, spec: str | None, scheduling_policy: str) -> tuple[Ordering, str]:
-    """The ordering of the engine's queue, and its name if it is one of Headway's. HeadwayError if it cannot run one."""
+    """The ordering of the engine's queue, and its name if it is one of Headway's. HeadwayError if the engine cannot run
+    it."""
     if spec is None:
         return FcfsOrdering() if scheduling_policy == "fcfs" else PriorityOrdering(preemptive=False), ""
     choice = resolve.ordering(spec)
@@ -235,7 +236,7 @@ def _ordering(pool: Pool, spec: str | None, scheduling_policy: str) -> tuple[Ord
 def _surface(
     pool: Pool, mode: Literal["prefill", "decode"] | None, host: str, bootstrap_port: int, timeout_s: float
 ) -> VllmSurface:
-    """The engine's HTTP API; SGLang's may serve one phase. HeadwayError if the engine cannot."""
+    """The engine's HTTP API; SGLang's may serve a single phase. HeadwayError if the engine cannot."""
     from headway.emulator.sglang import SglangSurface, SinglePhase
     from headway.emulator.vllm import VllmSurface
 
@@ -274,7 +275,7 @@ def _with_adapters(pool: Pool, loras: tuple[str, ...], max_loras: int | None) ->
 
 
 def _of_flags(flags: dict[str, Any], pool_name: str | None) -> tuple[Pool, Line | None]:
-    """The pool of the options, with the catalog's step times."""
+    """The pool described by the options, with the catalog's step times."""
     if pool_name is not None:
         raise HeadwayError("--pool: goes with --scenario")
     for name in ("--model", "--gpu"):

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 _NUM_CLIENTS = 256
-"""Connections of Envoys, each of many requests, and of those that read metrics."""
+"""Connections of Envoys, each with many requests, and of metrics readers."""
 
 
 class PickerOptions(LiveOptions, frozen=True):
-    """The options of a live run, and the port for HTTP."""
+    """The options of a live run, and the HTTP port."""
 
     http_port: int
 
@@ -68,7 +68,7 @@ def command(fleet: Path, variant: str | None, is_emulated: bool, emulate_with: s
 
 
 def _serve(file: FleetFile, options: PickerOptions) -> None:
-    """Pick until a signal, in a process that is started again if it is killed."""
+    """Pick until a signal, in a process that is restarted if it is killed."""
     plan, tls = file.plan, options.tls()
     plan = replace(plan, settings=replace(plan.settings, hosts=(*plan.settings.hosts, options.host)))
     options.log.apply()

@@ -61,7 +61,7 @@ _OPTIONS = (
 
 
 def _fleet_options(command: Callable[..., None]) -> Callable[..., None]:
-    """What a fleet file does not have, for each format of Kubernetes."""
+    """Options for settings that a fleet file lacks, shared by the Kubernetes formats."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -112,7 +112,7 @@ def kubernetes(fleet: Path, out: Path, **flags: Any) -> None:
 
 
 def _chosen(fleet: Path, flags: dict[str, Any]) -> tuple[Scenario, ExportOptions, list[str]]:
-    """The fleet, the options, and the names of the pools that get the engine that is deployed by default."""
+    """The fleet, the options, and the names of the pools that use the default engine of deployments."""
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", flags["namespace"]):
         raise HeadwayError(f"--namespace {flags['namespace']!r}: expected small letters, digits and dashes, 63 at most")
     data, places = read(fleet)
@@ -124,7 +124,7 @@ def _chosen(fleet: Path, flags: dict[str, Any]) -> tuple[Scenario, ExportOptions
 
 
 def _tell(chosen: Scenario, options: ExportOptions, without_engine: Sequence[str]) -> None:
-    """What is deployed, and what has to exist before."""
+    """Print what is deployed, and what must exist first."""
     told = [f"{name}: deployed with {DEPLOYED_ENGINE}, as it has no `engine`" for name in without_engine]
     told += [*deployed_models(chosen), *(f"before: kubectl {line}" for line in _needed(options, secrets(chosen)))]
     for line in told:
@@ -132,7 +132,7 @@ def _tell(chosen: Scenario, options: ExportOptions, without_engine: Sequence[str
 
 
 def _needed(options: ExportOptions, keys: Sequence[str]) -> Iterator[str]:
-    """Arguments of kubectl that create what the manifests refer to, and do not have."""
+    """Arguments of kubectl that create objects to which the manifests refer."""
     create = f"-n {options.namespace} create secret generic"
     if options.namespace != "default":
         yield f"create namespace {options.namespace}"

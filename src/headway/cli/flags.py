@@ -22,11 +22,11 @@ from headway.workload.spec import builtin_workloads
 
 F = TypeVar("F", bound=Callable[..., Any])
 Changes = dict[Key, tuple[str, Any]]
-"""Values that flags set: key in the scenario -> (flag, value)."""
+"""Values set by flags: from a scenario key to (flag, value)."""
 
 
 def together(options: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
-    """Several options as one decorator."""
+    """Combine several options into one decorator."""
 
     def add(function: F) -> F:
         for option in reversed(list(options)):
@@ -194,7 +194,7 @@ def changes(flags: Mapping[str, Any], num_pools: int = 1) -> Changes:
 
 
 def check_trace(document: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
-    """HeadwayError for a flag of a trace where a scenario has none."""
+    """HeadwayError if a trace flag is used without a trace."""
     workload = document.get("workload")
     trace = workload.get("trace") if isinstance(workload, Mapping) else None
     for name in ("limit", "rate_scale"):
@@ -248,7 +248,7 @@ def model_entry(given: str, assume: bool, is_config: bool = False) -> Any:
 
 
 def one_model(name: str | None, config: Path | None, assume: bool) -> Model:
-    """The model of --model or --model-config, one of which is given."""
+    """The model given by --model or --model-config."""
     if (name is None) == (config is None):
         raise HeadwayError("--model, --model-config: expected one of them")
     return catalog.model_of_config(config, assume=assume) if config else catalog.find_model(str(name), assume=assume)
@@ -264,7 +264,7 @@ def gpu_entries(path: Path) -> list[Any]:
 
 
 def with_gpus(document: dict[str, Any], places: Places, gpu_file: Path | None) -> tuple[dict[str, Any], Places]:
-    """A scenario with the GPUs of a file in place of its own."""
+    """A scenario whose own GPUs are replaced by those of a file."""
     if gpu_file is None:
         return document, places
     return strict_yaml.change(document, places, {("gpus",): ("--gpu-file", gpu_entries(gpu_file))})
@@ -286,7 +286,7 @@ def _tokens(value: Any) -> Any:
 
 
 def listed(text: str | None, name: str) -> list[str]:
-    """The parts of a text between commas. HeadwayError for a text without any."""
+    """The comma-separated parts of a text. HeadwayError for an empty text."""
     names = [each.strip() for each in (text or "").split(",") if each.strip()]
     if text is not None and not names:
         raise HeadwayError(f"{name}: nothing is listed; expected at least one")
@@ -294,7 +294,7 @@ def listed(text: str | None, name: str) -> list[str]:
 
 
 def check_name(find: Callable[[str], object], name: str, option: str) -> None:
-    """Raise HeadwayError, with the option's name, where `find` does. A `module:Class` is looked up later."""
+    """Raise HeadwayError, with the option's name, if `find` raises it. A `module:Class` is looked up later."""
     if ":" not in name:
         try:
             find(name)
@@ -311,7 +311,7 @@ def listed_routers(text: str) -> list[str]:
 
 
 def whole(text: str, name: str) -> int:
-    """A whole number of 1 or more."""
+    """A whole number of at least 1."""
     try:
         value = int(text)
     except ValueError:

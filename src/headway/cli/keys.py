@@ -27,11 +27,11 @@ _PERIODS = click.Choice(["day", "week", "month", "total"])
 _GROUPS = click.Choice(["key", "team", "model", "day"])
 _DATE = click.DateTime(["%Y-%m-%d"])
 _OFF = "none"
-"""As a limit: no limit."""
+"""Value of a limit option that removes the limit."""
 
 
 class _Limit(click.ParamType):  # type: ignore[type-arg]  # no type of its own before click 8.3
-    """A number above 0, or `none`."""
+    """A positive number, or `none`."""
 
     name = "NUMBER|none"
 
@@ -46,7 +46,7 @@ class _Limit(click.ParamType):  # type: ignore[type-arg]  # no type of its own b
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """The properties of a key."""
+    """Options for the properties of a key."""
     options = [
         click.option("--team", help="The key's team, whose budget it shares; '' for none."),
         click.option("--weight", type=ABOVE_0, help="Share of the service, relative to other tenants. Default: 1."),
@@ -75,7 +75,7 @@ _BUDGET = [
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given; `none` as None."""
+    """The given options, with `none` as None."""
     return {name: None if value == _OFF else value for name, value in values.items() if value is not None}
 
 
@@ -93,7 +93,7 @@ def _with_options(key: StoredKey, values: dict[str, Any]) -> StoredKey:
 
 
 def _shown(key: StoredKey) -> dict[str, Any]:
-    """A key as it is printed."""
+    """A key in the printed form."""
     return {
         "key": key.id,
         "name": key.name,
@@ -160,7 +160,7 @@ def _in_store(location: str, work: Callable[[AccountStore], Awaitable[T]]) -> T:
 
 
 def _new_key() -> tuple[str, str]:
-    """A random key, and its sum."""
+    """A random key and its hash."""
     key = _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
     return key, sha256(key.encode()).hexdigest()
 

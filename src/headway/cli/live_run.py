@@ -1,4 +1,4 @@
-"""What the commands that run a gateway have in common: options, the fleet file, what a run reads and writes."""
+"""Common parts of the commands that run a gateway: options, the fleet file, and a run's input and output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class LiveOptions(Struct, frozen=True):
-    """The options on listening and on what is recorded."""
+    """The options for listening and recording."""
 
     port: int
     host: str
@@ -53,7 +53,7 @@ class LiveOptions(Struct, frozen=True):
         return LogOptions(self.log_level, self.log_format)
 
     def tls(self) -> web_server.Tls | None:
-        """The certificate, after a check; None: no TLS."""
+        """The certificate, after a check; None without TLS."""
         return web_server.tls_of(self.certfile, self.keyfile)
 
 
@@ -85,7 +85,7 @@ def fleet_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def live_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add those of `LiveOptions` but for the port, which each command has of its own."""
+    """Add the options of `LiveOptions`, except the port, which each command defines."""
     return _with(command, _LIVE_OPTIONS)
 
 
@@ -110,9 +110,10 @@ def read_fleet(
     emulate_with: str,
     check: Callable[[Scenario], None] = lambda read: None,
 ) -> FleetFile:
-    """The fleet file, with one of its variants and, if asked for, emulated engines.
+    """The fleet file, with one of its variants and, if requested, emulated engines.
 
-    `check` raises HeadwayError for what the command cannot do. HeadwayError for an invalid file or option.
+    `check` raises HeadwayError for settings that the command does not support. HeadwayError for an invalid file or
+    option.
     """
     from headway.serving import emulated_fleet
 
@@ -128,14 +129,14 @@ def read_fleet(
 
 
 def allow_clients(plan: ServingPlan, num_clients: int, per_client: int) -> None:
-    """Raise the limit on file descriptors to what so many clients need, or warn that the system does not permit it."""
+    """Raise the limit on file descriptors for this many clients, or warn that the system does not permit it."""
     num_replicas = sum(max(len(served.endpoints), served.num_initial) for served in plan.pools)
     if why := descriptors.allow(num_clients, per_client, num_replicas):
         log.warning("%s", why)
 
 
 def run_restarted(run: Callable[[ServingPlan, bool], None], file: FleetFile, plan: ServingPlan, restarts: int) -> None:
-    """Call `run` with the plan, in a process that is started again with the file's latest plan if it is killed."""
+    """Call `run` with the plan, in a process that is restarted with the file's latest plan if it is killed."""
     if restarts:
         supervise(lambda is_restart: run(_latest(file, plan) if is_restart else plan, is_restart), restarts)
     else:
@@ -143,7 +144,7 @@ def run_restarted(run: Callable[[ServingPlan, bool], None], file: FleetFile, pla
 
 
 def _latest(file: FleetFile, plan: ServingPlan) -> ServingPlan:
-    """What the file says now; the plan of the start if it cannot be served."""
+    """The plan of the current file; the original plan if the file cannot be served."""
     try:
         return file.read_again(plan)
     except HeadwayError as error:
@@ -152,14 +153,14 @@ def _latest(file: FleetFile, plan: ServingPlan) -> ServingPlan:
 
 
 class Companion(Protocol):
-    """What runs in a gateway's event loop beside it."""
+    """A task that runs in a gateway's event loop."""
 
     def start(self) -> None: ...
     def close(self) -> None: ...
 
 
 class LiveRun:
-    """One process's run. The records hold the fleet file's text."""
+    """One process's run. The records contain the fleet file's text."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class LiveRun:
         is_restart: bool,
         companions: Callable[[Gateway], Sequence[Companion]] = lambda gateway: (),
     ) -> None:
-        """`companions` run beside the gateway."""
+        """`companions` run in parallel to the gateway."""
         self._plan, self._file, self._reload = _with_history(plan, file, is_restart), file, options.reload
         self._decisions, self._records = None, None
         if options.decisions is not None:
@@ -182,7 +183,7 @@ class LiveRun:
         self._make_companions, self._companions = companions, list[Companion]()
 
     def make(self) -> Gateway:
-        """The gateway; to be called in its event loop."""
+        """The gateway; must be called in its event loop."""
         from headway.gateway.gateway import Gateway
         from headway.gateway.reload import Reloader
         from headway.gateway.telemetry.recording import Recording
@@ -198,7 +199,7 @@ class LiveRun:
         return gateway
 
     def stopped(self, gateway: Gateway) -> None:
-        """Write what is left, once the gateway has stopped."""
+        """Write the remaining output, once the gateway has stopped."""
         for each in self._companions:
             each.close()
         if self._reloader is not None:
@@ -211,9 +212,9 @@ class LiveRun:
 
 
 def _with_history(plan: ServingPlan, file: FleetFile, is_restart: bool) -> ServingPlan:
-    """The plan with the demand from before the start, of which a line is printed, where the file says where it is.
+    """The plan with the demand from before the start, if the file names its source; prints a line about it.
 
-    HeadwayError if it cannot be read; a process that is started again goes on without it.
+    HeadwayError if it cannot be read; a restarted process continues without it.
     """
     if plan.settings.demand_history is None:
         return plan
@@ -229,7 +230,7 @@ def _with_history(plan: ServingPlan, file: FleetFile, is_restart: bool) -> Servi
 
 
 def _where(served: ServedPool) -> str:
-    """Where the replicas of a pool are, or how they are started."""
+    """The location of a pool's replicas, or how they are started."""
     if isinstance(served.start, Processes):
         first, last = served.start.ports
         return f"{served.num_initial} started here at first, on ports {first} to {last}"
@@ -241,7 +242,7 @@ def _where(served: ServedPool) -> str:
 
 
 def show_fleet(chosen: Scenario, plan: ServingPlan) -> None:
-    """Print where the engines are, and what decides."""
+    """Print the engines' locations and the policies."""
     for line in explained(chosen.spec.policies, chosen.fleet):
         click.echo(f"  {line}")
     for served in plan.pools:

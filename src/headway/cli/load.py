@@ -1,4 +1,5 @@
-"""`headway load`: requests sent to a running engine, and its latencies; the work is in `serving.load_generator`."""
+"""`headway load`: sends requests to a running engine and reports its latencies; the work is in
+`serving.load_generator`."""
 
 from __future__ import annotations
 

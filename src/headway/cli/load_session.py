@@ -1,4 +1,4 @@
-"""One use of `headway load`: the engine, the requests that the options ask for, and what is written."""
+"""One use of `headway load`: the engine, the requests of the options, and the output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from headway.gateway.kv_events.local_tokenizer import LocalTokenizer
 
 PAGE_S = 10.0
-"""For each page that tells what the engine is."""
+"""Timeout of each page that describes the engine."""
 NUM_REQUESTS, CONCURRENCY, PROMPT_TOKENS, OUTPUT_TOKENS = 100, 8, 512, 128
 
 
@@ -50,7 +50,7 @@ class Session:
         if flags["pool"] is not None and flags["fleet"] is None:
             raise HeadwayError("--pool: goes with --fleet")
         if flags["fleet"] is not None:
-            strict_yaml.read(flags["fleet"])  # its errors come before the load
+            strict_yaml.read(flags["fleet"])  # its errors must come before the load
         self.slo = None if flags["slo"] is None else Slo(**slo_of(flags["slo"]))
         self.spec, self.base_dir = _workload(flags)
         self.found = probe(_address(url), fetcher(_address(url), flags["api_key"] or None, PAGE_S))
@@ -65,7 +65,7 @@ class Session:
         self.warmed: WarmUp | None = None
 
     async def prepare(self) -> None:
-        """Learn how prompts are made, and warm the engine up."""
+        """Prepare the prompts, and warm the engine up."""
         file = self.flags["tokenizer"]
         self.words = await vocabulary(await self.target.counter(None if file is None else _tokenizer(file)))
         self.warmed = None if self.flags["no_warm_up"] else await self._warm_up()
@@ -75,14 +75,14 @@ class Session:
         return bool(self.flags["is_sweep"] or self.flags["calibrate_to"])
 
     async def load(self, spec: WorkloadSpec, report: Callable[[float], None] | None) -> Load:
-        """One load, with the options of all."""
+        """One load, with the common options."""
         prompts = Prompts(self.words, self._text_seed, self.target.is_chat, self._num_loads)
         self._num_loads += 1
         duration_s = self.flags["duration_s"]
         return await run.load(self.target, spec, prompts, self.seed, self.base_dir, duration_s, self.slo, report)
 
     def notes(self) -> Iterator[str]:
-        """On prompts and the warm-up."""
+        """Notes on prompts and the warm-up."""
         if self.words.note:
             yield self.words.note
         yield from _warm_up_notes(self.warmed)
@@ -117,7 +117,7 @@ class Session:
         click.echo(f"wrote {folder}: {len(table.requests['request']):,} requests", err=True)
 
     def fleet_text(self, pool: FoundPool) -> str:
-        """The fleet file that is given, else one of the engine that was found."""
+        """The given fleet file, otherwise one for the discovered engine."""
         given: Path | None = self.flags["fleet"]
         return fleet_file.text([pool], "fleet.yaml") if given is None else given.read_text(encoding="utf-8")
 
@@ -128,7 +128,7 @@ class Session:
         return pool
 
     def _about(self, done: Load) -> dict[str, Any]:
-        """What the records say of the load."""
+        """Facts about the load for the records."""
         return {
             "url": self.found.url,
             "model": self.target.model,
@@ -152,7 +152,7 @@ def _tokenizer(path: Path) -> LocalTokenizer:
 
 
 def _check_results(flags: Mapping[str, Any]) -> None:
-    """HeadwayError for options on results that the load does not have."""
+    """HeadwayError for output options that the load does not support."""
     if flags["is_sweep"] or flags["calibrate_to"]:
         if flags["save_detailed"] is not None:
             raise HeadwayError("--save-detailed: not with a sweep; --records has each of its loads")
@@ -168,14 +168,14 @@ def _address(url: str) -> str:
 
 
 def _workload(flags: Mapping[str, Any]) -> tuple[WorkloadSpec, Path]:
-    """The requests that the options ask for, and the folder of the paths in them."""
+    """The requests of the options, and the base folder of their paths."""
     shape = {name: flags[name] for name in (
         "workload", "rate", "num_requests", "prompt_tokens", "output_tokens", "trace", "limit", "rate_scale",
         "concurrency",
     )}  # fmt: skip
     used = used_flags(shape)
     if "trace" in used and (flags["is_sweep"] or flags["calibrate_to"]):
-        used.pop("num_requests", None)  # of each load, whose arrivals are not the trace's
+        used.pop("num_requests", None)  # applies to each load, whose arrivals are not the trace's
     if flags["spec"] is not None:
         if used or flags["cv"] is not None or flags["turns"] is not None:
             raise HeadwayError("--spec: expected no other options on the requests")
@@ -197,7 +197,7 @@ def _workload(flags: Mapping[str, Any]) -> tuple[WorkloadSpec, Path]:
 
 
 def _completed(used: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """With what a synthetic workload needs beside the options given."""
+    """The options, completed to a valid synthetic workload."""
     full = {"prompt_tokens": PROMPT_TOKENS, "output_tokens": OUTPUT_TOKENS, **used}
     if "rate" not in used and flags["turns"] is None:
         full = {"concurrency": CONCURRENCY, **full}
@@ -209,7 +209,7 @@ def _completed(used: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _further(used: Mapping[str, Any], flags: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys of the workload that other commands have no options for."""
+    """Keys of the workload that have no options in other commands."""
     if flags["duration_s"] is not None and "concurrency" not in used and "trace" not in used:
         yield "duration_s", flags["duration_s"]
     if flags["turns"] is not None:
@@ -228,7 +228,7 @@ def _rate(spec: WorkloadSpec) -> float | None:
 
 
 def _burstiness(flags: Mapping[str, Any]) -> float:
-    """vLLM's: the shape of the gamma distribution of the gaps."""
+    """vLLM's burstiness: the shape of the gaps' gamma distribution."""
     cv = flags["cv"]
     return 1.0 if cv is None else float("inf") if cv == 0 else 1 / cv**2
 

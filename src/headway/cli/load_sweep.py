@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 CONCURRENCY, NUM_REQUESTS, LOAD_S = 64, 50, 10.0
-"""Of the closed loop with many clients; of each load, at least, and the time that its arrivals take, about."""
+"""Clients of the closed loop; least requests of each load; and approximate seconds of its arrivals."""
 ALONE = 20
-"""Requests of the closed loop of one client, at most."""
+"""Most requests of the closed loop with one client."""
 
 
 async def run(session: Session) -> int:
-    """Sweep, print what was found, and write what was asked for. Returns the exit code."""
+    """Run a sweep, print and write the results. Returns the exit code."""
     flags = session.flags
-    if flags["calibrate_to"] is not None:  # before minutes of load that could not be used
+    if flags["calibrate_to"] is not None:  # checked before minutes of load that could not be used
         _, why = _twin(session, ())
         if why:
             raise HeadwayError(f"--calibrate: {why}")
@@ -68,7 +68,7 @@ async def run(session: Session) -> int:
             calibration = _calibrated(session, twin, flags["calibrate_to"])
             predicted = calibration.pop("predicted")
             notes.append("the predictions are those after the fit to these loads")
-        except HeadwayError as error:  # told once what was measured is printed
+        except HeadwayError as error:  # reported after the measurements are printed
             why = str(error)
     title = page.headline(found, flags["slo"] or "", flags["attainment"])
     if flags["page_to"] is not None:
@@ -87,7 +87,7 @@ async def run(session: Session) -> int:
 def _spec(
     full: WorkloadSpec, num_requests: int | None, most: int | None, rate_rps: float | None, concurrency: int | None
 ) -> WorkloadSpec:
-    """The workload's requests at a rate, or in a closed loop. `most`: those that a trace has."""
+    """The workload's requests at a rate, or in a closed loop. `most`: the number of requests in a trace."""
     num = num_requests or max(NUM_REQUESTS, round((rate_rps or 0.0) * LOAD_S))
     if concurrency is not None:
         num = min(num, ALONE) if concurrency == 1 else max(num, 2 * concurrency)
@@ -110,7 +110,7 @@ def _folder(point: Point) -> str:
 
 
 def _twin(session: Session, points: Sequence[Point]) -> tuple[Twin | None, str]:
-    """The loads as experiments, or why there is no prediction."""
+    """The loads as experiments, or the reason why there is no prediction."""
     pool, file = session.pool(), session.flags["fleet"]
     if file is None and "gpu" not in pool.entry:
         if catalogued(session.found) is None:
@@ -129,7 +129,7 @@ def _twin(session: Session, points: Sequence[Point]) -> tuple[Twin | None, str]:
 
 
 def _calibrated(session: Session, twin: Twin, out: Path) -> dict[str, Any]:
-    """The errors before and after, how well loads that a fit has not seen are predicted, and the predictions after."""
+    """The errors before and after, the errors at loads that the fit has not seen, and the predictions after."""
     before = twin.errors()
     source = f"headway load {session.found.url}, {session.began:%Y-%m-%d}"
     coefficients, fits = twin.calibrated(out, source, session.found.version)
@@ -143,7 +143,7 @@ def _calibrated(session: Session, twin: Twin, out: Path) -> dict[str, Any]:
 
 
 def _held_out(fits: Sequence[FitResult]) -> dict[str, float]:
-    """Errors at loads that were left out of a fit in turn."""
+    """Errors at loads that were left out of the fit in turn."""
     return next((dict(each.held_out) for each in fits if each.held_out), {})
 
 

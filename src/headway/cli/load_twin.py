@@ -1,4 +1,4 @@
-"""What the simulator predicts of loads that were measured, before and after a calibration to them."""
+"""Predictions of the simulator for measured loads, before and after a calibration to them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from headway.core.errors import HeadwayError
 from headway.serving.load_generator.sweep import Point
 
 LEAST_REQUESTS = 5
-"""A load with fewer whole answers is not compared."""
+"""A load with fewer complete answers is not compared."""
 JUDGED = {"e2e_mean": "E2E", "itl_mean": "ITL", "ttft_mean": "TTFT"}
 Predicted = dict[str, float]
 
 
 class Twin(Struct, frozen=True):
-    """The loads as experiments on the pool that a fleet file describes."""
+    """The loads as experiments on the pool in a fleet file."""
 
     runs: tuple[FoundRun | None, ...]
     """None: not comparable."""
@@ -45,9 +45,10 @@ class Twin(Struct, frozen=True):
         url: str = "",
         pool: str | None = None,
     ) -> Twin:
-        """`fleet_text` describes the pool, unless there is a `file`; in it, `pool`, or the one with the engine's `url`.
+        """`fleet_text` describes the pool, unless there is a `file`; then `pool` names it, or it is the pool with the
+        engine's `url`.
 
-        HeadwayError, also without points, if it cannot be simulated, or if several pools might be the engine's.
+        HeadwayError, even without points, if it cannot be simulated, or if several pools might be the engine's.
         """
         flags = {} if file is None else {"fleet": file, "pool": pool or _pool_with(file, url) or None}
         fleet = MeasuredFleet(flags, fleet_text, Path("fleet.yaml"))
@@ -78,7 +79,7 @@ class Twin(Struct, frozen=True):
         return {key: sum(values) / len(values) for key, values in found.items() if values}
 
     def calibrated(self, out: Path, source: str, version: str) -> tuple[Coefficients, list[FitResult]]:
-        """Fit the step times to the loads, and write them to `out`. HeadwayError if they determine none."""
+        """Fit the step times to the loads, and write them to `out`. HeadwayError if the loads determine none."""
         known = [each for each in self.runs if each is not None]
         if not known:
             raise HeadwayError("no load has enough whole answers to calibrate by")
@@ -90,7 +91,7 @@ class Twin(Struct, frozen=True):
 
 
 def _pool_with(file: Path, url: str) -> str:
-    """The name of the fleet file's pool that has this endpoint; empty: none has it."""
+    """The name of the fleet file's pool with this endpoint; empty if there is none."""
     document, _ = strict_yaml.read(file)
     pools = [each for each in document.get("fleet") or () if isinstance(each, dict)]
     named = {

@@ -1,4 +1,4 @@
-"""What `validate` and `calibrate` share: measured runs, and the fleet that they were measured on."""
+"""Common parts of `validate` and `calibrate`: measured runs, and the fleet on which they were measured."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ NAMES = tuple(
     " token_ids".split()
 )
 DEFAULT_ENGINE = "vllm"
-"""Of runs whose engine nobody names."""
+"""Engine of runs that do not name one."""
 STEP_SETTINGS = ("tp", "max_num_seqs", "max_num_batched_tokens")
-"""Options that a log of iterations gives, too."""
+"""Options that a log of iterations may also give."""
 QUANTIZATIONS = {
     "none": "none",
     "fp8": "fp8",
@@ -60,37 +60,37 @@ QUANTIZATIONS = {
     "gptq_marlin": "gptq",
     "mxfp4": "mxfp4",
 }
-"""`quantization` of a fleet file by what vLLM calls it, which has others for those of a repository's own config."""
+"""`quantization` of a fleet file by vLLM's name. vLLM also has names for a repository's own config."""
 RELEASE = re.compile(r"\d+\.\d+(\.\d+)?")
 ANY_MODEL = "llama-3.1-8b"
-"""Stands for the model where only GPU and engine matter."""
+"""Stands in for the model if only GPU and engine matter."""
 WORKLOAD = {"prompt_tokens": 1, "output_tokens": 1, "num_requests": 1, "arrivals": 1.0}
-"""Stands for the workload of a scenario that is made for its fleet only."""
+"""Stands in for the workload of a scenario that is used only for its fleet."""
 
 
 def take(flags: dict[str, Any]) -> dict[str, Any]:
-    """Remove the options on the fleet from a command's flags, and return those that were used."""
+    """Remove the fleet options from a command's flags, and return those that were used."""
     return used_flags({name: flags.pop(name) for name in NAMES})
 
 
 def used(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The options on the fleet that were used."""
+    """The fleet options that were used."""
     return used_flags({name: flags[name] for name in NAMES})
 
 
 class FoundRun(Struct, frozen=True):
-    """A run as an experiment on the pool that it was measured on."""
+    """A run as an experiment on the pool that was measured."""
 
     file: Path
     run: MeasuredRun
     experiment: ServingExperiment
     pool: Pool
     coefficients: Coefficients
-    """Of the fleet file, else of the catalog."""
+    """Coefficients of the fleet file, otherwise of the catalog."""
 
 
 def of_steps(logs: Sequence[StepLog], flags: Mapping[str, Any]) -> tuple[Pool, Coefficients]:
-    """The pool whose iterations were logged: by options, else by the logs. HeadwayError if it is not clear."""
+    """The pool whose iterations were logged, from options, otherwise from the logs. HeadwayError if it is ambiguous."""
     if len({str(each.about.get("model", "")) for each in logs}) > 1:
         raise HeadwayError("logs of iterations of several models: expected those of one; calibrate each on its own")
     told: dict[str, Any] = {}
@@ -106,7 +106,7 @@ def of_steps(logs: Sequence[StepLog], flags: Mapping[str, Any]) -> tuple[Pool, C
 
 
 def _options(about: Mapping[str, Any], flags: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Options that a log tells."""
+    """Options that a log gives."""
     if "device" in about and "gpu" not in flags:
         yield "gpu", _gpu(str(about["device"]))
     if release := RELEASE.match(str(about.get("version", ""))):
@@ -117,7 +117,7 @@ def _options(about: Mapping[str, Any], flags: Mapping[str, Any]) -> Iterator[tup
 
 
 def _pool_entry(about: Mapping[str, Any], file: str) -> Iterator[tuple[str, Any]]:
-    """Keys of a fleet file's pool that a log tells and no option. HeadwayError for weights that it does not name."""
+    """Keys of a fleet file's pool that only the log gives. HeadwayError for weights that it does not name."""
     if about.get("pp", 1) != 1:
         yield "pp", int(about["pp"])
     if str(about.get("kv_cache_dtype", "")).startswith("fp8"):
@@ -139,16 +139,16 @@ def _gpu(device: str) -> str:
 
 
 def is_runs(path: Path) -> bool:
-    """Whether a path holds runs of a load generator or records, rather than a table."""
+    """Whether a path contains runs of a load generator or records, and not a table."""
     return served.is_records(path) or read.is_runs(path)
 
 
 def found_runs(
     path: Path, flags: Mapping[str, Any], shortened: Callable[[MeasuredRun], MeasuredRun] = lambda run: run
 ) -> tuple[list[FoundRun], list[str]]:
-    """The runs of one file or folder, each `shortened`, and those that were skipped, with reasons.
+    """The runs of one file or folder, each `shortened`, and the skipped runs with reasons.
 
-    HeadwayError if the format is not known, nothing can be used, or the fleet is not given.
+    HeadwayError if the format is unknown, no run can be used, or the fleet is not given.
     """
     if served.is_records(path):
         runs, skipped, text = served.read(path)
@@ -162,7 +162,7 @@ def found_runs(
 
 
 class MeasuredFleet:
-    """The pools that runs were measured on: by options, by the runs' own files, by a fleet file, in this order."""
+    """The measured pools: from options, the runs' own files, or a fleet file, in this order."""
 
     def __init__(
         self,
@@ -171,8 +171,8 @@ class MeasuredFleet:
         source: Path | None = None,
         entry: Mapping[str, Any] | None = None,
     ) -> None:
-        """`text`: the fleet file that records hold, used without `--fleet`; `source` is the records' place. `entry`:
-        further keys of the pool, where there is no such file."""
+        """`text`: the fleet file in the records, used without `--fleet`; `source`: the records' location. `entry`:
+        further keys of the pool, if there is no such file."""
         self._flags, self._entry = dict(flags), dict(entry or {})
         path = self._flags.pop("fleet", None)
         self._pool = self._flags.pop("pool", None)
@@ -196,7 +196,7 @@ class MeasuredFleet:
         return FoundRun(path, run, one, pool, coefficients)
 
     def pool(self, run: MeasuredRun) -> tuple[Pool, Coefficients]:
-        """The pool of a run, and its step times. HeadwayError if it is not clear."""
+        """The pool of a run, and its step times. HeadwayError if it is ambiguous."""
         flags, document = dict(self._flags), self._document
         if document is None:
             if "gpu" not in flags:
@@ -218,7 +218,7 @@ class MeasuredFleet:
 
     @property
     def proxied(self) -> list[str]:
-        """Names of the fleet file's pools that cannot be simulated, for they name no GPU."""
+        """Names of the fleet file's pools that cannot be simulated because they name no GPU."""
         return [] if self._document is None or "gpu" in self._flags else proxied_names(self._document)
 
     @staticmethod

@@ -180,11 +180,11 @@ _CHOICES = (
     "max_replicas",
     "speculative",
 )
-"""Options of the search; the others change the scenario."""
+"""Options of the search; other options change the scenario."""
 
 
 def _forecast_of(asked: Mapping[str, Any], others: Mapping[str, Any]) -> DemandForecast | None:
-    """The forecast of `--demand`; None without it. HeadwayError for options that do not go together."""
+    """The forecast of `--demand`; None without it. HeadwayError for incompatible options."""
     if asked["demand"] is None:
         for name in ("reserved_usd", "spot_usd"):
             if asked[name] is not None:
@@ -193,7 +193,7 @@ def _forecast_of(asked: Mapping[str, Any], others: Mapping[str, Any]) -> DemandF
     for name in _OF_WORKLOADS:
         if others.get(name) is not None:
             raise HeadwayError(f"{flag(name)}: not with --demand, whose requests are the busiest recorded hour's")
-    from headway.forecast.demand_file import load  # imports pyarrow, which other plans do not need
+    from headway.forecast.demand_file import load  # imports pyarrow; other plans do not need it
 
     return load(asked["demand"])
 
@@ -222,7 +222,7 @@ def _options(flags: dict[str, Any], own_gpus: Sequence[Mapping[str, Any]]) -> Ca
 
 
 def _situations(text: str) -> Iterator[Situation]:
-    """The situations that the option names, as in "load=3,lose=1,lose-region=1"."""
+    """The situations in the option, such as "load=3,lose=1,lose-region=1"."""
     for each in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = each.partition("=")
         if name == "load":

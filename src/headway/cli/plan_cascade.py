@@ -104,7 +104,7 @@ def cascade(
 
 
 def _gpus(text: str | None, per_server: int | None, find: Callable[[str], Gpu]) -> tuple[int | None, tuple[Offer, ...]]:
-    """A number of the first pool's, or types with numbers and prices."""
+    """A number of the first pool's GPUs, or types with numbers and prices."""
     if text is None:
         return None, ()
     if text.isdecimal() and int(text):

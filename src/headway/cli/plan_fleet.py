@@ -1,4 +1,4 @@
-"""`headway plan fleet`: one fleet for several models on the GPUs at hand; the work is in `planning.fleet`."""
+"""`headway plan fleet`: one fleet for several models on the available GPUs; the work is in `planning.fleet`."""
 
 from __future__ import annotations
 
@@ -146,6 +146,6 @@ def _source(
 
 
 def _named(models: tuple[str, ...]) -> dict[str, str]:
-    """Requested names -> models of the catalog; a name alone is both."""
+    """Requested names and their models in the catalog; a name alone stands for both."""
     pairs = [each.partition("=") for each in models]
     return {name.strip(): (model or name).strip() for name, _, model in pairs}

@@ -1,4 +1,4 @@
-"""What `simulate` and `compare` share: the choice of a scenario, and the output of its runs."""
+"""Common parts of `simulate` and `compare`: the choice of a scenario, and the output of its runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def choose(
 ) -> Scenario:
     """The scenario of a file or of options alone; options override the file. `name` is used without a file.
 
-    Says on stderr what the preset of policies does with its fleet: of variants, for the first that has it.
+    Explains the preset of policies on stderr; with variants, for the first one that uses it.
     """
     chosen = _chosen(name, scenario, preset, flags)
     if variant is not None:
@@ -98,7 +98,7 @@ class Outputs(Struct, frozen=True):
 
 
 class RunResult(Struct, frozen=True, omit_defaults=True):
-    """One run, as in JSON."""
+    """One run in the JSON output."""
 
     policies: dict[str, str]
     num_requests: int
@@ -111,11 +111,11 @@ class RunResult(Struct, frozen=True, omit_defaults=True):
     notes: tuple[str, ...]
     metrics: dict[str, float | int | None]
     intervals: dict[str, Estimate] = {}
-    """Of metrics over several seeds."""
+    """Intervals of metrics over several seeds."""
     verdicts: dict[str, Verdict] = {}
-    """Of metrics over several seeds, against the best run."""
+    """Verdicts on metrics over several seeds, against the best run."""
     bands: dict[str, Band] = {}
-    """Of latencies: where the error of the step times leaves them."""
+    """Bands of latencies, given the error of the step times."""
 
 
 class RunResults(Struct, frozen=True, omit_defaults=True):
@@ -127,11 +127,11 @@ class RunResults(Struct, frozen=True, omit_defaults=True):
     scenario: str
     results: list[RunResult]
     seeds: tuple[int, ...] = ()
-    """Of the intervals; `metrics` are those of the first one."""
+    """Seeds of the intervals; `metrics` come from the first seed."""
 
 
 def results(runs: Sequence[Run], scenario: Scenario, seeded: SeededMetrics | None = None) -> RunResults:
-    """The runs of a scenario, as in JSON."""
+    """The runs of a scenario for JSON output."""
     origin = provenance(scenario)
     intervals, verdicts = ([{} for _ in runs], [{} for _ in runs]) if seeded is None else _over_seeds(seeded)
     return RunResults(
@@ -161,7 +161,7 @@ def results(runs: Sequence[Run], scenario: Scenario, seeded: SeededMetrics | Non
 
 
 def _over_seeds(seeded: SeededMetrics) -> tuple[list[dict[str, Estimate]], list[dict[str, Verdict]]]:
-    """By run: the intervals of its metrics, and the verdicts on those of the table."""
+    """For each run: the intervals of its metrics, and verdicts on the table's metrics."""
     runs = range(len(seeded.flat))
     estimates = [{key: seeded.estimate(i, key) for key in seeded.flat[i][0]} for i in runs]
     intervals = [{key: each for key, each in of_run.items() if each is not None} for of_run in estimates]
@@ -185,7 +185,7 @@ def with_clairvoyant(runs: Sequence[Run], scenario: Scenario) -> list[Run]:
 
 
 def deliver(runs: Sequence[Run], scenario: Scenario, outputs: Outputs, seeded: SeededMetrics | None = None) -> None:
-    """Write the requested files, then print; last, which of the user's own policies break a rule."""
+    """Write the requested files, then print; at last, report the user's policies that break a rule."""
     command = " ".join(["headway", *sys.argv[1:]])
     if outputs.out is not None:
         _write_folder(runs, scenario, outputs.out, seeded)
@@ -210,14 +210,15 @@ def deliver(runs: Sequence[Run], scenario: Scenario, outputs: Outputs, seeded: S
 
 
 def _with_folder(path: Path) -> Path:
-    """The path, after its folder was created."""
+    """The path, after creating its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def _write_folder(runs: Sequence[Run], scenario: Scenario, folder: Path, seeded: SeededMetrics | None) -> None:
-    """Write `results.json` and the records: of a single run into the folder itself, of several into a folder each."""
-    from headway import records  # imports pyarrow, which a table does not need
+    """Write `results.json` and the records: for a single run into the folder, for several runs into one subfolder
+    each."""
+    from headway import records  # imports pyarrow; a table does not need it
 
     for run, variant in zip(runs, variants(scenario), strict=True):
         own = folder if len(runs) == 1 else folder / re.sub(r"[^\w.-]+", "-", "--".join(run.policies.values()))

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from headway.gateway.gateway import Gateway
 
 _SCHEDULER_S = 1.0
-"""Shutdown time of the scheduler; its workers have ended by then."""
+"""Shutdown time of the scheduler, whose workers have ended by then."""
 
 
 class ServeOptions(LiveOptions, frozen=True):
-    """And those on workers and requests."""
+    """The live options, and those for workers and requests."""
 
     workers: int
     access_log: Path | None
@@ -89,7 +89,7 @@ def command(
 
 
 def _serve(file: FleetFile, options: ServeOptions) -> None:
-    """Serve until a signal, in a process that is started again if it is killed."""
+    """Serve until a signal, in a process that is restarted if it is killed."""
     host, port, workers, tls = options.host, options.port, options.workers, options.tls()
     plan = file.plan
     plan = replace(plan, settings=replace(plan.settings, hosts=(*plan.settings.hosts, host)))
@@ -123,7 +123,7 @@ def _serve(file: FleetFile, options: ServeOptions) -> None:
 
 
 def _check_autopilot(file: FleetFile, options: ServeOptions) -> None:
-    """HeadwayError if the autopilot cannot do its work."""
+    """HeadwayError if the autopilot cannot work with these options."""
     if file.scenario.spec.autopilot is None:
         raise HeadwayError(
             f"--autopilot: {file.path} has no section autopilot; expected autopilot: {{allow: [routing]}}"
@@ -135,7 +135,7 @@ def _check_autopilot(file: FleetFile, options: ServeOptions) -> None:
 
 
 def _companions(gateway: Gateway, file: FleetFile, options: ServeOptions) -> list[Companion]:
-    """What runs beside the gateway, by its records."""
+    """Tasks that run in parallel to the gateway and use its records."""
     found: list[Companion] = []
     if options.records is not None and options.autopilot:
         found.append(Autopilot(gateway, file, options.records))
@@ -145,7 +145,7 @@ def _companions(gateway: Gateway, file: FleetFile, options: ServeOptions) -> lis
 
 
 def _num_clients(plan: ServingPlan) -> int:
-    """Clients whose requests engines may run, or the gateway hold, at a time."""
+    """Clients whose requests may run at engines or be held by the gateway at a time."""
     running = sum(each.pool.engine.max_num_seqs * max(len(each.endpoints), each.num_initial) for each in plan.pools)
     return running + plan.settings.max_held * len(plan.names)
 
@@ -158,7 +158,7 @@ def _run(
     tls: web_server.Tls | None,
     is_restart: bool,
 ) -> None:
-    """Serve until a signal, at these sockets."""
+    """Serve at these sockets until a signal."""
     from headway.gateway.server.app import application
     from headway.gateway.server.middleware import with_middleware
     from headway.gateway.workers.supervisor import WorkerSupervisor
@@ -201,7 +201,7 @@ def _run(
 
 
 def _access_log_file(path: Path) -> Path:
-    """The file, which can be written. HeadwayError if it cannot."""
+    """The access log's file. HeadwayError if it cannot be written."""
     path = Path("/dev/stdout") if path == Path("-") else path.absolute()
     JsonLinesFile(path, is_shared=True).close()
     return path

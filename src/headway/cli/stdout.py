@@ -1,4 +1,4 @@
-"""Stdout is for what Headway prints: libraries written in C, and engines that a command starts, write to stderr."""
+"""Reserves stdout for Headway's output: C libraries and engines started by a command write to stderr instead."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 
 
 def keep_for_ourselves() -> None:
-    """Lead `sys.stdout` to a file descriptor of its own, and descriptor 1, which others write to, to stderr.
+    """Move `sys.stdout` to a new file descriptor, and redirect descriptor 1, which others write to, to stderr.
 
-    Without effect where either stream is closed or replaced. For a program's start: it is never undone.
+    Has no effect if either stream is closed or replaced. Call it at a program's start; it cannot be undone.
     """
     try:
         if sys.stdout.fileno() != 1 or sys.stderr.fileno() != 2:

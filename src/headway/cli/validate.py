@@ -144,13 +144,13 @@ def _validate_steps(
 
 
 Measured = tuple[Path, ServingExperiment, Coefficients | None]
-"""A file, one of its experiments, and the step times of its fleet file; None: it has none."""
+"""A file, one of its experiments, and the step times of its fleet file; None if it has none."""
 
 
 def _experiments(
     measurements: tuple[Path, ...], flags: Mapping[str, Any], skip_bad: bool
 ) -> tuple[list[Measured], list[str], list[str]]:
-    """The experiments of all files, what is left out of them, and what is assumed about the others."""
+    """The experiments of all files, omissions, and assumptions."""
     experiments: list[Measured] = []
     refused: list[str] = []
     notes: list[str] = []
@@ -168,7 +168,8 @@ def _experiments(
                 if same.run.rows is not None or one.run.rows is None:
                     refused.append(f"{one.run.where}: the same as {same.run.where}")
                     continue
-                refused.append(f"{same.run.where}: the same as {one.run.where}")  # the requests say more
+                # the requests contain more information
+                refused.append(f"{same.run.where}: the same as {one.run.where}")
                 experiments = [each for each in experiments if each[1] is not same.experiment]
                 runs.remove(same)
             runs.append(one)

@@ -1,1 +1,1 @@
-"""Pure planners: a problem in, a plan out. What a simulator would say is asked of an Evaluator that is handed in."""
+"""Pure planners: they turn a problem into a plan. Simulation results come from an Evaluator that is passed in."""

@@ -55,13 +55,13 @@ from headway.sim.replica_resources import kv_blocks
 ALLOWED = 0.05
 """Share of requests that may miss their SLO."""
 MOST_TOKENS = 2**15
-"""Of an iteration. For an engine with more, each further doubling is evaluated once."""
+"""Tokens of an iteration. For an engine with more, each further doubling is evaluated once."""
 SLACK = 0.9
 """Allowance for sizes between doublings."""
 BUCKETS = 6
-"""Of the requests of a class, by size: only large requests are worth leaving late."""
+"""Classes of request sizes: only large requests are worth leaving late."""
 SAFE = 1.0 - 1e-6
-"""Takes the solver's tolerance off the bound."""
+"""Removes the solver's tolerance from the bound."""
 TIME_LIMIT_S = 60.0
 RESOURCES = 3
 Mask = npt.NDArray[np.bool_]
@@ -79,7 +79,7 @@ class PeakRates(Struct, frozen=True):
     tick_s: float
     """The shortest iteration."""
     kv_tokens: float
-    """inf: unbounded, because requests share prefixes."""
+    """KV capacity; inf means unbounded, because requests share prefixes."""
     seats: float
 
 
@@ -94,27 +94,27 @@ class FluidPool(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class DueWork:
-    """One model's requests, one element each. A time of `inf`: nothing is due."""
+    """One model's requests, one element each. A time of `inf` means nothing is due."""
 
     arrival_s: Floats
     first_by_s: Floats
-    """When the first token is due; not after `done_by_s`."""
+    """When the first token is due, at most `done_by_s`."""
     done_by_s: Floats
     prompt_tokens: Floats
     output_tokens: Floats
     first_group: npt.NDArray[np.int64]
-    """Its tier, if some first tokens of that tier may be late; -1: this one must be in time."""
+    """Tier of the first token, if some first tokens of that tier may be late; -1 if this one must be in time."""
     done_group: npt.NDArray[np.int64]
-    """The same for its end."""
+    """The same for the request's end."""
 
     @property
     def dues(self) -> tuple[tuple[str, Floats, npt.NDArray[np.int64]], ...]:
-        """What is due, when, and in which group."""
+        """For each due event: its name, time and group."""
         return ("first", self.first_by_s, self.first_group), ("done", self.done_by_s, self.done_group)
 
 
 class PaidSpan(Struct, frozen=True):
-    """The time that is paid for, and the number of slots."""
+    """The paid time, and the number of slots."""
 
     from_s: float
     to_s: float
@@ -130,9 +130,9 @@ def gpu_hours_bound(
     slo: DefaultSlo | None = None,
     to_the_end: bool = True,
 ) -> float | None:
-    """GPU-hours from `warmup_s` to the end of a run that no plan for the same fleet and trace goes below.
+    """A lower bound on the GPU-hours from `warmup_s` to the end of a run, for all plans of the same fleet and trace.
 
-    Of the records only the trace and the end of the run are used: the bound holds for every run that ends then and
+    Only the trace and the end of the run are read from the records: the bound holds for every run that ends then and
     serves the trace in time, as defined above. `to_the_end`: the run lasts until everything is done, because no
     `until_s` stops it. Takes seconds. None for combos, whose work is divided. HeadwayError if no plan serves the trace
     in time, or without highspy.
@@ -208,7 +208,7 @@ def _peak_rates(pool: Pool, step: AnyStepModel, longest_tokens: int, shares_pref
 
 
 class _Trace:
-    """A trace, the times at which it is due, and its groups that may miss: the tier, or -1."""
+    """A trace, the due times of its requests, and their groups that may miss: the tier, or -1."""
 
     def __init__(self, records: Records, slo: DefaultSlo, warmup_s: float, to_the_end: bool) -> None:
         self.records = records
@@ -229,13 +229,13 @@ class _Trace:
         self._stays = self._column("timeout_s", None) == inf
 
     def _column(self, name: str, default: float | None) -> Floats:
-        """A column of the workload, with `default`, else inf, for what is NaN or absent."""
+        """A column of the workload. NaN and missing values become `default`, or inf without one."""
         column = self.records.workload.get(name)
         values = np.full(len(self.arrival_s), np.nan) if column is None else np.asarray(column, "f8")
         return np.asarray(np.where(np.isnan(values), inf if default is None else default, values))
 
     def servable(self, fleet: Fleet, model: str) -> Mask:
-        """Requests for a model, by any of its names, that a replica can hold and no client gives up."""
+        """Requests for a model, by any of its names, that fit into a replica and that no client cancels."""
         pools = [pool for pool in fleet.pools if pool.model.name == model]
         held = self.prompt + self.output <= max(_longest_tokens(pool) for pool in pools)
         code = self.records.workload.get("model")
@@ -245,7 +245,8 @@ class _Trace:
         return np.asarray(np.isin(code, ours) & held & self._stays)
 
     def work(self, rows: Mask) -> DueWork:
-        """Some of the requests. With shared prefixes, a prompt counts as one token: any request may compute it."""
+        """Some of the requests. With shared prefixes, a prompt counts as one token, because any request may compute
+        it."""
         tokens = self.prompt if self.records.prefixes is None else np.ones_like(self.prompt)
         return DueWork(
             self.arrival_s[rows],
@@ -266,7 +267,8 @@ def _longest_tokens(pool: Pool) -> int:
 
 @dataclass(frozen=True)
 class _RequestClass:
-    """The slots in which it may be done, R_cke (kinds by resources), and what its largest requests take."""
+    """The slots in which a class may be done, R_cke (kinds by resources), and the resource needs of its largest
+    requests."""
 
     model: str
     slots: range
@@ -342,7 +344,7 @@ def _classes(
 
 
 def _sizes(what: str, work: DueWork, rows: npt.NDArray[np.intp], peak: PeakRates) -> Floats:
-    """Requests by resources: seconds of computing, KV token-seconds, seat-seconds."""
+    """The requests' needs by resource: seconds of computing, KV token-seconds, seat-seconds."""
     prompt = work.prompt_tokens[rows]
     sizes = np.zeros((len(rows), RESOURCES))
     if what == "first":
@@ -373,7 +375,7 @@ def _solve(
     paid_from_s: float,
     misses: Mapping[Group, float],
 ) -> float:
-    """The program, with the letters of the module's first lines."""
+    """The linear program, with the letters of the module docstring."""
     model, h = new_model(), np.diff(edges)
     x = [reals(model, np.full(len(h), inf)) for _ in pools]
     has = [(1.0, peak.kv_tokens, peak.seats) for _, peak in kinds]
@@ -389,7 +391,7 @@ def _solve(
         own = [k for k, (name, _) in enumerate(kinds) if name == each.model]
         for e in range(RESOURCES):
             if not all(each.needs[k, e] > 0 and has[k][e] < inf for k in own):
-                continue  # on some kind it costs nothing of this resource
+                continue  # some kind has no cost for this resource
             y = reals(model, np.ones(len(own) * len(each.slots)))
             for (k, s), variable in zip(((k, s) for k in own for s in each.slots), y, strict=True):
                 used[k, s, e].append((float(each.needs[k, e]), variable))

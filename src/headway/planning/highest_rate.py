@@ -1,4 +1,4 @@
-"""The highest rate that is served in time, found in few trials, each of which is a simulation. Pure."""
+"""Finds the highest rate that is served in time in few trials, each of which is a simulation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from math import exp, log
 
 Strains = Sequence[float]
-"""For each limit, the logarithm of the load over it: 0 at the limit, more beyond. Always in the same order."""
+"""For each limit, the logarithm of load over limit: 0 at the limit, positive beyond. The order is fixed."""
 Trial = tuple[float, Strains]
-"""The logarithm of a rate, and the strains at that rate."""
+"""The logarithm of a rate, and its strains."""
 MOST = log(4.0)
-"""Bound of a strain, either way: larger values do not tell how far the limit is."""
+"""Bound of a strain in both directions, because larger values do not show the distance to the limit."""
 FARTHEST = log(1.35)
 """Longest step while all trials are on one side of the limit."""
 LEAST_SLOPE, SLOPE, MOST_SLOPE = 2.0, 4.0, 20.0
@@ -22,11 +22,12 @@ EDGE = 0.25
 def highest(strains: Callable[[float], Strains], start: float, floor: float, ceiling: float, precision: float) -> float:
     """The rate at which the first strain rises above 0, to within `precision`.
 
-    The search takes strains for straight lines over the logarithm of the rate. The result is where the first crosses 0:
-    between two trials that are `precision` apart, or next to a trial so near that the slope hardly matters. Each trial
-    lies half the precision to one side of the estimated crossing, so that two trials suffice if the estimate is right.
-    A strain that is flat up to the limit bends there, and such estimates would creep up on it: after two trials on one
-    side of the limit, the interval is halved. 0 if even `floor` is too high; at most `ceiling`.
+    The search assumes that strains are straight lines over the logarithm of the rate. The result is where the first
+    line crosses 0: between two trials that are `precision` apart, or beside a trial so near that the slope hardly
+    matters. Each trial lies half the precision to one side of the estimated crossing, so that two trials suffice if the
+    estimate is right. A strain that is flat up to the limit bends there, and estimates would approach it slowly: after
+    two trials on one side of the limit, the interval is therefore halved. 0 if even `floor` is too high; at most
+    `ceiling`.
     """
     width, lowest, uppermost = log(precision), log(floor), log(ceiling)
     at = min(max(log(start), lowest), uppermost)
@@ -58,7 +59,7 @@ def highest(strains: Callable[[float], Strains], start: float, floor: float, cei
 
 
 def _beyond(here: Trial, before: Trial | None, width: float) -> float:
-    """The next trial, on the other side of the estimated limit."""
+    """The next trial, beyond the estimated limit."""
     step = _step(here, before) + (width / 2 if max(here[1]) <= 0 else -width / 2)
     return here[0] + min(max(step, -FARTHEST), FARTHEST)
 
@@ -74,7 +75,8 @@ def _step(here: Trial, before: Trial | None) -> float:
 
 
 def _between(low: Trial, high: Trial, width: float) -> float:
-    """The next trial: half the precision off the estimated limit towards the farther end, and not close to an end."""
+    """The next trial: offset by half the precision from the estimated limit towards the farther end, and not close to
+    an end."""
     gap, share = high[0] - low[0], _share(low, high)
     at = low[0] + share * gap + (width / 2 if share < 0.5 else -width / 2)
     return min(max(at, low[0] + EDGE * gap), high[0] - EDGE * gap)

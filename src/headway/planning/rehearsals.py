@@ -1,4 +1,4 @@
-"""Rehearsals: what planners need of a simulator, and a cache of results, each under a digest of its inputs."""
+"""Rehearsals: the simulator interface of planners, and a cache of results under digests of their inputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Watch = Callable[[RequestSource], RequestSource]
 Progress = Callable[[int, int], None]
 """Called with the number of rehearsals done, and the number expected in all."""
 NOT_SIMULATING = ("cli", "report")
-"""Parts of Headway on which no simulation depends."""
+"""Parts of Headway that no simulation depends on."""
 
 
 OF_HARDWARE = frozenset((
@@ -45,25 +45,25 @@ OF_HARDWARE = frozenset((
     "api_key", "api", "processes", "kubernetes", "min_replicas", "max_replicas", "slots",
     "scheduled_min_replicas",
 ))  # fmt: skip
-"""Keys of a pool that a plan sets anew, or that belong to the pool's own GPUs; the others describe model and engine."""
+"""Keys of a pool that a plan sets, or that belong to the pool's own GPUs. The other keys describe model and engine."""
 OF_SHAPE = frozenset(("pp", "ep", "dp"))
 
 
 def model_keys(pool: Mapping[str, Any], without: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The keys of a pool that hold on any GPU."""
+    """The keys of a pool that are valid on any GPU."""
     return {key: value for key, value in pool.items() if key not in OF_HARDWARE and key not in without}
 
 
 class Simulator(Protocol):
-    """Simulates scenarios that have one variant. Can be pickled, for worker processes.
+    """Simulates scenarios with a single variant. Can be pickled for worker processes.
 
-    Every method raises HeadwayError where the scenario cannot be run.
+    Every method raises HeadwayError if the scenario cannot be run.
     """
 
     def records(self, scenario: Scenario, watch: Watch | None = None) -> Records:
-        """Simulate. A planner reads the few metrics it needs: a whole summary takes several times as long.
+        """Simulate. A planner reads the few metrics that it needs, because a whole summary takes several times as long.
 
-        `watch` may wrap the source of requests, and end the run by an exception of its own.
+        `watch` may wrap the source of requests, and may end the run with its own exception.
         """
 
     def policies(self, scenario: Scenario) -> Policies:
@@ -111,9 +111,9 @@ class Resources:
 
 
 def first_policies(scenario: Scenario) -> str:
-    """That the first of several sets of policies is planned with; empty if there is one.
+    """A note that only the first of several sets of policies is planned; empty if there is one.
 
-    Sets that differ in their scalers alone count as one.
+    Sets that differ only in their scalers count as one.
     """
     sets = [structs.replace(each.spec.policies, scaling=None) for each in variants(scenario)]
     if all(each == sets[0] for each in sets):
@@ -128,7 +128,7 @@ def _named(policies: PolicySpecs) -> str:
 
 
 def counted(records: Records, warmup_s: float, slo: DefaultSlo | None, until_s: float = inf) -> Sample:
-    """The requests that a verdict is made from. HeadwayError, with the cause, if there are none."""
+    """The requests on which a verdict is based. HeadwayError with the cause if there are none."""
     found = sample(records, warmup_s, slo, until_s=until_s)
     if not len(found):
         raise HeadwayError(nothing_measured(records.workload["arrival_s"], warmup_s))
@@ -136,7 +136,8 @@ def counted(records: Records, warmup_s: float, slo: DefaultSlo | None, until_s: 
 
 
 def error_class_of(scenario: Scenario, records: Records, used: ReplicaUsage, measured: Sample) -> ErrorClass:
-    """Which measured runs a rehearsal errs like: by its pools, its fullest replica and how long requests waited."""
+    """The class of measured runs with similar errors: by a rehearsal's pools, its fullest replica and the requests'
+    waits."""
     step_times = StepTimes(scenario).coefficients
     pools = [(pool.model, step_times[pool.name]) for pool in scenario.fleet.all_pools]
     waited_s, e2e_s = (each[measured.finished].sum() for each in (measured.queueing_s, measured.e2e_s))
@@ -150,12 +151,12 @@ class _Entry(msgspec.Struct, frozen=True):
 
 @dataclass
 class RehearsalCache:
-    """A folder with a JSON file for each result. Files that cannot be decoded are ignored."""
+    """A folder with one JSON file per result. Files that cannot be decoded are ignored."""
 
     folder: Path | None
-    """None: no result is found or kept."""
+    """None: no result is read or stored."""
     fresh: bool = False
-    """Find no result, so that everything is simulated again."""
+    """Ignore stored results, so that everything is simulated again."""
     num_found: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -178,7 +179,7 @@ class RehearsalCache:
         return result
 
     def keep(self, key: str, result: Any) -> None:
-        """Write a result. HeadwayError where the folder cannot be written."""
+        """Write a result. HeadwayError if the folder cannot be written."""
         if self.folder is not None:
             entry = _Entry(key, msgspec.Raw(msgspec.json.encode(result)))
             write_text(self.folder / f"{key}.json", msgspec.json.encode(entry).decode())
@@ -192,14 +193,15 @@ class RehearsalCache:
 
 
 class RehearsalRunner:
-    """Runs rehearsals one by one or in worker processes; the cache keeps each as it ends, so that a plan resumes."""
+    """Runs rehearsals one by one or in worker processes. The cache stores each when it ends, so that a plan can
+    resume."""
 
     def __init__(
         self, cache: RehearsalCache, pool: Executor | None, progress: Callable[[int, int], None] | None, total: int
     ) -> None:
         self._cache, self._pool, self._progress = cache, pool, progress
         self.total = total
-        """Rehearsals that are expected in all."""
+        """Total number of expected rehearsals."""
         self.num_done = 0
 
     @property
@@ -207,7 +209,7 @@ class RehearsalRunner:
         return self.num_done - self._cache.num_found
 
     def run(self, tasks: Sequence[tuple[str, Callable[[], T]]], kind: type[T]) -> list[T]:
-        """The results of (key, rehearsal) pairs, in their order. A rehearsal that goes to workers can be pickled."""
+        """The results of (key, rehearsal) pairs, in order. Rehearsals for workers must be picklable."""
         found: dict[int, T] = {}
         for i, (key, _) in enumerate(tasks):
             known: T | None = self._cache.find(key, kind)
@@ -239,9 +241,9 @@ class RehearsalRunner:
 def content_key(
     facts: Any, paths: Iterable[Path] = (), digests: Iterable[bytes] = (), without: tuple[str, ...] = ()
 ) -> str:
-    """A digest of facts (fit for JSON), of files, of further digests, and of the code that simulates.
+    """A digest of facts (fit for JSON), of files, of further digests, and of the simulating code.
 
-    `without` names parts of that code, as in `policies/routing`, that do not count.
+    `without` names parts of the code to leave out, such as `policies/routing`.
     """
     digest = hashlib.sha256(msgspec.json.encode([__version__, _code(without), facts]))
     for each in digests:
@@ -252,7 +254,7 @@ def content_key(
 
 
 def scenario_key(chosen: Scenario, *facts: Any) -> str:
-    """A digest of a scenario without its name, its coefficients, the files that it names, and further facts."""
+    """A digest of a scenario without its name, its coefficients, the named files, and further facts."""
     spec, coefficients = structs.replace(chosen.spec, name=""), StepTimes(chosen).coefficients
     paths = _paths(msgspec.to_builtins([spec.workload, spec.fleet, spec.combos]))
     described = [spec, chosen.fleet, list(coefficients.values()), *facts]
@@ -276,7 +278,8 @@ def _paths(section: Any) -> list[str]:
 
 
 def _folder_digest(path: Path) -> bytes:
-    """Of the names, sizes and times of a folder's files: it may be a model's, whose weights have gigabytes."""
+    """A digest of the names, sizes and times of a folder's files. Contents are not read, because a model's weights have
+    gigabytes."""
     found = sorted(each for each in path.rglob("*") if each.is_file())
     return repr([(str(each.relative_to(path)), (s := each.stat()).st_size, s.st_mtime_ns) for each in found]).encode()
 

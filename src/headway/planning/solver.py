@@ -26,21 +26,22 @@ else:
 Floats = npt.NDArray[np.float64]
 CENT = 0.01
 NEGLIGIBLE = 1e-9
-"""HiGHS takes coefficients up to this for 0."""
+"""HiGHS treats coefficients up to this size as 0."""
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 
 
 class Solution(Struct, frozen=True):
-    """`feasible`: the time limit ended the search before the optimum was proved. `unknown`: before any solution."""
+    """`feasible`: the time limit ended the search before the optimum was proved. `unknown`: it ended before any
+    solution."""
 
     status: Status
     values: tuple[float, ...] = ()
-    """By variable; empty without a solution. Integer variables have whole values."""
+    """Values by variable; empty without a solution. Integer variables have whole values."""
     bound: float | None = None
     """A lower bound on the objective of a mixed-integer program."""
 
     def of(self, variables: Any) -> Floats:
-        """Values of some variables, in the shape in which the variables come."""
+        """Values of some variables, in the shape of the variables."""
         array = np.asarray(variables)
         return np.array([self.values[each.index] for each in array.flat]).reshape(array.shape)
 
@@ -59,7 +60,7 @@ def new_model() -> Model:
 
 @contextmanager
 def _stdout_to_nowhere() -> Iterator[None]:
-    """Discard what is written to file descriptor 1: HiGHS 1.16 greets there before a model can be told to be silent."""
+    """Discard output to file descriptor 1, because HiGHS 1.16 prints a greeting before a model can be silenced."""
     try:
         before, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     except OSError:  # there is no stdout
@@ -90,7 +91,8 @@ def reals(model: Model, upper: Floats) -> Any:
 def dot(coefficients: Iterable[float], variables: Iterable[Any]) -> Expression:
     """The sum of coefficient times variable.
 
-    Without coefficients of at most `NEGLIGIBLE`, alone and relative to the largest: HiGHS refuses them in a row.
+    Coefficients of at most `NEGLIGIBLE`, absolutely or relative to the largest, are dropped, because HiGHS rejects them
+    in a row.
     """
     from highspy.highs import highs_linear_expression
 
@@ -102,10 +104,10 @@ def dot(coefficients: Iterable[float], variables: Iterable[Any]) -> Expression:
 
 
 def minimise(model: Model, cost: Expression, time_limit_s: float = 10.0, gap: float = 0.0) -> Solution:
-    """Minimise `cost` to a relative gap of `gap`.
+    """Minimise `cost` to the relative gap `gap`.
 
-    Tolerances are 1e-6 of a row, and 1e-6 of the smallest cost that is not 0. The same model gives the same solution,
-    unless the time limit ends the search. HeadwayError where the objective is unbounded.
+    Tolerances are 1e-6 for a row, and 1e-6 of the smallest nonzero cost. The same model gives the same solution, unless
+    the time limit ends the search. HeadwayError if the objective is unbounded.
     """
     from highspy import HighsModelStatus, SolutionStatus
 
@@ -132,9 +134,9 @@ def minimise(model: Model, cost: Expression, time_limit_s: float = 10.0, gap: fl
 
 
 def _scale(cost: Floats) -> float:
-    """A divisor of costs with which HiGHS's absolute gap of 1e-6 is small next to any cost.
+    """A divisor of costs that makes HiGHS's absolute gap of 1e-6 small relative to any cost.
 
-    Prices in whole cents are counted in cents: HiGHS then knows that objectives are whole numbers.
+    Prices in whole cents are counted in cents, so that HiGHS knows that objectives are whole numbers.
     """
     sizes = np.abs(cost[cost != 0])
     if not len(sizes):

@@ -1,4 +1,4 @@
-"""Whether a rehearsed fleet keeps up with its requests: batch means of waits and of SLO attainment. Pure.
+"""Decides whether a rehearsed fleet keeps up with its requests, by batch means of waits and of SLO attainment.
 
 A fleet close to saturation serves its first thousand requests in time and falls behind later. In a run of finite length
 the difference between a queue that grows and one that only varies is statistical. So a run is divided into batches of
@@ -19,17 +19,17 @@ from headway.metrics.interval import interval, quantile
 
 Floats = npt.NDArray[np.float64]
 NUM_BATCHES = 10
-"""Few and long, so that the mean of one batch tells little about the next one's."""
+"""Few, long batches, so that one batch's mean is nearly independent of the next one's."""
 NEGLIGIBLE_S = 0.05
-"""Growth of waits over a whole run that does not count."""
+"""Growth of waits over a whole run that is ignored."""
 PRECISE = 0.02
-"""Half of the interval of a settled run's attainment."""
+"""Largest half interval of the attainment in a settled run."""
 LENGTHEN = 4
 """Factor on the number of requests from one rehearsal to the next."""
 
 
 class Stability(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a run of so many requests shows about longer ones."""
+    """The implications of a run for longer runs."""
 
     num_requests: int
     attainment: float
@@ -38,20 +38,20 @@ class Stability(Struct, frozen=True, forbid_unknown_fields=True):
     """The 95% interval of the attainment, by batch means."""
     attainment_high: float
     wait_growth: float
-    """Growth of the time to the first token, in seconds a second: about the share by which load exceeds capacity."""
+    """Growth of the TTFT in seconds per second: about the share by which load exceeds capacity."""
     is_growing: bool
     """Whether the 95% interval of the growth excludes 0, and waits grew by more than `NEGLIGIBLE_S`."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether a longer run would show about the same."""
+        """Whether a longer run would give about the same result."""
         return not self.is_growing and (self.attainment_high - self.attainment_low) / 2 <= PRECISE
 
 
 def stability(arrival_s: Floats, wait_s: Floats, is_in_time: npt.NDArray[np.bool_]) -> Stability:
-    """Judge a run; arrays have one element for each request, in any order. A wait of NaN: no token came.
+    """Judge a run. Arrays have one element for each request, in any order. A wait of NaN means that no token came.
 
-    Runs of fewer than `NUM_BATCHES` requests of which each has a first token show no growth.
+    Runs with fewer than `NUM_BATCHES` first tokens show no growth.
     """
     order = np.argsort(arrival_s, kind="stable")
     batches = [rows for rows in np.array_split(order, NUM_BATCHES) if len(rows)]
@@ -86,8 +86,8 @@ def lasting(
 ) -> tuple[Stability, ...]:
     """Rehearse with more and more requests, from `num_requests`, until it is clear whether the attainment lasts.
 
-    It ends with a run that misses; with a settled run that is `LENGTHEN` times as long as another one that met the
-    attainment, too; or with the longest run allowed.
+    The last run misses; or it is settled and `LENGTHEN` times as long as another run that also met the attainment; or
+    it has the largest allowed length.
     """
     runs: list[Stability] = []
     num = min(num_requests, most_requests)

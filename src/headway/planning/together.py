@@ -1,4 +1,4 @@
-"""Calls that do not depend on each other: made in turn, or at the same time where they wait for worker processes."""
+"""Runs independent calls: one after the other, or in parallel if they wait for worker processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 Together = Callable[[Sequence[Callable[[], Any]]], list[Any]]
-"""Makes calls, in any order, and returns their results in the order of the calls."""
+"""Makes calls in any order, and returns their results in the order of the calls."""
 
 
 def in_turn(calls: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -15,7 +15,7 @@ def in_turn(calls: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def in_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Each in a thread of its own. The first error is raised after all have ended."""
+    """Run each call in its own thread. The first error is raised after all have ended."""
     if len(calls) <= 1:
         return in_turn(calls)
     with ThreadPoolExecutor(len(calls)) as threads:
@@ -23,5 +23,5 @@ def in_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def together_in(pool: Executor | None) -> Together:
-    """Threads for calls that wait for a pool; without a pool, turns."""
+    """Threads for calls that wait for a pool; without a pool, one call after the other."""
     return in_turn if pool is None else in_threads

@@ -1,8 +1,8 @@
 """Rehearsals that end as soon as it is certain that a target is missed.
 
-The number of requests is known before a run, and so is the number that may be late. A request that has ended is late
-or not for good. So a run with more late requests than that has its verdict, and nothing is estimated: a whole run
-would miss the same target. A run that may still meet its targets goes on to its end.
+The number of requests, and the allowed number of late ones, are known before a run. Whether an ended request is late
+does not change. A run with more late requests than allowed therefore has a certain verdict, without estimation: the
+whole run would miss the same target. A run that may still meet its targets continues to its end.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from headway.workload.table import Workload
 
 R = TypeVar("R")
 Limits = Mapping[SloKind, tuple[float, float]]
-"""By latency: a quantile of the requests, and the most seconds that it may be."""
+"""By latency: a quantile of the requests, and its limit in seconds."""
 
 
 class TargetMissedError(Exception):
-    """Ends a run from within, whose verdict is certain."""
+    """Ends a run whose verdict is certain."""
 
 
 def watched(
@@ -33,7 +33,7 @@ def watched(
 ) -> RequestSource:
     """The source, which raises `TargetMissedError` as soon as a quantile or the share of SLOs met is out of reach.
 
-    Sources that react to answers stay as they are: how many requests they send is not known.
+    Sources that react to answers stay unchanged, because their number of requests is unknown.
     """
     if not isinstance(source, TraceSource):
         return source
@@ -41,10 +41,10 @@ def watched(
 
 
 class _WatchedSource:
-    """A source of known requests that counts those that ended late."""
+    """Wraps a source of known requests and counts those that ended late."""
 
     reactive = True
-    """So that ends are reported. None of them adds an arrival."""
+    """True, so that ends are reported. None of them adds an arrival."""
 
     def __init__(
         self, source: TraceSource, limits: Limits, attainment: float | None, warmup_s: float, slo: DefaultSlo
@@ -59,7 +59,7 @@ class _WatchedSource:
         ]
         self._num_late = [0] * len(self._limits)
         self._slo_s = _slo_s(rows, slo)
-        """By kind: each request's SLO; NaN: none."""
+        """By kind: each request's SLO; NaN means none."""
         has_any = ~np.isnan(self._slo_s).all(axis=0)
         self._num_with_slo = int((has_any & (rows.arrival_s >= warmup_s)).sum())
         self._num_missed = 0
@@ -74,7 +74,7 @@ class _WatchedSource:
         return self._source.table()
 
     def ended(self, request: RequestView, now_s: float, outcome: Outcome) -> None:
-        """Count a request. TargetMissedError if one more than may be late is late."""
+        """Count an ended request. TargetMissedError if more requests are late than allowed."""
         if request.arrival_s < self._warmup_s:
             return
         latencies_s = _latencies_s(request, now_s) if outcome is Outcome.FINISHED else None
@@ -98,14 +98,14 @@ class _WatchedSource:
 
 
 def _latencies_s(request: Any, end_s: float) -> tuple[float, float, float]:
-    """TTFT, TPOT and E2E of a finished request, as the metrics compute them; a single token has a TPOT of 0."""
+    """TTFT, TPOT and E2E of a finished request, computed as in the metrics; a single token has a TPOT of 0."""
     later = request.generated_tokens - 1
     tpot_s = (end_s - request.first_token_s) / later if later > 0 else 0.0
     return request.first_token_s - request.arrival_s, tpot_s, end_s - request.arrival_s
 
 
 def _slo_s(rows: Workload, slo: DefaultSlo) -> Any:
-    """[kind, request]: the SLOs by the rule of the metrics."""
+    """[kind, request]: the SLOs, by the rule of the metrics."""
     records = Records(rows.columns, (), (), {"request": np.arange(len(rows))}, {}, {}, (), 0.0)
     every = Sample(records, slice(None), slo, None)
     return np.stack([every.slo_s(kind) for kind in SLO_KINDS])

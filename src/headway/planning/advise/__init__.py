@@ -1,1 +1,1 @@
-"""What to change in a fleet that has run: recorded days rehearsed as they were, and as they could have been."""
+"""Proposes changes to a fleet: recorded days are rehearsed as they ran, and with changes."""

@@ -1,4 +1,4 @@
-"""What could be changed in a fleet, one key at a time, from the registered policies and the fleet's own bounds."""
+"""Possible changes of a fleet, one key at a time, from the registered policies and the fleet's own bounds."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def candidates(
     kinds: Sequence[str] = KINDS,
     why_no_scaler: str = "",
 ) -> tuple[list[Candidate], list[LeftOut]]:
-    """All changes of these kinds that a scenario of the fleet accepts, and those that it does not, with reasons.
+    """The changes of these kinds that a scenario of the fleet accepts, and the rejected ones with reasons.
 
-    `today` has requests, without which no scenario can be assembled. `assemble` raises HeadwayError. `why_no_scaler`:
-    why the requests say nothing about scalers.
+    `today` has requests, because a scenario without requests cannot be assembled. `assemble` raises HeadwayError.
+    `why_no_scaler`: why the requests cannot be used to compare scalers.
     """
     makers: Mapping[str, Callable[[], Iterator[Candidate | LeftOut]]] = {
         "routing": lambda: _policies("routing", today),
@@ -83,7 +83,7 @@ def candidates(
 
 
 def _accepted(candidate: Candidate, document: Mapping[str, Any], assemble: Assemble) -> Candidate | LeftOut:
-    """The candidate; of an ordering that the engines refuse, the same in the gateway's queue."""
+    """The candidate. If the engines reject its ordering, the same ordering in the gateway's queue."""
     try:
         assemble(candidate.document(document))
         return candidate
@@ -101,7 +101,7 @@ def _accepted(candidate: Candidate, document: Mapping[str, Any], assemble: Assem
 
 
 def _policies(kind: str, today: Scenario) -> Iterator[Candidate | LeftOut]:
-    """The registered policies of a kind but today's, with their defaults."""
+    """The registered policies of a kind with default arguments, without today's policy."""
     registered, resolved = _POLICIES[kind]
     current = getattr(today.spec.policies, kind)
     if isinstance(current, list):
@@ -144,7 +144,7 @@ def _presets(today: Scenario) -> Iterator[Candidate | LeftOut]:
 
 
 def _scalers(today: Scenario, mean_tokens: float, why_not: str, kind: str) -> Iterator[Candidate | LeftOut]:
-    """The ladder of today's scaler ("scaling.settings"), whose other arguments stay, or those of other scalers."""
+    """Other settings of today's scaler ("scaling.settings"), whose other arguments stay, or other scalers."""
     policies = today.spec.policies
     if policies.scaling is None:
         yield LeftOut(kind, f"all of kind {kind}", "the fleet does not scale", "`policies: scaling`, pools with bounds")
@@ -208,7 +208,7 @@ def _numbers(at: Key, deployment: Pool | Combo, endpoints: Sequence[str]) -> Ite
 
 
 def _engines(today: Scenario) -> Iterator[Candidate | LeftOut]:
-    """Half and twice the limits of the batch, of every pool."""
+    """Half and double the batch limits of every pool."""
     for i, pool in enumerate(today.fleet.pools):
         if pool.hosted is not None:
             continue
@@ -250,4 +250,4 @@ NEVER_TRIED = (
         "headway plan scaling or plan capacity, with the demand that is expected",
     ),
 )  # fmt: skip
-"""Kinds that need what records do not hold."""
+"""Kinds of changes that need data which records do not contain."""

@@ -1,4 +1,4 @@
-"""A change of a fleet file, several at a time, and those that were not tried."""
+"""Changes of a fleet file, single or combined, and untried changes."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Candidate(Struct, frozen=True):
 
 
 class LeftOut(Struct, frozen=True):
-    """A change that was not tried, and why."""
+    """A change that was not tried, with the reason."""
 
     kind: str
     name: str
     reason: str
     needs: str = ""
-    """The measurement, or the key of the fleet file, with which it could be tried."""
+    """The measurement, or the key of the fleet file, that is needed to try it."""
 
 
 def together(candidates: Sequence[Candidate]) -> Candidate:
-    """Candidates that change different keys, as one."""
+    """One candidate with the changes of several candidates, which must change different keys."""
     return Candidate(
         tuple(dict.fromkeys(kind for each in candidates for kind in each.kinds)),
         " and ".join(each.name for each in candidates),
@@ -59,7 +59,7 @@ def together(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def agree(one: Candidate, other: Candidate) -> bool:
-    """Whether no key of one is, or holds, a key of the other."""
+    """Whether no key of one equals or contains a key of the other."""
     return not any(
         a.key[: len(b.key)] == b.key or b.key[: len(a.key)] == a.key for a in one.changes for b in other.changes
     )

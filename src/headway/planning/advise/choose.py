@@ -1,8 +1,8 @@
-"""The changes that look best on the parts to choose on: successive halving with common random numbers.
+"""Selects the best changes on the parts for choosing: successive halving with common random numbers.
 
-All changes are rehearsed on one part, the better third on three times as many, and so on (Jamieson and Talwalkar,
-2016). What is compared is the gain over today's fleet on the same requests. Then the best of each kind are tried
-together.
+All changes are rehearsed on one part, the better third on three times as many parts, and so on (Jamieson and Talwalkar,
+2016). Changes are compared by their gain over today's fleet on the same requests. Then the best changes of each kind
+are tried together.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from headway.planning.advise.days import Part
 from headway.planning.advise.trials import Trials
 
 KEPT = 3
-"""One of so many changes goes on to so many times the parts."""
+"""In each round, one of this many changes remains, on this many times the parts."""
 MOST_JUDGED = 10
 MOST_OF_A_KIND = 4
 MOST_KINDS = 4
-"""Kinds whose best changes are tried together."""
+"""Number of kinds whose best changes are tried together."""
 LEAST_GAIN = 0.01
-"""Share of today's dollars; a smaller gain is not worth a change."""
+"""Share of today's cost; a smaller gain does not justify a change."""
 
 
 @dataclass
 class Chosen:
-    """Changes to judge, the best first, with their gains where they were chosen."""
+    """Changes to judge, best first, with their gains on the parts for choosing."""
 
     gains: dict[Candidate, float] = field(default_factory=dict)
     num_pairs: int = 0
-    """Changes that were made together."""
+    """Number of combined changes."""
     notes: list[str] = field(default_factory=list)
 
 
 def choose(
     candidates: Sequence[Candidate], parts: Sequence[Part], trials: Trials, target: float, num_later: int
 ) -> Chosen:
-    """At most `MOST_JUDGED` changes that gain something. `num_later` rehearsals are kept for judging.
+    """At most `MOST_JUDGED` changes with a gain. `num_later` rehearsals are reserved for judging.
 
-    HeadwayError if the rehearsals that are allowed are too few for one part.
+    HeadwayError if the allowed rehearsals do not suffice for one part.
     """
     chosen = Chosen()
     allowed = trials.left - num_later
@@ -77,7 +77,8 @@ def choose(
 
 
 def _best(means: dict[Candidate, float]) -> list[Candidate]:
-    """At most `MOST_JUDGED`, and `MOST_OF_A_KIND` that change the same kinds of keys: many routers gain alike."""
+    """At most `MOST_JUDGED` candidates, and at most `MOST_OF_A_KIND` with the same kinds of keys, because many routers
+    have similar gains."""
     num: dict[tuple[str, ...], int] = {}
     found = []
     for each in sorted(means, key=lambda each: -means[each]):
@@ -88,7 +89,7 @@ def _best(means: dict[Candidate, float]) -> list[Candidate]:
 
 
 def _rungs(num_parts: int) -> list[int]:
-    """Numbers of parts: 1, 3, 9 ... and all of them."""
+    """Numbers of parts per round: 1, 3, 9 ... and all parts."""
     found = [1]
     while found[-1] * KEPT < num_parts:
         found.append(found[-1] * KEPT)
@@ -96,7 +97,7 @@ def _rungs(num_parts: int) -> list[int]:
 
 
 def _within(candidates: Sequence[Candidate], most: int, notes: list[str]) -> list[Candidate]:
-    """As many candidates as may be rehearsed, by turns from each kind."""
+    """As many candidates as may be rehearsed, taking turns among the kinds."""
     if most < 1:
         raise HeadwayError("--max-rehearsals: too few to choose and to judge a single change; expected more")
     if len(candidates) <= most:
@@ -122,7 +123,7 @@ def _pairs(
     num_later: int,
     chosen: Chosen,
 ) -> dict[Candidate, float]:
-    """The best change of each kind with the best ones of other kinds, where that gains more than either."""
+    """Combinations of the best changes of different kinds that gain more than either change alone."""
     firsts: dict[str, Candidate] = {}
     for each in good:
         firsts.setdefault(each.kinds[0], each)

@@ -1,8 +1,8 @@
-"""How fast the engines were on the recorded days: one factor on all step times, and the error that is left.
+"""The speed of the engines on the recorded days: one factor on all step times, and the remaining error.
 
-The days are rehearsed as they ran with other factors until their E2E latencies come out. What is left of the model's
-error is the largest of three: how far the factors by TTFT, by TPOT and by each pool's TPOT are from it, as prompts,
-decoding and GPUs may be off by different amounts; Student's interval over the parts; and `LEAST_ERROR`.
+The days are rehearsed as they ran with various factors until their E2E latencies agree with the records. The remaining
+model error is the largest of three: the distance of the factors by TTFT, by TPOT and by each pool's TPOT, because
+prompts, decoding and GPUs may have different errors; Student's interval over the parts; and `LEAST_ERROR`.
 """
 
 from __future__ import annotations
@@ -26,39 +26,40 @@ from headway.planning.rehearsals import Simulator, counted
 E2E = "e2e_s"
 KEYS = (E2E, "tpot_s", "ttft_s")
 LEAST_ERROR = 0.023
-"""Of step times that were fitted to the same engine, on other requests: docs/calibrate.md, all iterations together."""
+"""Error of step times that were fitted to the same engine on other requests: docs/calibrate.md, over all iterations."""
 LEVEL = 0.9
 MOST_ROUNDS = 5
 """Rehearsals of each part."""
 CLOSE = 0.002
-"""Mean logarithm of measured over predicted E2E at which the search ends."""
+"""The search ends at this mean logarithm of measured over predicted E2E."""
 
 LEAST_SLOPE = -0.5
-"""Of these logarithms over those of the factor: at least half of a latency is step times. A flatter line is noise."""
+"""Slope of these logarithms over the factor's logarithm: step times make up at least half of a latency. A flatter line
+is noise."""
 
 Means = Mapping[str, float]
-"""Mean latencies of a part of a day, by `KEYS`, and by pool where there are several."""
+"""Mean latencies of a part of a day, by `KEYS`, and by pool if there are several."""
 
 
 class StepTimeFactor(Struct, frozen=True):
-    """The engines' step times as a multiple of the model's."""
+    """Factor between the engines' and the model's step times."""
 
     mean: float
     low: float
     high: float
     by: dict[str, float]
-    """By latency: the multiple with which its mean is predicted as it was measured."""
+    """For each latency: the factor at which its predicted mean equals the measured one."""
 
 
 class PartMeans(Struct, frozen=True):
-    """What a rehearsal of a part of a day gives; nothing where it cannot be rehearsed."""
+    """Means from the rehearsal of a part of a day; empty if it cannot be rehearsed."""
 
     means_s: dict[str, float]
 
 
 @dataclass(frozen=True)
 class MeansTask:
-    """The rehearsal of a part of a day as it ran, for this process or another one."""
+    """The rehearsal of a part of a day as it ran, in this process or another one."""
 
     simulator: Simulator
     scenario: Scenario
@@ -94,9 +95,10 @@ def _means(chosen: Sample) -> dict[str, float]:
 def correct(
     ran: Sequence[Means], rehearse: Callable[[float], Sequence[Means]], band: float, most_rounds: int = MOST_ROUNDS
 ) -> StepTimeFactor | None:
-    """The factor on step times with which parts of days come out as they `ran`; None: a part has no E2E latency.
+    """The factor on step times at which rehearsals agree with `ran`; None if a part has no E2E latency.
 
-    `rehearse`: the means of the same parts with a factor on step times. `band`: no factor is further from 1.
+    `rehearse`: returns the means of the same parts for a factor on step times. `band`: largest deviation of the factor
+    from 1.
     """
     most, at = log(band), 0.0
     keys = [*KEYS, *sorted(set(ran[0]) - set(KEYS))]
@@ -120,7 +122,7 @@ def _log_ratio(real: float | None, found: float | None) -> float:
 
 
 def _factor(tried: Sequence[float], keys: Sequence[str], off: Floats, most: float) -> StepTimeFactor | None:
-    """`off`: logarithms of measured over predicted, by factor, part and latency."""
+    """The root of the deviations. `off`: logarithms of measured over predicted, by factor, part and latency."""
     of_all = off.mean(axis=1)
     by = {key: _root(tried, of_all[:, i], most) for i, key in enumerate(keys) if np.isfinite(of_all[:, i]).all()}
     of_parts = [_root(tried, off[:, i, 0], most) for i in range(off.shape[1]) if np.isfinite(off[:, i, 0]).all()]
@@ -134,27 +136,29 @@ def _factor(tried: Sequence[float], keys: Sequence[str], off: Floats, most: floa
 
 
 def _root(tried: Sequence[float], off: Floats, most: float) -> float:
-    """Where `off`, which falls, is 0: on the line through the two points nearest to it, at most `most` from 0."""
+    """The root of the decreasing function `off`, from a line through the two nearest points; its absolute value is at
+    most `most`."""
     points = sorted(zip(tried, map(float, off), strict=True))
     above = [point for point in points if point[1] > 0][-2:]
     below = [point for point in points if point[1] <= 0][:2]
     line = [above[-1], below[0]] if above and below else above or below
     nearest = min(line, key=lambda point: abs(point[1]))
-    slope = -1.0  # latencies are as long as step times, where nothing waits
+    slope = -1.0  # latencies scale with step times if nothing waits
     if len(line) == 2:
         slope = min((line[1][1] - line[0][1]) / (line[1][0] - line[0][0]), LEAST_SLOPE)
     return min(max(nearest[0] - nearest[1] / slope, -most), most)
 
 
 def own_factor(document: Mapping[str, Any]) -> float:
-    """The factor on step times that a document sets itself (`simulation: step_time_factor`); 1 if it sets none."""
+    """The factor on step times in the document itself (`simulation: step_time_factor`); 1 if it has none."""
     simulation = document.get("simulation")
     found = simulation.get("step_time_factor", 1.0) if isinstance(simulation, dict) else 1.0
-    return float(found) if isinstance(found, int | float) and found > 0 else 1.0  # else its scenario is an error
+    # otherwise its scenario raises an error
+    return float(found) if isinstance(found, int | float) and found > 0 else 1.0
 
 
 def slower(document: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """A document whose step times are longer by a factor."""
+    """A document with step times multiplied by a factor."""
     if factor == 1.0:
         return dict(document)
     simulation = {**(document.get("simulation") or {}), "step_time_factor": factor * own_factor(document)}

@@ -1,4 +1,4 @@
-"""Recorded days, and the parts of them on which changes are chosen and judged."""
+"""Recorded days, and their parts on which changes are chosen and judged."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from headway.workload.readers.run_parts import is_under_way
 from headway.workload.readers.shared import trace_file
 
 LEAST_REQUESTS = 100
-"""Of a part: with fewer, a request is a whole point of SLO attainment."""
+"""Least requests of a part: with fewer, one request is a whole point of SLO attainment."""
 LEAST_JUDGED = 4
-"""Parts to judge on, where the days have as many requests."""
+"""Least parts to judge on, if the days have enough requests."""
 PARTS_OF_ONE_DAY = 7
 MOST_PARTS = 16
-"""Of one day, or of all days together; spread evenly over them."""
+"""Most parts, of one day or of all days together, spread evenly."""
 LEAD = 3.0
-"""Times the p99 of E2E: a part begins so long before its requests count and ends so long after, with those that came
-then."""
+"""Lead and tail of a part, in multiples of the p99 of E2E. Requests in the lead and tail run but do not count."""
 LEAST_SCALED_S = 3600.0
-"""A shorter part of a day says nothing about scalers: replicas start for minutes, and each part begins anew."""
+"""Shorter parts do not show the effect of scalers, because replicas take minutes to start and each part starts
+empty."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Day:
     folder: Path
     records: Records
     fleet_text: str
-    """The fleet file or scenario that ran; empty: the records do not have it."""
+    """The fleet file or scenario that ran; empty if the records do not contain it."""
     began_s: float
 
     @property
@@ -52,7 +52,7 @@ class Day:
         return len(self.records.workload["arrival_s"])
 
     def without_models(self, names: Collection[str]) -> Day:
-        """The day with the requests for other models. HeadwayError if there is none."""
+        """The day without the requests for the models `names`. HeadwayError if it has none."""
         codes = [code for code, name in enumerate(self.records.models) if name in names]
         if not codes or "model" not in self.records.workload:
             return self
@@ -63,7 +63,7 @@ class Day:
 
 
 def _of_rows(all_rows: Records, is_kept: npt.NDArray[np.bool_]) -> Records:
-    """The records of some rows of the workload, numbered anew."""
+    """The records of some rows of the workload, numbered again."""
     numbers = np.cumsum(is_kept) - 1
 
     def of_kept(rows: Columns) -> Columns:
@@ -82,19 +82,19 @@ def _of_rows(all_rows: Records, is_kept: npt.NDArray[np.bool_]) -> Records:
 
 
 class Part(Struct, frozen=True):
-    """The requests of a day, or those that arrived in a part of it."""
+    """The requests of a day, or the requests that arrived in a part of it."""
 
     day: str
     folder: str
     from_s: float
     to_s: float | None
-    """None: to the end of the day."""
+    """End of the part; None: the end of the day."""
     is_whole: bool
     num_requests: int
     lead_s: float = 0.0
-    """Before `from_s`: the time that fills the empty fleet, whose requests do not count."""
+    """Time before `from_s` that fills the empty fleet. Its requests do not count."""
     tail_s: float = 0.0
-    """After `to_s`: the time in which requests that count are served beside others, which do not."""
+    """Time after `to_s` in which counted requests are still served among uncounted ones."""
 
     @property
     def name(self) -> str:
@@ -108,11 +108,11 @@ class Part(Struct, frozen=True):
 
     @property
     def until_s(self) -> float:
-        """Of a rehearsal: requests that arrived later do not count."""
+        """End of the counted arrivals in a rehearsal."""
         return inf if self.to_s is None else nextafter(self.lead_s + self.to_s - self.from_s, 0.0)
 
     def document(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """A fleet's document with these requests for its workload."""
+        """A fleet's document with these requests as its workload."""
         trace: dict[str, Any] = {"path": self.folder}
         if not self.is_whole:
             trace |= {"from_s": self.from_s - self.lead_s} | (
@@ -127,12 +127,12 @@ class Part(Struct, frozen=True):
 
 
 class Split(Struct, frozen=True):
-    """Parts by their use: no part is in both."""
+    """Disjoint parts, by their use."""
 
     chosen_on: tuple[Part, ...]
     judged_on: tuple[Part, ...]
     by_day: bool
-    """Whether the judged parts are of days that the choice never saw."""
+    """Whether the judged parts belong to days that were not used for choosing."""
     notes: tuple[str, ...]
 
 
@@ -141,7 +141,7 @@ def read(folders: Sequence[Path]) -> list[Day]:
     days = []
     for folder in folders:
         if not is_under_way(folder):
-            trace_file(folder)  # an error if it is no folder of records
+            trace_file(folder)  # raises for a folder without records
         found, provenance = records.load(folder)
         if not len(found.workload["arrival_s"]):
             raise HeadwayError(f"{folder}: the records have no requests")
@@ -158,10 +158,10 @@ def read(folders: Sequence[Path]) -> list[Day]:
 
 
 def split(days: Sequence[Day], most_requests: int, is_scaled: bool = False) -> Split:
-    """Parts to choose and to judge on: every other day, or, of one day, every other part of it.
+    """Parts to choose on and to judge on: alternating days, or alternating parts of a single day.
 
-    A day with more than `most_requests` is cut into parts of equally many, and so are few days of a fleet that does not
-    scale. HeadwayError if there are too few requests.
+    Days with more than `most_requests` are cut into parts with equally many requests, and so are few days of a fleet
+    that does not scale. HeadwayError if there are too few requests.
     """
     if len(days) == 1:
         return _of_one_day(days[0], most_requests)
@@ -187,13 +187,13 @@ def _of_one_day(day: Day, most_requests: int) -> Split:
 
 
 def _cuts(days: Sequence[Day], parts: Sequence[Part]) -> list[str]:
-    """That not all requests are rehearsed."""
+    """A note if not all requests are rehearsed."""
     used, every = sum(part.num_requests for part in parts), sum(day.num_requests for day in days)
     return [] if used == every else [f"{len(parts)} parts with {used:,} of {every:,} requests are rehearsed"]
 
 
 def parts_of(day: Day, most_requests: int, least: int, most: int) -> list[Part]:
-    """At least `least` parts where the day has enough requests, and `most` at most; else the whole day."""
+    """At least `least` parts if the day has enough requests, and at most `most`; otherwise the whole day."""
     arrival_s, num = np.sort(floats(day.records.workload, "arrival_s")), day.num_requests
     wanted = max(min(max(ceil(num / most_requests), least), num // LEAST_REQUESTS), 1)
     if wanted == 1:

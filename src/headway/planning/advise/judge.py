@@ -1,8 +1,9 @@
-"""Which of the chosen changes hold on parts of days that the choice never saw, and by how much.
+"""Decides which chosen changes hold on unseen parts of days, and estimates their gains.
 
-The interval of a gain has two independent errors, and is the root of the sum of their squares to each side. One is
-that of few days: Student's interval of the paired differences. The other is the model's: the furthest mean with all
-step times as much longer and shorter as they may be, for today's fleet and for the change alike, so that queues follow.
+The interval of a gain combines two independent errors, as the root of the sum of squares on each side. The first is due
+to few days: Student's interval of the paired differences. The second is the model's: the most extreme mean when all
+step times are as long or short as their error allows, equally for today's fleet and the changed one, so that queues
+follow.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from headway.planning.advise.days import Part
 from headway.planning.advise.trials import Gain, Gains, Trials
 
 LEVEL = 0.9
-"""Of both errors."""
+"""Confidence level of both errors."""
 HOURS_PER_MONTH = 730.0
 MOST_PROPOSALS = 10
 MOST_TIMES = 20
-"""Times as many days as were judged, beyond which nobody waits for an answer."""
+"""Largest multiple of the judged days that is reported; nobody would wait longer."""
 LEAST_DAYS = 3
-"""With fewer judged days, the parts of days are what varies."""
+"""With fewer judged days, the variation is taken over parts of days."""
 
 
 class OnDay(Struct, frozen=True):
-    """What a change gains on one day, or part of a day."""
+    """Gain of a change on one day, or part of a day."""
 
     day: str
     usd_per_hour: float
@@ -41,55 +42,55 @@ class OnDay(Struct, frozen=True):
 
 
 class Proposal(Struct, frozen=True):
-    """A change that gains something wherever the model's error and other days may lie."""
+    """A change whose gain is positive under every considered model error and variation of days."""
 
     name: str
     kinds: tuple[str, ...]
     changes: tuple[Change, ...]
     worth: Estimate
-    """As `trials.Gain.worth`: by it proposals are ranked."""
+    """As `trials.Gain.worth`; proposals are ranked by it."""
     usd_per_month: Estimate
-    """Above 0: cheaper."""
+    """Saving per month; positive means cheaper."""
     attainment: Estimate
-    """Above 0: a larger share of requests meets its SLOs."""
+    """Gain of SLO attainment."""
     by_day: tuple[OnDay, ...]
     worst: OnDay
-    """Where it gains least."""
+    """The day with the smallest gain."""
     diff: str = ""
-    """Of the fleet file."""
+    """Diff of the fleet file."""
 
 
 class Undecided(Struct, frozen=True):
-    """A change that gains on the mean of the judged days, and not for certain."""
+    """A change with a positive mean gain on the judged days that is not certain."""
 
     name: str
     worth: Estimate
     usd_per_month: Estimate
     attainment: Estimate
     times: float | None
-    """With so many times as many requests like the judged ones, it would be told. None: the step times are not known
-    well enough, or the days differ too much."""
+    """Multiple of the judged requests at which the result would be certain. None: the step times are too uncertain, or
+    the days differ too much."""
 
 
 class Verdict(Struct, frozen=True):
     proposals: tuple[Proposal, ...]
     undecided: tuple[Undecided, ...]
-    """The best first."""
+    """Undecided changes, best first."""
     rejected: tuple[str, ...]
-    """Changes that gained where they were chosen, and not for certain where they were judged."""
+    """Changes that gained on the parts for choosing but lost on the judged parts."""
 
 
 def rehearsals_for(num: int, num_parts: int) -> int:
-    """The most rehearsals that judging so many changes takes."""
+    """The largest number of rehearsals needed to judge `num` changes."""
     return 3 * (num + 1) * num_parts
 
 
 def judge(
     chosen: Sequence[Candidate], parts: Sequence[Part], trials: Trials, target: float, factors: Sequence[float]
 ) -> Verdict:
-    """The changes whose gain is above 0 within both errors.
+    """The changes whose gain is positive within both errors.
 
-    `factors`: on the step times of the trials, where they may be as well.
+    `factors`: further possible factors on the step times.
     """
     worlds: list[Gains] = []
     alive, undecided = list(chosen), list[Undecided]()
@@ -114,7 +115,7 @@ def judge(
 def compare(
     candidate: Candidate, parts: Sequence[Part], trials: Trials, target: float, factors: Sequence[float]
 ) -> Proposal:
-    """What a change gains, whether or not that is above 0. HeadwayError if it cannot be rehearsed."""
+    """The gain of a change, also if it is negative. HeadwayError if the change cannot be rehearsed."""
     worlds = [trials.gains([candidate], parts, target, factor) for factor in (1.0, *factors)]
     if candidate in trials.refused:
         raise HeadwayError(f"{candidate.name}: {trials.refused[candidate]}")
@@ -128,7 +129,7 @@ def _undecided(candidate: Candidate, worlds: Sequence[Gains], parts: Sequence[Pa
 
 
 def _without_idle_parts(proposals: Sequence[Proposal]) -> list[Proposal]:
-    """Without changes made together that gain no more than one of them alone."""
+    """The proposals without combinations that gain no more than one of their changes alone."""
     return [
         each
         for each in proposals
@@ -157,7 +158,7 @@ def _proposal(candidate: Candidate, worlds: Sequence[Sequence[Gain]], parts: Seq
 
 
 def _estimates(worlds: Sequence[Sequence[Gain]], parts: Sequence[Part]) -> tuple[Estimate, Estimate, Estimate]:
-    """Of the worth, of dollars a month, and of SLO attainment."""
+    """Estimates of worth, dollars per month, and SLO attainment."""
     return (
         estimate(worlds, parts, lambda each: each.worth),
         estimate(worlds, parts, lambda each: HOURS_PER_MONTH * each.usd_per_hour),
@@ -168,8 +169,8 @@ def _estimates(worlds: Sequence[Sequence[Gain]], parts: Sequence[Part]) -> tuple
 def times_needed(
     worlds: Sequence[Sequence[Gain]], parts: Sequence[Part], value: Callable[[Gain], float]
 ) -> float | None:
-    """How many times as many days, or parts, would have the interval above 0, if they were as different as these. None:
-    none of `MOST_TIMES` as many."""
+    """The multiple of the days, or parts, at which the interval would lie above 0 for equal variation. None if even
+    `MOST_TIMES` does not suffice."""
     by_day, means = _by_day(worlds, parts, value)
     num, spread = len(by_day[0]), deviation(by_day[0])
 
@@ -183,13 +184,13 @@ def times_needed(
 def _by_day(
     worlds: Sequence[Sequence[Gain]], parts: Sequence[Part], value: Callable[[Gain], float]
 ) -> tuple[list[list[float]], list[float]]:
-    """By world: the mean of each day, and that over the days."""
+    """For each world: the mean of each day, and the mean over the days."""
     by_day = [[fmean(map(value, each)) for each in _grouped(gains, parts).values()] for gains in worlds]
     return by_day, [fmean(each) for each in by_day]
 
 
 def estimate(worlds: Sequence[Sequence[Gain]], parts: Sequence[Part], value: Callable[[Gain], float]) -> Estimate:
-    """The mean with step times as modelled, the first world, and an interval with the spread over the days and over the
+    """The mean in the first world, where step times are as modelled, and an interval over the variation of days and
     worlds."""
     by_day, means = _by_day(worlds, parts, value)
     mean = means[0]
@@ -198,7 +199,7 @@ def estimate(worlds: Sequence[Sequence[Gain]], parts: Sequence[Part], value: Cal
 
 
 def _grouped(gains: Sequence[Gain], parts: Sequence[Part]) -> dict[str, list[Gain]]:
-    """By day, or by part where there are fewer than `LEAST_DAYS`."""
+    """Gains by day, or by part if there are fewer than `LEAST_DAYS` days."""
     by_day = len({part.day for part in parts}) >= LEAST_DAYS
     found: dict[str, list[Gain]] = {}
     for each, part in zip(gains, parts, strict=True):

@@ -1,4 +1,4 @@
-"""Prefill and decode apart, or by the same replicas: the fleet's own replicas in the other arrangement."""
+"""Separate or shared prefill and decode: the fleet's own replicas in the other arrangement."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from headway.planning.advise.changes import Candidate, Change, LeftOut
 
 KIND = "disaggregation"
 PREFILL_SHARES = (0.25, 0.5, 0.75)
-"""Of a pool's replicas."""
+"""Shares of a pool's replicas."""
 _NETWORK = "network_bytes_per_s"
 _OF_COMBO = ("name", "replicas", "min_replicas", "max_replicas", "scheduled_min_replicas", "fallback")
-"""Keys of a pool that are the combo's, where the pool is a part of one."""
+"""Keys of a pool that belong to the combo if the pool is part of one."""
 _NUMBERS = ("replicas", "endpoints")
 _ELSEWHERE = ("endpoints_file", "processes", "kubernetes", "inference_pool")
-"""Where replicas are that the fleet file does not list one by one, for one of two sides or the other."""
+"""Keys that locate replicas without listing them one by one for either side."""
 _FIRST_TOKENS = {"vllm": "decode", "sglang": "sent"}
-"""By engine: the replica whose first token the client gets (docs/disaggregation.md)."""
+"""By engine: the replica whose first token the client receives (docs/disaggregation.md)."""
 
 
 def phases(today: Scenario, document: Mapping[str, Any]) -> Iterator[Candidate | LeftOut]:
-    """Pairs of prefill and decode replicas as replicas that do both, and pools as pairs.
+    """Pairs of prefill and decode replicas merged into replicas for both phases, and pools divided into pairs.
 
-    Without pairs nothing is sent between replicas, so that records say all. For pairs, the fleet file must have the
-    pool's bandwidth: records of a fleet without them do not have it.
+    Without pairs, no data moves between replicas, so records suffice. For pairs, the fleet file must contain the pool's
+    bandwidth, because records of a fleet without pairs do not show it.
     """
     if today.spec.policies.scaling is not None:
         yield LeftOut(KIND, f"all of kind {KIND}", "the scaler sets the numbers", "headway plan combos")
@@ -41,7 +41,7 @@ def phases(today: Scenario, document: Mapping[str, Any]) -> Iterator[Candidate |
 
 
 def _together(combo: Combo, i: int, entry: Mapping[str, Any]) -> Candidate | LeftOut:
-    """The replicas of a pair, each for both phases."""
+    """The replicas of a pair, each running both phases."""
     name, (prefill, decode) = f"prefill and decode together in {combo.name}", combo.parts
     sides = entry["prefill"], entry["decode"]
     if any(key in side for key in _ELSEWHERE for side in sides):
@@ -60,7 +60,7 @@ def _unlisted(name: str) -> LeftOut:
 
 
 def _apart(pool: Pool, i: int, document: Mapping[str, Any]) -> Iterator[Candidate | LeftOut]:
-    """Some of a pool's replicas for prefill, and the others for decode."""
+    """Some of a pool's replicas for prefill, and the rest for decode."""
     entry, name = document["fleet"][i], f"prefill and decode apart in {pool.name}"
     if pool.replicas < 2:
         yield LeftOut(KIND, name, "it has one replica", "a second one")
@@ -81,7 +81,7 @@ def _apart(pool: Pool, i: int, document: Mapping[str, Any]) -> Iterator[Candidat
 
 
 def _pair(pool: Pool, entry: Mapping[str, Any], num_prefill: int) -> dict[str, Any]:
-    """A pool's entry as one combo."""
+    """A pool's entry rewritten as one combo."""
     side = {key: value for key, value in entry.items() if key not in (*_OF_COMBO, *_NUMBERS)}
     endpoints = list(entry.get("endpoints") or ())
 

@@ -1,4 +1,4 @@
-"""What to change in a fleet that has run: the twin check, the search, and what the judged days say."""
+"""Proposes changes of a fleet: the twin check, the search, and the verdict of the judged days."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ MOST_REQUESTS = 20_000
 
 class AdviceOptions(Struct, frozen=True):
     attainment: float = ATTAINMENT
-    """Share of requests that should meet their SLOs."""
+    """Target share of requests that meet their SLOs."""
     kinds: tuple[str, ...] = KINDS
     max_rehearsals: int = MOST_REHEARSALS
     max_requests: int = MOST_REQUESTS
-    """Of one rehearsal of a part of a day."""
+    """Most requests of one rehearsal of a part of a day."""
 
 
 @dataclass(frozen=True)
 class FleetFile:
-    """The fleet as it is served today."""
+    """The current fleet."""
 
     document: Mapping[str, Any]
     text: str
     name: str
     assemble: Assemble
-    """The scenario of a document with requests. HeadwayError where it cannot be run."""
+    """The scenario of a document with requests. HeadwayError if it cannot be run."""
     why_not_served: Callable[[Mapping[str, Any]], str] | None = None
-    """Why `headway serve` would refuse a document without requests; None: the file cannot be served as it is."""
+    """Why `headway serve` would reject a document without requests; None: the current file cannot be served."""
 
 
 class Tried(Struct, frozen=True):
-    """Numbers of changes, of pairs of changes, and of their rehearsals."""
+    """Numbers of changes, of combined changes, and of their rehearsals."""
 
     num_changes: int
     num_pairs: int
@@ -63,9 +63,9 @@ class Tried(Struct, frozen=True):
     chosen_on: tuple[str, ...]
     judged_on: tuple[str, ...]
     undecided: tuple[Undecided, ...]
-    """Changes that gain on the mean of the judged days, and not for certain; the best first."""
+    """Changes with a positive mean gain on the judged days that is not certain, best first."""
     rejected: tuple[str, ...]
-    """Changes that gained where they were chosen, and not for certain where they were judged."""
+    """Changes that gained on the parts for choosing but lost on the judged parts."""
 
 
 class Advice(Struct, frozen=True):
@@ -77,16 +77,16 @@ class Advice(Struct, frozen=True):
     num_requests: int
     twin: TwinCheck
     step_times: StepTimeFactor | None
-    """With which the days come out, over the model's; None: advice is withheld."""
+    """The measured factor on the model's step times; None: advice is withheld."""
     is_withheld: bool
     today: Outcome | None
-    """On the judged days, the mean over their parts."""
+    """Mean over the judged parts."""
     proposals: tuple[Proposal, ...]
     tried: Tried
     left_out: tuple[LeftOut, ...]
     notes: tuple[str, ...]
     compared: Proposal | None = None
-    """The candidate that was asked for, in place of proposals."""
+    """The comparison of the requested candidate, in place of proposals."""
 
 
 def advise(
@@ -98,7 +98,7 @@ def advise(
 ) -> Advice:
     """Changes to a fleet, by its recorded days. `candidate`: compare this one with today's, and try no other.
 
-    Rehearsals are cached one by one, so that an interrupted answer resumes. HeadwayError where records or the fleet
+    Rehearsals are cached one by one, so that an interrupted answer resumes. HeadwayError if the records or the fleet
     cannot be used, or no request has an SLO.
     """
     for kind in options.kinds:
@@ -135,7 +135,7 @@ def advise(
 
 
 def _as_they_ran(fleet: FleetFile, days: Sequence[Day]) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
-    """The documents of the fleets that ran, by day, and what was assumed about them."""
+    """By day: the document of the fleet that ran, and the assumptions about it."""
     ran, notes = dict[str, Mapping[str, Any]](), []
     for day in days:
         document, note = as_it_ran(day, fleet.document)
@@ -149,7 +149,7 @@ def _as_they_ran(fleet: FleetFile, days: Sequence[Day]) -> tuple[dict[str, Mappi
 
 
 def _whole_where_short(days: Sequence[Day], parts: Sequence[Part], most_requests: int) -> list[Part]:
-    """The parts, and whole days instead of parts of days that are no longer than a part may be."""
+    """The parts, with whole days in place of parts of days that are no longer than a part may be."""
     short = {day.name: whole(day) for day in days if day.num_requests <= most_requests}
     return list(dict.fromkeys(short.get(part.day, part) for part in parts))
 
@@ -163,7 +163,7 @@ def _step_times(
     simulator: Simulator,
     runner: RehearsalRunner,
 ) -> StepTimeFactor:
-    """How fast the engines were on the parts to choose on, within `band` of the model's step times."""
+    """The speed of the engines on the parts for choosing, within `band` of the model's step times."""
     by_name = {day.name: day for day in days}
 
     def rehearse(factor: float) -> list[dict[str, float]]:
@@ -181,7 +181,7 @@ def _step_times(
 
 @dataclass(frozen=True)
 class _Found:
-    """What is known before anything is tried."""
+    """The facts that are known before any change is tried."""
 
     fleet: FleetFile
     days: Sequence[Day]
@@ -222,7 +222,7 @@ class _Found:
         return self._answer(tried, _mean(before), proposals, left_out, chosen.notes, step_times)
 
     def comparison(self, trials: Trials, candidate: Candidate, step_times: StepTimeFactor) -> Advice:
-        """A candidate and today's fleet, on all parts: nothing was chosen on any of them."""
+        """A comparison of a candidate and today's fleet, on all parts, because none was used to choose it."""
         parts = (*self.split.chosen_on, *self.split.judged_on)
         before = trials.outcomes([None], parts)[None]
         factors = (step_times.high / step_times.mean, step_times.low / step_times.mean)
@@ -232,7 +232,7 @@ class _Found:
         return replace(self._answer(tried, _mean(before), (), (), (), step_times), compared=compared)
 
     def _candidates(self, today: Scenario) -> tuple[list[Candidate], list[LeftOut]]:
-        """What the simulator and, if the file can be served, the gateway accept."""
+        """The changes that the simulator accepts and, if the file can be served, the gateway, too."""
         part, rows = self.split.chosen_on[0], self.days[0].records.workload
         mean_tokens = float(floats(rows, "prompt_tokens").mean() + floats(rows, "output_tokens").mean())
         suits = all(each.suits_scaling for each in (*self.split.chosen_on, *self.split.judged_on))
@@ -294,12 +294,12 @@ def _mean(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def policies_of(document: Mapping[str, Any], name: str) -> Candidate:
-    """The policies of another fleet file, as a change."""
+    """The policies of another fleet file as a change."""
     return Candidate(("candidate",), name, (Change(("policies",), document.get("policies") or {}),))
 
 
 def fleet_yaml(answer: Advice, text: str, number: int = 1) -> str:
-    """The fleet file with the changes of a proposal, 1 being the best. HeadwayError if there is none."""
+    """The fleet file with the changes of a proposal, where 1 is the best. HeadwayError if there is none."""
     if not 1 <= number <= len(answer.proposals):
         raise HeadwayError(f"proposal {number}: there are {len(answer.proposals)}")
     chosen = answer.proposals[number - 1]

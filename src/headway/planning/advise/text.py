@@ -18,7 +18,7 @@ NO_CHANGE = "No change is distinguishable from today's fleet"
 
 
 def sentences(answer: Advice) -> list[str]:
-    """Three: whether the rehearsals can be believed, what to change, and what was tried."""
+    """Three sentences: whether the rehearsals are credible, what to change, and what was tried."""
     return [_on_twin(answer), _on_best(answer), _on_trials(answer)]
 
 
@@ -69,7 +69,7 @@ def _on_best(answer: Advice) -> str:
 
 
 def _on_undecided(answer: Advice) -> str:
-    """The best change that is not certain, and what would tell."""
+    """The best uncertain change, and what would make it certain."""
     if not answer.tried.undecided:
         return ""
     best = answer.tried.undecided[0]
@@ -110,7 +110,7 @@ def proposals(answer: Advice) -> Table:
 
 
 def _judged(answer: Advice) -> str:
-    """The judged days, or how many parts of each."""
+    """The judged days, or the number of judged parts of each day."""
     names, found = answer.tried.judged_on, []
     for day in answer.days:
         num = sum(name.startswith(f"{day} ") for name in names)

@@ -1,4 +1,4 @@
-"""Rehearsals of changes on parts of days: what they cost, how many SLOs they meet, and how many may be made."""
+"""Rehearsals of changes on parts of days: their cost, their SLO attainment, and the limit on their number."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from headway.planning.advise.days import Part
 from headway.planning.rehearsals import RehearsalRunner, Simulator, counted, scenario_key
 
 SHORTFALL = 20.0
-"""Shares of today's dollars that all of the SLO attainment below the target is worth: a point is worth 20%."""
+"""Cost of missing the whole target attainment, as a multiple of today's dollars: one point below the target costs
+20%."""
 
 
 class Outcome(Struct, frozen=True):
-    """What a fleet did on a part of a day."""
+    """Result of a fleet on a part of a day."""
 
     usd_per_hour: float
     attainment: float
-    """Of the requests with SLOs: the share that met all of them."""
+    """Share of the requests with SLOs that met all of them."""
     num_requests: int
     error: str = ""
     """Why it cannot be run; the numbers are then 0."""
 
 
 class Gain(Struct, frozen=True):
-    """A change less today, on the same requests."""
+    """A change minus today's fleet, on the same requests."""
 
     worth: float
-    """Less dollars, as a share of today's, and more attainment; of attainment below the target, `SHORTFALL` times."""
+    """Saved dollars as a share of today's, plus the gain of attainment; attainment below the target counts `SHORTFALL`
+    times."""
     usd_per_hour: float
-    """Above 0: cheaper."""
+    """Saving; positive means cheaper."""
     attainment: float
 
 
@@ -52,7 +54,7 @@ def gain(change: Outcome, today: Outcome, target: float) -> Gain:
 
 @dataclass(frozen=True)
 class TrialTask:
-    """One rehearsal, for this process or another one."""
+    """One rehearsal, in this process or another one."""
 
     simulator: Simulator
     scenario: Scenario
@@ -75,7 +77,7 @@ class TrialTask:
 
 @dataclass
 class Trials:
-    """Makes rehearsals, as many as are allowed."""
+    """Makes rehearsals up to the allowed number."""
 
     document: Mapping[str, Any]
     assemble: Callable[[Mapping[str, Any]], Scenario]
@@ -84,9 +86,9 @@ class Trials:
     most: int
     num: int = 0
     step_time_factor: float = 1.0
-    """On the step times of all rehearsals."""
+    """Factor on the step times of all rehearsals."""
     refused: dict[Candidate, str] = field(default_factory=dict)
-    """Candidates whose rehearsals failed, and why."""
+    """Candidates whose rehearsals failed, with the reason."""
 
     @property
     def left(self) -> int:
@@ -95,9 +97,10 @@ class Trials:
     def outcomes(
         self, wanted: Sequence[Candidate | None], parts: Sequence[Part], factor: float = 1.0
     ) -> dict[Candidate | None, list[Outcome]]:
-        """Of each candidate, and of today's fleet (None): the outcome on each part, with step times longer by `factor`.
+        """For each candidate, and for today's fleet (None): the outcome on each part, with step times multiplied by
+        `factor`.
 
-        Candidates of which one rehearsal fails are left out. HeadwayError where today's fleet cannot be rehearsed.
+        Candidates with a failed rehearsal are left out. HeadwayError if today's fleet cannot be rehearsed.
         """
         order = [(each, part) for part in parts for each in wanted]
         scenarios = [self._scenario(each, part, factor) for each, part in order]
@@ -116,7 +119,7 @@ class Trials:
         return {each: outcomes for each, outcomes in found.items() if each not in self.refused}
 
     def gains(self, wanted: Sequence[Candidate], parts: Sequence[Part], target: float, factor: float = 1.0) -> Gains:
-        """Of each candidate, its gain on each part."""
+        """The gain of each candidate on each part."""
         found = self.outcomes([None, *wanted], parts, factor)
         today = found.pop(None)
         return {

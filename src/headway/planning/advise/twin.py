@@ -1,7 +1,8 @@
-"""Whether the simulator is the twin of what ran: each day rehearsed as it was, and its latencies compared.
+"""Checks whether the simulator reproduces the recorded days: each day is rehearsed as it ran, and its latencies are
+compared.
 
-A day's measured latencies are all within the bands of the step times' error (`catalog.errors`), or the model of this
-fleet is off by more than models are, and no rehearsal of it is advice.
+If some measured latencies of a day lie outside the bands of the step times' error (`catalog.errors`), the model of this
+fleet is worse than usual, and its rehearsals are no basis for advice.
 """
 
 from __future__ import annotations
@@ -29,26 +30,27 @@ from headway.report import model_error
 
 KEYS = ("ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "tpot_s.p99", "e2e_s.mean", "e2e_s.p99")
 STEP_TIMES = "e2e_s.mean"
-"""The latency whose band is that of step times: nearly all of it is iterations, and waiting grows faster than they."""
+"""The latency whose band is used for step times: iterations make up nearly all of it, and waits grow faster than
+iterations."""
 
 
 class Rehearsed(Struct, frozen=True):
-    """A day as it ran, simulated."""
+    """A recorded day, simulated as it ran."""
 
     latencies_s: dict[str, float]
-    """By `KEYS`."""
+    """Latencies by `KEYS`."""
     factors: dict[str, float]
-    """By the same keys: 9 of 10 measured values are within this factor, to both sides."""
+    """By the same keys: 90% of measured values are within this factor, to both sides."""
     joint: float
-    """The power of all factors with which 9 of 10 measured runs have all of their latencies within them."""
+    """Power of all factors at which 90% of measured runs have all their latencies within the factors."""
     cached_share: float | None
-    """Of prompt tokens."""
+    """Share of prompt tokens that were cached."""
     error: str = ""
     """Why it cannot be simulated."""
 
 
 class Residual(Struct, frozen=True):
-    """One latency of one day."""
+    """The residual of one latency on one day."""
 
     day: str
     key: str
@@ -63,13 +65,13 @@ class Residual(Struct, frozen=True):
 
 
 class Term(Struct, frozen=True):
-    """One latency over all days."""
+    """The residual of one latency over all days."""
 
     key: str
     error: float
-    """Measured over predicted, minus 1: the geometric mean over the days."""
+    """Measured over predicted, minus 1; the geometric mean over the days."""
     band: float
-    """As a factor minus 1: 9 of 10 measured runs have the errors of all terms within their bands."""
+    """As a factor minus 1: 90% of measured runs have all terms' errors within their bands."""
 
     @property
     def is_off(self) -> bool:
@@ -80,7 +82,7 @@ class TwinCheck(Struct, frozen=True):
     residuals: tuple[Residual, ...]
     terms: tuple[Term, ...]
     step_time_factor: float | None
-    """The furthest from the model's that step times may be; None: not known, and nothing can be advised."""
+    """Largest possible factor on the model's step times; None: unknown, so no advice is possible."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -94,7 +96,7 @@ class TwinCheck(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class TwinTask:
-    """The rehearsal of a day, for this process or another one."""
+    """The rehearsal of a day, in this process or another one."""
 
     simulator: Simulator
     scenario: Scenario
@@ -132,10 +134,10 @@ def _latencies(flat: Mapping[str, Any]) -> dict[str, float]:
 
 
 def as_it_ran(day: Day, document: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The document of the fleet that ran, by the step times of today's; and a note if it is today's fleet instead.
+    """The document of the fleet that ran, with today's step times, and a note if today's fleet was used instead.
 
-    Pools and policies are those of the records. A pool's coefficients are those that today's file gives to the pool of
-    this name: they are what is checked.
+    Pools and policies come from the records. A pool's coefficients come from the pool with the same name in today's
+    file, because they are being checked.
     """
     today = dict(document)
     if not day.fleet_text:
@@ -165,7 +167,7 @@ def _with_step_times(pool: Any, todays: Any) -> Any:
 
 
 def check(days: Sequence[Day], rehearsed: Sequence[Rehearsed], slo: Any) -> TwinCheck:
-    """The residuals of the days, and of each latency over all of them. HeadwayError if no day can be rehearsed."""
+    """The residuals of each day, and of each latency over all days. HeadwayError if no day can be rehearsed."""
     residuals, notes, factors = [], [], []
     logs: dict[str, list[tuple[float, float]]] = {}
     for day, one in zip(days, rehearsed, strict=True):

@@ -1,7 +1,7 @@
 """Lower bounds on a candidate's latencies and on its number of replicas, without a rehearsal.
 
-No request is faster than alone on an empty replica, and no token is cheaper than in the cheapest batch. `SLACK` allows
-for step times that fall slightly as a batch grows, so that no feasible candidate is ruled out.
+A request is fastest alone on an empty replica, and a token is cheapest in the cheapest batch. `SLACK` allows for step
+times that fall slightly as a batch grows, so that no feasible candidate is ruled out.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class ArrivingRequests:
 
     prompt_tokens: Floats
     computed_tokens: Floats
-    """Prompt tokens that no prefix cache can hold."""
+    """Prompt tokens that no prefix cache can contain."""
     output_tokens: Floats
     span_s: float | None
-    """From the first arrival to the last; None if arrivals depend on answers."""
+    """Time from the first arrival to the last; None if arrivals depend on answers."""
     counted: Mask | None = None
-    """Those that the targets count: after the warm-up, and with an SLO. None: not known."""
+    """Requests to which the targets apply: after the warm-up, and with an SLO. None: unknown."""
 
 
 def lower_bounds(
     pool: Pool, requests: ArrivingRequests, targets: Targets, own: Coefficients | None = None
 ) -> CandidateBounds:
-    """Latencies of an unloaded replica and the fewest replicas for the work; or why no number is enough.
+    """Latencies of an unloaded replica and the fewest replicas for the work; or why no number suffices.
 
     `own`: step-time coefficients in place of the catalog's.
     """
@@ -79,7 +79,7 @@ def lower_bounds(
 
 
 def _too_long(pool: Pool, kv_tokens: int, requests: ArrivingRequests, targets: Targets) -> str | None:
-    """Why no number of replicas is enough, if too many requests are longer than one replica takes."""
+    """Why no number of replicas suffices, if too many requests are too long for one replica."""
     if requests.counted is None:
         return None
     tokens = (requests.prompt_tokens + requests.output_tokens)[requests.counted]
@@ -99,7 +99,7 @@ def _too_long(pool: Pool, kv_tokens: int, requests: ArrivingRequests, targets: T
 
 
 def too_long(num: int, total: int, of: str) -> str:
-    """As in "17 of 1,000 requests (1.7%) are longer than the context of 4,096 tokens"."""
+    """A text such as "17 of 1,000 requests (1.7%) are longer than the context of 4,096 tokens"."""
     return f"{num:,} of {total:,} requests ({100 * num / total:.3g}%) are longer, prompt and output, than {of}"
 
 
@@ -112,7 +112,7 @@ class _UnloadedReplica:
         self.engine, self.line, self.kv_tokens = pool.engine, step.line, kv_tokens
         self.window = pool.model.sliding_window_tokens or 0
         self.most_tokens = 1 if pool.engine.drafts is None else pool.engine.drafts.most_tokens
-        """Of a sequence in an iteration."""
+        """Most tokens of a sequence in an iteration."""
 
     def prefill_s(self, tokens: float) -> float:
         left, before, total_s = max(int(tokens), 1), 0, 0.0
@@ -124,14 +124,15 @@ class _UnloadedReplica:
         return total_s
 
     def decode_s(self, context_tokens: float) -> float:
-        """Seconds of one token of a request alone; 0 for a context below 0, which means that there is no such token."""
+        """Seconds of one token of a request that runs alone; 0 for a negative context, which means that the token does
+        not exist."""
         if context_tokens < 0:
             return 0.0
         context = int(context_tokens)
         return self.line(1, context, (), min(context, self.window))[0] / self.most_tokens
 
     def alone_s(self, requests: ArrivingRequests) -> Floats:
-        """End-to-end latencies without a queue, with the shortest prompt's prefill time for all."""
+        """End-to-end latencies without a queue, with the shortest prompt's prefill time for all requests."""
         at_0, at_1000 = self.decode_s(0), self.line(1, 1000)[0] / self.most_tokens
         per_token = np.maximum(at_0 + (at_1000 - at_0) / 1000 * requests.prompt_tokens, 0.0)
         if self.window:
@@ -142,7 +143,7 @@ class _UnloadedReplica:
         return alone_s
 
     def fewest(self, requests: ArrivingRequests, targets: Targets) -> int:
-        """Fewest replicas: the work of the requests that must be in time, over the available time."""
+        """Fewest replicas: the work of the requests that must be in time, divided by the available time."""
         limits = [getattr(targets, name) for name in LATENCY_SLOS]
         if requests.span_s is None or not any(limits):
             return 1
@@ -163,7 +164,7 @@ class _UnloadedReplica:
         return max(1, ceil(least))
 
     def _s_per_prompt_token(self, longest_tokens: float) -> float:
-        """Seconds of a prompt token in the cheapest batch: a full budget of short chunks.
+        """Seconds per prompt token in the cheapest batch: a full token budget of short chunks.
 
         If prompts are not chunked, an iteration holds up to `max_num_seqs` of them.
         """
@@ -174,7 +175,7 @@ class _UnloadedReplica:
         return min(self.line(0, 0, [(size, 0)] * (budget // size))[0] / (size * (budget // size)) for size in sizes)
 
     def _decoding_s(self, requests: ArrivingRequests) -> Floats:
-        """Decode seconds of each request as its share of the fullest batches that fit."""
+        """Decode seconds of each request, as its share of the fullest batches that fit."""
         most = min(self.engine.max_num_seqs, max(1, floor(self.kv_tokens / requests.computed_tokens.min())))
         sizes = {min(2**i, most) for i in range(most.bit_length() + 1)}
         fixed_s = min(self.line(n, 0)[0] / n for n in sizes)
@@ -185,5 +186,5 @@ class _UnloadedReplica:
 
 
 def _without_tail(work_s: Floats, share: float) -> float:
-    """The sum of this share of the values, the smallest; the others may be late."""
+    """The sum of the smallest values, without the share that may be late."""
     return float(np.sort(work_s)[: max(int(share * len(work_s)), 0)].sum())

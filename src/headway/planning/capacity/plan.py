@@ -1,4 +1,4 @@
-"""Capacity plans of a scenario: what arrives, the candidates, the plan, and the plan as a scenario file."""
+"""Capacity plans of a scenario: the requests, the candidates, the plan, and the plan as a scenario file."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ from headway.workload.spec import WorkloadSpec, resolved
 from headway.workload.table import Workload
 
 DEFAULT_GPUS = ("a100-80gb", "h100-80gb-sxm", "h200-141gb-sxm", "l40s")
-"""The types whose step times are measured."""
+"""The GPU types with measured step times."""
 DEFAULT_ATTAINMENT = 0.99
 GROWING = 1.5
-"""Waits that grow by a larger factor from one third of a rehearsal to the next have not settled."""
+"""Waits are not settled if they grow by a larger factor from one third of a rehearsal to the next."""
 
 
 class CapacityOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Candidates, targets and what-ifs. Empty tuples: the scenario's values, else the defaults."""
+    """Candidates, targets and what-ifs. Empty tuples mean the scenario's values, otherwise the defaults."""
 
     gpus: tuple[str, ...] = ()
     tps: tuple[int, ...] = (1, 2, 4, 8)
@@ -67,9 +67,10 @@ class CapacityOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     situations: tuple[Situation, ...] = (Situation(load=3.0), Situation(lost_replicas=1))
     max_replicas: int = 64
     longer: int = 4
-    """The plan must also meet its targets with this many times the requests; else all is rehearsed with so many."""
+    """The plan must also meet its targets with this many times the requests; otherwise all candidates are rehearsed
+    with that many."""
     most_requests: int = 80_000
-    """Requests of the longest rehearsal."""
+    """Most requests of the longest rehearsal."""
 
 
 def plan(source: Source, options: CapacityOptions, resources: Resources) -> tuple[CapacityPlan, CapacityRehearsal]:
@@ -134,7 +135,7 @@ def _asked(source: Source, options: CapacityOptions) -> _Asked:
 
 
 def _likely(best: CapacityPlan, rehearsal: CapacityRehearsal) -> tuple[LikelyTarget, ...]:
-    """The chances that the plan's targets are met, as measured; by the longer rehearsal if there is one."""
+    """The probabilities that measured runs meet the plan's targets, from the longest rehearsal."""
     measured = best.measured if best.longer is None else best.longer.measured
     if best.choice is None or best.choice.replicas is None or measured is None:
         return ()
@@ -144,7 +145,7 @@ def _likely(best: CapacityPlan, rehearsal: CapacityRehearsal) -> tuple[LikelyTar
 def likely_targets(
     rehearsal: CapacityRehearsal, candidate: CapacityCandidate, replicas: int, measured: RehearsalMetrics
 ) -> tuple[LikelyTarget, ...]:
-    """The chances that each target of a latency is met, as measured, where the errors of such predictions are known."""
+    """The probability that a measured run meets each latency target, if the errors of such predictions are known."""
     chosen = rehearsal.scenario(candidate, replicas, Situation())
     used = StepTimes(chosen).coefficients
     pools = [(pool.model, used[pool.name]) for pool in chosen.fleet.all_pools]
@@ -170,8 +171,8 @@ def _lasting(
 ) -> CapacityPlan:
     """The cheapest fleet whose plan also meets the targets in a longer run.
 
-    A fleet near saturation builds up its queue over many requests. So the plan is rehearsed with `longer` times as
-    many; where it misses a target then, the search begins anew with that length.
+    A fleet near saturation builds up its queue over many requests. The plan is therefore rehearsed with `longer` times
+    as many requests. If it then misses a target, the search starts again with that length.
     """
     while True:
         together = together_in(rehearsal.pool)
@@ -207,7 +208,7 @@ def _caveats(best: CapacityPlan, rehearsal: CapacityRehearsal) -> Iterator[str]:
 
 
 def scenario_yaml(best: CapacityPlan, rehearsal: CapacityRehearsal) -> str:
-    """The plan as a scenario file that `headway simulate` runs. HeadwayError if there is no plan."""
+    """The plan as a scenario file for `headway simulate`. HeadwayError if there is no plan."""
     if best.choice is None or best.choice.replicas is None:
         raise HeadwayError("no plan meets the targets, so there is none to write")
     document = fleet_document(rehearsal.document, best.choice.candidate, best.choice.replicas, rehearsal.regions)
@@ -224,7 +225,7 @@ def scenario_yaml(best: CapacityPlan, rehearsal: CapacityRehearsal) -> str:
 def _checked(
     document: Mapping[str, Any], places: Places, base_dir: Path, options: CapacityOptions
 ) -> tuple[dict[str, Any], Spec, list[str]]:
-    """The document completed from the options, its specification, and notes. Whether models fit is not checked."""
+    """The document completed from the options, its specification, and notes. It is not checked whether models fit."""
     completed, notes = {**document, "name": document.get("name", "capacity")}, []
     pools = document.get("fleet")
     if not _names_gpu(document) and isinstance(pools, list) and pools:
@@ -257,7 +258,7 @@ def _checked(
 
 
 def _names_gpu(document: Mapping[str, Any]) -> bool:
-    """Whether the first pool names a GPU; True if there is no pool, which is an error of its own."""
+    """Whether the first pool names a GPU. True without a pool, which is reported elsewhere."""
     pools = document.get("fleet")
     return not (isinstance(pools, list) and pools and isinstance(pools[0], dict)) or "gpu" in pools[0]
 
@@ -280,7 +281,7 @@ def _candidates(spec: Spec, options: CapacityOptions) -> Iterator[CapacityCandid
 
 
 def _drafts(has_drafts: bool, options: CapacityOptions) -> tuple[bool | UnsetType, ...]:
-    """With speculative decoding or without, as asked."""
+    """Whether to use speculative decoding: the requested cases."""
     if not has_drafts:
         if options.speculative != "on":
             raise HeadwayError("--speculative: the scenario's first pool has no `speculative` to compare with")
@@ -310,7 +311,7 @@ def _bounds(rehearsal: CapacityRehearsal, candidate: CapacityCandidate, requests
 
 
 def _raise_common_reason(bounds: list[CandidateBounds]) -> None:
-    """Raise HeadwayError if one reason rules out every candidate: it is then a mistake in the scenario."""
+    """Raise HeadwayError if one reason rules out every candidate, because that is a mistake in the scenario."""
     reasons = {each.reason for each in bounds if each.ttft_p99_s is None}
     if len(bounds) > 1 and len(reasons) == 1 and None not in reasons and all(b.ttft_p99_s is None for b in bounds):
         raise HeadwayError(str(reasons.pop()))
@@ -327,7 +328,7 @@ def _situations(options: CapacityOptions, regions: tuple[str, ...]) -> tuple[Sit
 
 
 def _rows_of_its_model(spec: Spec, base_dir: Path) -> tuple[Workload, list[str]]:
-    """The requests, and the models of a trace that are left out: all but the planned one, where that is among them."""
+    """The requests, and the models of a trace that are left out: all except the planned model, if the trace has it."""
     table = generate(spec.workload, spec.seed, base_dir)
     name = spec.fleet[0].model
     if spec.workload.trace is None or name not in table.models:
@@ -340,7 +341,7 @@ def _rows_of_its_model(spec: Spec, base_dir: Path) -> tuple[Workload, list[str]]
 
 
 def _requests(spec: Spec, table: Workload) -> tuple[ArrivingRequests, Mask]:
-    """The workload's requests, and which of them have SLOs of their own."""
+    """The workload's requests, and a mask of those with their own SLOs."""
     reactive = resolved(spec.workload).reacts
     prompt = table.prompt_tokens.astype(float)
     computed = prompt.copy()
@@ -362,7 +363,7 @@ def _requests(spec: Spec, table: Workload) -> tuple[ArrivingRequests, Mask]:
 
 
 def _targets(targets: Targets, spec: Spec, has_slo: bool) -> Targets:
-    """The given targets; without any, that requests meet their own SLOs."""
+    """The given targets. Without any: the requests must meet their own SLOs."""
     has_slo = has_slo or any(value is not None for value in structs.asdict(spec.slo).values())
     limits = (targets.ttft_p99_s, targets.tpot_p99_s, targets.e2e_p99_s)
     if targets.attainment is not None and not has_slo and limits == (None,) * 3:
@@ -375,6 +376,6 @@ def _targets(targets: Targets, spec: Spec, has_slo: bool) -> Targets:
 
 
 def _slo(own: dict[str, Any], targets: Targets) -> dict[str, float]:
-    """SLOs of requests without their own: the scenario's, else the targets."""
+    """SLOs of requests without their own: the scenario's, otherwise the targets."""
     limits = {"ttft_s": targets.ttft_p99_s, "tpot_s": targets.tpot_p99_s, "e2e_s": targets.e2e_p99_s}
     return {name: value for name, value in limits.items() if value is not None} | own

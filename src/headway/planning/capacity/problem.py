@@ -19,7 +19,7 @@ LATENCY_SLOS = SLOS[:3]
 
 
 class Targets(Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits that a plan must meet. None: no such target; at least one is set."""
+    """Limits that a plan must meet. None: no such target. At least one must be set."""
 
     ttft_p99_s: float | None = None
     """99th percentile of the time to the first token, over all requests."""
@@ -40,17 +40,17 @@ class CapacityCandidate(Struct, frozen=True, forbid_unknown_fields=True):
     usd_per_replica_hour: float
     ordering: str = "fcfs"
     speculates: bool | UnsetType = UNSET
-    """With the scenario's speculative decoding, or without; absent: the scenario has none."""
+    """Whether the scenario's speculative decoding is used; absent if the scenario has none."""
 
     @property
     def policy(self) -> str:
-        """As in "least-loaded", "least-loaded + edf" or "least-loaded + speculative"."""
+        """A label such as "least-loaded", "least-loaded + edf" or "least-loaded + speculative"."""
         parts = [self.routing, *([self.ordering] if self.ordering != "fcfs" else [])]
         return " + ".join([*parts, "speculative"] if self.speculates else parts)
 
     @property
     def label(self) -> str:
-        """As in "h100-80gb-sxm tp 2, least-loaded"."""
+        """A label such as "h100-80gb-sxm tp 2, least-loaded"."""
         return f"{self.gpu} tp {self.parallel.tp}, {self.policy}"
 
 
@@ -66,7 +66,7 @@ class Situation(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def label(self) -> str:
-        """As in "load x3, 1 replica lost"."""
+        """A label such as "load x3, 1 replica lost"."""
         parts = [f"load x{self.load:g}"] if self.load != 1 else []
         for number, noun in ((self.lost_replicas, "replica"), (self.lost_regions, "region")):
             parts += [f"{number} {noun}{'s' if number > 1 else ''} lost"] if number else []
@@ -74,29 +74,30 @@ class Situation(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RehearsalMetrics(Struct, frozen=True, forbid_unknown_fields=True):
-    """Metrics of one rehearsal. A latency of None: more than 1% of the requests did not finish."""
+    """Metrics of one rehearsal. A latency is None if more than 1% of the requests did not finish."""
 
     ttft_p99_s: float | None
     tpot_p99_s: float | None
     e2e_p99_s: float | None
     attainment: float | None
-    """None: no request has an SLO."""
+    """None if no request has an SLO."""
     goodput_rps: float | None
-    """Requests per second that met their SLOs; finished requests where none has an SLO."""
+    """Requests per second that met their SLOs; finished requests if none has an SLO."""
     busy_share: float | None
     num_requests: int
     num_completed: int
     calibrated: bool
     wait_growth: float | None = None
-    """Mean TTFT of the last third of the requests over that of the middle third; None: a third has none finished."""
+    """Mean TTFT of the last third of the requests over the mean of the middle third; None if no request of a third
+    finished."""
     load: Load | None = None
-    """Of the fullest replica, as in `catalog.errors.load_of`; None: not known."""
+    """Load of the fullest replica, as in `catalog.errors.load_of`; None: unknown."""
     kwh_per_day: float | None = None
-    """Of the GPUs, at their mean power in the rehearsal; None: not known."""
+    """Energy of the GPUs at their mean power in the rehearsal; None: unknown."""
     longest: dict[str, float] = {}
-    """By kind of SLO, the factor on predicted latencies that 9 of 10 measured runs stay below; empty: not known."""
+    """By kind of SLO: the factor on predicted latencies that 90% of measured runs stay below; empty: unknown."""
     attainment_if_longest: float | None = None
-    """`attainment`, if all latencies were longer by these factors; None: not known."""
+    """`attainment` if all latencies were longer by these factors; None: unknown."""
 
 
 class CapacityEvaluator(Protocol):
@@ -109,13 +110,13 @@ class CandidateBounds(Struct, frozen=True, forbid_unknown_fields=True):
     """Lower bounds for a candidate, known without a rehearsal."""
 
     least_replicas: int = 1
-    """Fewer cannot finish the work in time."""
+    """Fewer replicas cannot finish the work in time."""
     reason: str | None = None
     """Why no number of replicas meets the targets; None: some number may."""
     uncalibrated: tuple[str, ...] = ()
-    """What of its step times was not measured on its GPU and engine."""
+    """Step times that were not measured on its GPU and engine."""
     ttft_p99_s: float | None = None
-    """Of an unloaded replica, as the next two; None: unknown."""
+    """Latency of an unloaded replica, as for the next two fields; None: unknown."""
     tpot_p99_s: float | None = None
     e2e_p99_s: float | None = None
 
@@ -137,45 +138,45 @@ class RehearsedSize(Struct, frozen=True, forbid_unknown_fields=True):
 class CandidateResult(Struct, frozen=True, forbid_unknown_fields=True):
     candidate: CapacityCandidate
     status: Literal["feasible", "open", "infeasible", "pruned"]
-    """`feasible`: `replicas` is its smallest number. `open`: more expensive than the plan, so not settled. `pruned`:
-    ruled out without a rehearsal. `infeasible`: ruled out even with `max_replicas`."""
+    """`feasible`: `replicas` is the smallest number. `open`: more expensive than the plan, so it was not decided.
+    `pruned`: ruled out without a rehearsal. `infeasible`: ruled out even with `max_replicas`."""
     least_replicas: int
-    """Fewer do not meet the targets."""
+    """Fewer replicas do not meet the targets."""
     replicas: int | None
     usd_per_hour: float | None
     bound_usd_per_hour: float | None
-    """Its least cost; None: infeasible."""
+    """Lower bound of the cost; None if infeasible."""
     reason: str
     points: tuple[RehearsedSize, ...]
     calibrated: bool = True
     """Whether its step times were measured on its GPU and engine."""
     uncalibrated: tuple[str, ...] = ()
-    """What of them was not."""
+    """Step times that were not measured."""
 
 
 class PolicyResult(Struct, frozen=True, forbid_unknown_fields=True):
-    """A routing and an ordering on the plan's replicas."""
+    """The result of a routing and an ordering on the plan's replicas."""
 
     policy: str
     measured: RehearsalMetrics
     misses: tuple[str, ...]
     ties: bool
-    """It meets all targets, and by a margin that differs from the plan's by less than `TIE`."""
+    """Whether all targets are met by a margin that differs from the plan's by less than `TIE`."""
 
 
 class WhatIf(Struct, frozen=True, forbid_unknown_fields=True):
-    """The plan in another situation, and the replicas that it would need there."""
+    """The plan in another situation, and the replicas that it needs there."""
 
     situation: Situation
     measured: RehearsalMetrics
     misses: tuple[str, ...]
     replicas_needed: int | None
-    """Of the plan's candidate; None: more than were tried."""
+    """Replicas of the plan's candidate; None: more than were tried."""
     usd_per_hour_needed: float | None
 
 
 class LongerRun(Struct, frozen=True, forbid_unknown_fields=True):
-    """The plan, rehearsed once more with more requests of the same kind."""
+    """The plan, rehearsed again with more requests of the same kind."""
 
     measured: RehearsalMetrics
     misses: tuple[str, ...]
@@ -191,54 +192,54 @@ class BestReached(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LikelyTarget(Struct, frozen=True, forbid_unknown_fields=True):
-    """A target of the plan, by the errors of predictions for measured runs."""
+    """The probability of a plan's target, from the errors of predictions for measured runs."""
 
     slo: str
     target_s: float
     predicted_s: float
     band: Band
     chance: float
-    """Least chance that a measured run meets the target."""
+    """Lower bound of the probability that a measured run meets the target."""
 
 
 class CapacityPlan(Struct, frozen=True, forbid_unknown_fields=True):
     status: Literal["optimal", "infeasible"]
-    """`optimal`: the cheapest of the candidates, provided that more replicas are never worse (see `num_assumed`)."""
+    """`optimal`: the cheapest candidate, if more replicas are never worse (see `num_assumed`)."""
     targets: Targets
     objective_usd_per_hour: float | None = None
     bound_usd_per_hour: float | None = None
     """No candidate costs less: each cheaper fleet missed a target in a rehearsal, or cannot do the work."""
     num_assumed: int = 0
-    """Fleets cheaper than the plan that were not rehearsed, since one with more replicas misses a target."""
+    """Cheaper fleets that were not rehearsed, because a larger fleet of the same candidate misses a target."""
     choice: CandidateResult | None = None
     measured: RehearsalMetrics | None = None
     binds: tuple[str, ...] = ()
-    """The targets missed with one replica less."""
+    """The targets that one replica less misses."""
     one_less: RehearsalMetrics | None = None
     runners_up: tuple[CandidateResult, ...] = ()
-    """The cheapest of each other GPU, cheapest first; then GPUs without a feasible candidate."""
+    """The cheapest candidate of each other GPU, cheapest first; then GPUs without a feasible candidate."""
     policies: tuple[PolicyResult, ...] = ()
-    """The plan's policies and the others on as many of its replicas, the best first; empty if there are no others."""
+    """The plan's policies and the others on the same number of replicas, best first; empty if there are no others."""
     what_ifs: tuple[WhatIf, ...] = ()
     options: tuple[CandidateResult, ...] = ()
     reach: tuple[BestReached, ...] = ()
     monotone: bool | None = None
-    """Whether of the numbers of replicas that were rehearsed none does worse than a smaller one; None: there is one.
-    If not, every number that costs less than the plan was rehearsed."""
+    """Whether no rehearsed number of replicas does worse than a smaller one; None without a plan. If False, every
+    number that costs less than the plan was rehearsed."""
     num_rehearsals: int = 0
     longer: LongerRun | None = None
-    """None: the workload has no more requests, as a trace."""
+    """None if the workload has no more requests, like a trace."""
     likely: tuple[LikelyTarget, ...] = ()
-    """The plan's targets of latencies; empty without a plan."""
+    """The plan's latency targets; empty without a plan."""
     notes: tuple[str, ...] = ()
 
 
 TIE = 0.02
-"""Policies tie if their distances from the targets differ by a smaller share: another seed would change more."""
+"""Policies tie if their distances from the targets differ by a smaller share: another seed changes more."""
 
 
 def distance(measured: RehearsalMetrics, targets: Targets) -> float:
-    """How near the worst metric comes to its target: 1 is at the target, less is better, infinite is never."""
+    """How near the worst metric is to its target: 1 is at the target, less is better, and infinity means never."""
     shares = []
     for name in SLOS:
         value, target = getattr(measured, name), getattr(targets, name)
@@ -246,7 +247,7 @@ def distance(measured: RehearsalMetrics, targets: Targets) -> float:
             continue
         if value is None:
             return inf
-        if name == "attainment":  # of shares that may miss
+        if name == "attainment":  # ratio of the shares that miss
             value, target = 1 - value, max(1 - target, 1e-9)
         shares.append(value / target)
     return float(max(shares))

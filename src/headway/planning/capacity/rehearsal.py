@@ -1,4 +1,4 @@
-"""Rehearsals: a scenario's workload on a fleet of equal replicas, simulated, and kept in a cache by content."""
+"""Rehearsals: a scenario's workload on a fleet of equal replicas, simulated and cached by content."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FRACTION = 0.99
 
 @dataclass(frozen=True)
 class CapacityTask:
-    """A scenario to be rehearsed, in any process."""
+    """A scenario to rehearse, in any process."""
 
     scenario: Scenario
     targets: Targets
@@ -53,7 +53,7 @@ class CapacityTask:
     """End the run as soon as it is certain that it misses a target."""
 
     def measured(self) -> RehearsalMetrics | None:
-        """None: the run ended early."""
+        """The metrics; None if the run ended early."""
         watch = self._watch if self.stops and self.scenario.spec.simulation.until_s is None else None
         try:
             return _metrics(self.simulator.records(self.scenario, watch), self.scenario)
@@ -83,33 +83,33 @@ class CapacityRehearsal:
     num_simulated: int = 0
     _read: dict[CapacityCandidate, Scenario] = field(default_factory=dict, init=False)
     _lock: Lock = field(default_factory=Lock)
-    """Held except while a worker simulates: a search may rehearse in several threads, which wait for workers."""
+    """Held except while a worker simulates, because a search may rehearse in several threads that wait for workers."""
 
     @property
     def num_found(self) -> int:
         return self.cache.num_found
 
     def __call__(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
-        """Simulate a candidate with so many replicas in a situation (`CapacityEvaluator`)."""
+        """Simulate `replicas` replicas of a candidate in a situation (`CapacityEvaluator`)."""
         measured = self._rehearsed(candidate, replicas, situation, stops=False)
         assert measured is not None
         return measured
 
     def meets_targets(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> bool:
-        """Whether the metrics would miss no target. A run that misses one ends as soon as that is certain."""
+        """Whether the metrics would meet all targets. A run that misses one ends as soon as that is certain."""
         return self.if_met(candidate, replicas, situation) is not None
 
     def if_met(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics | None:
-        """The metrics of a run that misses no target; None: it misses one, as in `meets_targets`."""
+        """The metrics of a run that meets all targets; None if it misses one, as in `meets_targets`."""
         measured = self._rehearsed(candidate, replicas, situation, stops=True)
         return None if measured is None or misses(measured, self.targets) else measured
 
     def _rehearsed(
         self, candidate: CapacityCandidate, replicas: int, situation: Situation, stops: bool
     ) -> RehearsalMetrics | None:
-        """From the cache, or by a run; None: a run that ended early.
+        """The metrics from the cache or a run; None if the run ended early.
 
-        A user's own policies are not cached, as their code is not part of the key.
+        A user's own policies are not cached, because their code is not part of the key.
         """
         with self._lock:
             chosen = self.scenario(candidate, replicas, situation)
@@ -130,12 +130,12 @@ class CapacityRehearsal:
         return measured
 
     def _missed_key(self, key: str) -> str:
-        """Of runs that ended early, for these targets."""
+        """The key of runs that ended early, for these targets."""
         return content_key([key, self.targets, "missed"])
 
     @property
     def num_requests(self) -> int | None:
-        """Requests of a rehearsal; None: a trace, or a duration, which cannot be made longer."""
+        """Requests of a rehearsal; None for a trace or a duration, which cannot be extended."""
         workload = self.document["workload"]
         return None if "trace" in workload or "duration_s" in workload else workload.get("num_requests")
 
@@ -184,7 +184,7 @@ class CapacityRehearsal:
 
 
 def _metrics(records: Records, chosen: Scenario) -> RehearsalMetrics:
-    """Percentiles count an unfinished request as infinitely late."""
+    """The metrics of records. Percentiles count an unfinished request as infinitely late."""
     warmup_s = chosen.spec.simulation.warmup_s
     measured = counted(records, warmup_s, chosen.spec.slo)
     tpot_s = np.where(measured.finished & np.isnan(measured.tpot_s), 0.0, measured.tpot_s)
@@ -239,7 +239,7 @@ def fleet_document(
 
 
 def _catalog_name(gpu: str) -> str | None:
-    """The catalog's name of a GPU; None for one of the scenario's own."""
+    """The catalog's name of a GPU; None for the scenario's own GPU."""
     try:
         return catalog.gpu(gpu).name
     except HeadwayError:
@@ -247,7 +247,7 @@ def _catalog_name(gpu: str) -> str | None:
 
 
 def with_load(workload: Mapping[str, Any], load: float) -> dict[str, Any]:
-    """A workload section with `load` times as many requests per second of the same kind."""
+    """A workload section with `load` times the requests per second of the same kind."""
     changed = dict(workload)
     if load == 1:
         return changed
@@ -272,12 +272,12 @@ def with_load(workload: Mapping[str, Any], load: float) -> dict[str, Any]:
 
 
 def _shares(replicas: int, parts: int) -> list[int]:
-    """Replicas by region, as even as possible; the first regions get the remainder."""
+    """Replicas by region, divided as evenly as possible; the first regions get the remainder."""
     return [replicas // parts + (i < replicas % parts) for i in range(parts)] if parts else []
 
 
 def _growth(ttft_s: Floats) -> float | None:
-    """Mean of the last third over that of the middle third, in order of arrival."""
+    """Mean of the last third over the mean of the middle third, in order of arrival."""
     third = len(ttft_s) // 3
     middle, last = ttft_s[third : 2 * third], ttft_s[2 * third :]
     if not third or not np.isfinite(middle).all() or not middle.mean():
@@ -286,7 +286,7 @@ def _growth(ttft_s: Floats) -> float | None:
 
 
 def _p99(values: Floats) -> float | None:
-    """Interpolated as in the metrics; None if it is infinite or there are no values."""
+    """The 99th percentile, interpolated as in the metrics; None if infinite or without values."""
     if not len(values):
         return None
     values = np.sort(values)

@@ -14,9 +14,9 @@ Best first: the candidate with the least u_c l_c is settled by doubling and bise
 once with the most replicas that would still be cheaper. If that misses a target, no cheaper number meets all, and its
 bound rises to the incumbent's cost. When no bound is below the incumbent's cost, the incumbent is the cheapest.
 
-Where the rehearsals of a candidate contradict the assumption, the search looks again: every number of its replicas that
-costs less than the plan and has not been rehearsed is. The plan's bound is what was refuted: the least cost of a fleet
-that neither missed a target in a rehearsal nor has fewer than l_c replicas.
+If the rehearsals of a candidate contradict the assumption, the search rehearses every remaining number of its replicas
+that costs less than the plan. The plan's bound is the least cost that is not refuted: of a fleet that neither missed a
+target in a rehearsal nor has fewer than l_c replicas.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from headway.planning.together import Together, in_turn
 
 Progress = Callable[[int, int], None]
 Judge = Callable[[CapacityCandidate, int, Situation], bool]
-"""Whether a rehearsal misses no target, as of `CapacityEvaluator` and `misses`."""
+"""Whether a rehearsal meets all targets, like `CapacityEvaluator` with `misses`."""
 AS_ASKED = Situation()
 GAIN = 0.05
-"""Share by which a missed target must come nearer for a doubling of replicas to count as a gain."""
+"""Doubling replicas counts as a gain if a missed target comes nearer by this share."""
 
 
 @dataclass
@@ -68,11 +68,11 @@ class _CandidateSearch:
     low: int
     most: int
     least: int
-    """The first `low`: fewer cannot do the work."""
+    """The initial `low`: fewer replicas cannot do the work."""
     high: int | None = None
     sizes: dict[int, RehearsedSize] = field(default_factory=dict)
     leapt: bool = False
-    """Doubling gained nothing, and yet the most replicas meet all targets."""
+    """Whether doubling gained nothing although the largest number of replicas meets all targets."""
 
     @property
     def usd(self) -> float:
@@ -84,11 +84,11 @@ class _CandidateSearch:
 
     @property
     def settled_usd(self) -> float:
-        """Its cost once the smallest number of replicas is known, else infinite."""
+        """Its cost once the smallest number of replicas is known, otherwise infinite."""
         return self.high * self.usd if self.high is not None and self.high == self.low else inf
 
     def open_sizes(self, limit_usd: float) -> list[int]:
-        """Numbers of replicas that cost less than `limit_usd`, and of which nothing shows that they miss a target."""
+        """Numbers of replicas that cost less than `limit_usd` and are not known to miss a target."""
         if self.bounds.reason is not None:
             return []
         sizes = range(self.least, self.most + 1)
@@ -118,7 +118,7 @@ class _CapacitySearch:
         self.progress = progress
         self.rehearsed: dict[tuple[CapacityCandidate, int, Situation], RehearsalMetrics] = {}
         self.judged: dict[tuple[CapacityCandidate, int, Situation], bool] = {}
-        """Verdicts without metrics."""
+        """Verdicts for which no metrics were computed."""
         self.expected = 0
 
     @property
@@ -133,7 +133,7 @@ class _CapacitySearch:
         return self.rehearsed[key]
 
     def is_met(self, each: _CandidateSearch, replicas: int, situation: Situation) -> bool:
-        """Whether all targets are met, where nobody asks for the metrics."""
+        """Whether all targets are met, where no metrics are needed."""
         key = (each.candidate, replicas, situation)
         if self.judge is None or key in self.rehearsed:
             return not misses(self.measured(each, replicas, situation), self.problem.targets)
@@ -147,7 +147,7 @@ class _CapacitySearch:
             self.progress(self.num_rehearsals, max(self.expected, self.num_rehearsals + 1))
 
     def meets_targets(self, each: _CandidateSearch, replicas: int) -> bool:
-        """Rehearse a number of replicas and narrow the range of the candidate."""
+        """Rehearse a number of replicas and narrow the candidate's range."""
         measured = self.measured(each, replicas)
         missed = misses(measured, self.problem.targets)
         each.sizes[replicas] = RehearsedSize(replicas, measured, missed)
@@ -158,7 +158,7 @@ class _CapacitySearch:
         return not missed
 
     def settle(self, each: _CandidateSearch, most: int) -> None:
-        """Find the smallest number up to `most`: doubling, which ends where it gains nothing, then bisection."""
+        """Find the smallest number up to `most`: by doubling, which ends if it gains nothing, then by bisection."""
         before, n, leaps = None, each.low, False
         while each.high is None and not self.meets_targets(each, n) and n < most:
             gains = before is None or _gains(each.sizes[before], each.sizes[n])
@@ -169,7 +169,7 @@ class _CapacitySearch:
             self.meets_targets(each, (each.low + each.high) // 2)
 
     def cheapest(self, among: Sequence[_CandidateSearch]) -> _CandidateSearch | None:
-        """The candidate with the least cost, proved by the bounds of the others."""
+        """The candidate with the lowest cost, proved by the bounds of the others."""
         best: _CandidateSearch | None = None
         for each in among:
             if each.settled_usd < (best.settled_usd if best else inf):
@@ -197,7 +197,7 @@ def _gains(before: RehearsedSize, after: RehearsedSize) -> bool:
 
 
 def _is_worse(before: RehearsedSize, after: RehearsedSize) -> bool:
-    """Whether a target that both miss is missed by more, and not by chance alone."""
+    """Whether a target that both miss is missed by more, and not only by chance."""
     for name in set(before.misses) & set(after.misses):
         old, new = getattr(before.measured, name), getattr(after.measured, name)
         sign = -1 if name == "attainment" else 1
@@ -207,7 +207,7 @@ def _is_worse(before: RehearsedSize, after: RehearsedSize) -> bool:
 
 
 def _below(limit: float) -> float:
-    """Costs within rounding of each other are equal."""
+    """A limit below which costs are lower by more than rounding."""
     return limit * (1 - 1e-9)
 
 
@@ -227,8 +227,8 @@ def cheapest_fleet(
 ) -> CapacityPlan:
     """The cheapest candidate and number of replicas; `bounds[i]` belongs to `problem.candidates[i]`.
 
-    `judge` is asked where the verdict on `evaluate` is enough. The plan is the same however `together` makes calls.
-    HeadwayError if there is no candidate or no target.
+    `judge` is called where the verdict suffices, in place of `evaluate`. The plan does not depend on the order in which
+    `together` makes calls. HeadwayError without a candidate or a target.
     """
     _check(problem)
     search = _CapacitySearch(problem, evaluate, judge, together, progress)
@@ -299,9 +299,9 @@ def _start(problem: CapacityProblem, candidate: CapacityCandidate, bounds: Candi
 def _best_policy(
     search: _CapacitySearch, searches: Sequence[_CandidateSearch], best: _CandidateSearch
 ) -> tuple[_CandidateSearch, tuple[PolicyResult, ...]]:
-    """The candidate whose policies do best on the plan's replicas, and how all policies do there.
+    """The candidate with the best policies on the plan's replicas, and the results of all policies there.
 
-    The search ends when nothing is cheaper, and has not compared policies of equal cost. The first of a tie is chosen.
+    The search ends when nothing is cheaper, and does not compare policies of equal cost. The first of a tie is chosen.
     """
     assert best.high is not None
     replicas, targets, replica = best.high, search.problem.targets, _replica(best.candidate)
@@ -329,7 +329,7 @@ def _replica(candidate: CapacityCandidate) -> CapacityCandidate:
 
 
 def _rehearse_neighbours(search: _CapacitySearch, best: _CandidateSearch, replicas: int) -> None:
-    """Test the assumption around the answer: with one replica more, and one and two fewer."""
+    """Test the assumption around the answer: one replica more, and one and two fewer."""
     least = search.problem.least_replicas
     near = [n for n in (replicas + 1, replicas - 1, replicas - 2) if least <= n <= best.most]
     search.together([partial(search.measured, best, n) for n in near])
@@ -340,9 +340,9 @@ def _rehearse_neighbours(search: _CapacitySearch, best: _CandidateSearch, replic
 def _look_again(
     search: _CapacitySearch, searches: Sequence[_CandidateSearch], plan: tuple[_CandidateSearch, int] | None
 ) -> _CandidateSearch | None:
-    """The candidate with the cheapest fleet below the plan's cost that meets all targets; None: there is none.
+    """The candidate with the cheapest fleet below the plan's cost that meets all targets; None if there is none.
 
-    Of candidates that contradict the assumption, all cheaper numbers of replicas are rehearsed, the cheapest first.
+    For candidates that contradict the assumption, all cheaper numbers of replicas are rehearsed, cheapest first.
     """
     limit = inf if plan is None else _below(plan[1] * plan[0].usd)
     found: tuple[_CandidateSearch, int] | None = None
@@ -363,14 +363,14 @@ def _look_again(
 
 
 def _other_gpus(searches: Sequence[_CandidateSearch], best: _CandidateSearch) -> list[list[_CandidateSearch]]:
-    """The candidates of each GPU but the plan's."""
+    """The candidates of each GPU except the plan's."""
     gpus = dict.fromkeys(each.candidate.gpu for each in searches if each.candidate.gpu != best.candidate.gpu)
     return [[each for each in searches if each.candidate.gpu == gpu] for gpu in gpus]
 
 
 def _runner_up(search: _CapacitySearch, among: Sequence[_CandidateSearch]) -> CandidateResult:
-    """The cheapest candidate of one GPU, settled; of an infeasible GPU, the candidate that tells the most."""
-    # of an infeasible GPU: a rehearsed candidate before a bounded one before a merely large one
+    """The cheapest candidate of one GPU, decided. For an infeasible GPU, the most informative candidate."""
+    # for an infeasible GPU: rehearsed before bounded before merely too large
     telling = max(
         among, key=lambda one: (bool(one.sizes), one.bounds.ttft_p99_s is not None, one.candidate.parallel.num_gpus)
     )
@@ -378,7 +378,7 @@ def _runner_up(search: _CapacitySearch, among: Sequence[_CandidateSearch]) -> Ca
 
 
 def _what_if(search: _CapacitySearch, best: _CandidateSearch, replicas: int, situation: Situation) -> WhatIf:
-    """The plan in that situation, and how many replicas of its candidate meet the targets there."""
+    """The plan in the situation, and how many replicas of its candidate meet the targets there."""
     targets = search.problem.targets
     measured = search.measured(best, replicas, situation)
     most = ceil(best.most * max(situation.load, 1.0)) + situation.lost_replicas
@@ -388,7 +388,7 @@ def _what_if(search: _CapacitySearch, best: _CandidateSearch, replicas: int, sit
 
 
 def _needed(meets_targets: Callable[[int], bool], start: int, most: int) -> int | None:
-    """The smallest number from `start` up that meets all targets; None: more than `most`."""
+    """The smallest number from `start` on that meets all targets; None if it exceeds `most`."""
     low, high = start, start
     while not meets_targets(high):
         if high >= most:
@@ -435,7 +435,7 @@ def _cost(each: CandidateResult) -> float:
 
 
 def _reach(name: str, targets: Targets, searches: Sequence[_CandidateSearch]) -> BestReached:
-    """The best rehearsed value; of a candidate that was ruled out, the bound of an unloaded replica."""
+    """The best rehearsed value. For a candidate that was ruled out, the bound of an unloaded replica."""
     sign = -1.0 if name == "attainment" else 1.0
     seen: list[tuple[float, str]] = []
     for each in searches:

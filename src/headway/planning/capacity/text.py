@@ -26,7 +26,7 @@ LEGEND = (
     "SLO met: requests within their own SLOs (of tier or trace), else within the targets. goodput/s: the same per"
     " second until the last answer ends."
 )
-"""What the columns count; a short rehearsal ends well after its last arrival."""
+"""Explanation of the columns. A short rehearsal ends well after its last arrival."""
 
 
 def shown(name: str, value: float | None) -> str:
@@ -82,7 +82,8 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
 
 
 def _likely(each: LikelyTarget, over: str) -> str:
-    """As in "TPOT p99 ≤ 50 ms is 9 of 10 likely: predicted 41 ms, with the error of 13 measured runs 36 to 47 ms."."""
+    """A sentence such as "TPOT p99 ≤ 50 ms is 9 of 10 likely: predicted 41 ms, with the error of 13 measured runs 36 to
+    47 ms."."""
     tenths = int(10 * each.chance + 1e-9)
     chance = f"{tenths} of 10" if tenths else "less than 1 of 10"
     band = f"{seconds(each.band.low)} to {seconds(each.band.high)}"
@@ -93,7 +94,7 @@ def _likely(each: LikelyTarget, over: str) -> str:
 
 
 def _if_longest(plan: CapacityPlan) -> Iterator[str]:
-    """What is left of a target of attainment where latencies are as long as the errors of measured runs allow."""
+    """The remaining attainment if latencies are as long as the errors of measured runs allow."""
     measured = plan.measured if plan.longer is None else plan.longer.measured
     if plan.targets.attainment is not None and measured is not None and measured.attainment_if_longest is not None:
         left = percent(measured.attainment_if_longest)
@@ -101,7 +102,7 @@ def _if_longest(plan: CapacityPlan) -> Iterator[str]:
 
 
 def _bound(plan: CapacityPlan) -> str:
-    """What is known of cheaper fleets."""
+    """The bound on cheaper fleets."""
     if not plan.num_assumed:
         return f"No candidate can cost less than {dollars(plan.objective_usd_per_hour or 0.0)}."
     fleets = f"{plan.num_assumed} cheaper fleets were" if plan.num_assumed > 1 else "One cheaper fleet was"
@@ -110,7 +111,7 @@ def _bound(plan: CapacityPlan) -> str:
 
 
 def _verdicts(choice: CandidateResult) -> str:
-    """Which of the rehearsed numbers of replicas meet the targets."""
+    """The verdicts on the rehearsed numbers of replicas."""
     meet, miss = (
         ", ".join(str(point.replicas) for point in choice.points if bool(point.misses) == misses)
         for misses in (False, True)
@@ -119,7 +120,7 @@ def _verdicts(choice: CandidateResult) -> str:
 
 
 def _policies(plan: CapacityPlan) -> Iterator[str]:
-    """How the policies compare on the plan's replicas."""
+    """The comparison of policies on the plan's replicas."""
     if not plan.policies:
         return
     names = [name for name in SLOS if getattr(plan.targets, name) is not None]
@@ -138,7 +139,7 @@ def _policies(plan: CapacityPlan) -> Iterator[str]:
 
 
 def energy(measured: RehearsalMetrics | None) -> str:
-    """kWh of the GPUs a day."""
+    """Energy of the GPUs per day, in kWh."""
     return "-" if measured is None or measured.kwh_per_day is None else short_number(measured.kwh_per_day)
 
 
@@ -155,7 +156,7 @@ def _latency(name: str, measured: RehearsalMetrics) -> str:
 
 
 def _shown_slos(plan: CapacityPlan) -> list[str]:
-    """SLOs with a column: attainment only if requests have SLOs."""
+    """SLOs with a column. Attainment is shown only if requests have SLOs."""
     has = plan.measured is None or plan.measured.attainment is not None
     return [name for name in SLOS if name != "attainment" or has]
 

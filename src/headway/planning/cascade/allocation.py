@@ -1,4 +1,4 @@
-"""How many GPUs each stage gets: the least of the largest latency (3.2), of the cost, or of a sum.
+"""Allocates GPUs to stages with the smallest largest latency (3.2), the lowest cost, or the smallest sum.
 
 Sets and parameters
     i in 1..C      stages
@@ -16,8 +16,8 @@ Subject to         sum_f x_{i,f} = 1                           for every i
 With several types of GPU, f is a vector of a number for each type, and there is a row sum_i sum_f f_t x_{i,f} <= N_t
 for every type t. Such a vector is a *cell*, numbered like the cells of an array with an axis for each type.
 
-`least_max` finds the optimum by dynamic programs and bisection over the values of l, as the search needs thousands of
-allocations; `least_max_milp` solves the program as it is written here. Each tests the other.
+`least_max` finds the optimum by dynamic programs and bisection over the values of l, because the search needs thousands
+of allocations. `least_max_milp` solves the program as written here. Each serves as a test of the other.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from headway.planning.solver import dot, integers, minimise, new_model, reals
 Ints = npt.NDArray[np.int64]
 Vector = tuple[int, ...]
 MOST_CELLS = 200_000
-"""The tables of more cells would take a GB."""
+"""The tables for more cells would take a GB."""
 
 
 @dataclass(frozen=True)
 class GpuBudget:
-    """GPUs of several types that stages share."""
+    """GPUs of several types, shared by stages."""
 
     limits: Vector
-    """GPUs of each type in all, which defines the numbers of the cells."""
+    """Total GPUs of each type. They define the numbers of the cells."""
     usd_per_hour: tuple[float, ...]
-    """Of one GPU of each type."""
+    """Price of one GPU of each type."""
     left: Vector = field(default=())
-    """GPUs of each type that may be taken; empty: all."""
+    """GPUs of each type that may still be taken; empty: all."""
 
     def __post_init__(self) -> None:
         if self.num_cells > MOST_CELLS:
@@ -63,12 +63,12 @@ class GpuBudget:
 
     @property
     def shape(self) -> Vector:
-        """Of an array of all cells."""
+        """Shape of an array of all cells."""
         return tuple(n + 1 for n in self.limits)
 
     @property
     def num_cells(self) -> int:
-        """Including the cell without GPUs."""
+        """Number of cells, including the cell without GPUs."""
         return prod(self.shape)
 
     def cells(self, vectors: Ints) -> Ints:
@@ -79,7 +79,7 @@ class GpuBudget:
         return tuple(int(n) for n in np.unravel_index(cell, self.shape))
 
     def without(self, cell: int) -> GpuBudget:
-        """The budget that is left after a cell is taken."""
+        """The remaining budget after a cell is taken."""
         return replace(self, left=tuple(n - k for n, k in zip(self.left, self.vector(cell), strict=True)))
 
     @cached_property
@@ -88,12 +88,12 @@ class GpuBudget:
         return np.asarray(np.tensordot(np.array(self.usd_per_hour), np.indices(self.shape), axes=1).ravel())
 
     def grid(self, table: Floats) -> Floats:
-        """A table by cells as an array with an axis for each type, up to the GPUs that are left."""
+        """A table over cells as an array with an axis for each type, limited to the remaining GPUs."""
         return table.reshape(self.shape)[tuple(slice(n + 1) for n in self.left)]
 
 
 Gpus = int | GpuBudget
-"""GPUs of one type, or of several."""
+"""GPUs of one type, or of several types."""
 
 
 def budget_of(problem: CascadeProblem) -> GpuBudget:
@@ -106,14 +106,14 @@ class Allocation(Struct, frozen=True):
     """GPUs by stage, and the largest latency."""
 
     gpus: tuple[int, ...]
-    """Numbers, or with several types cells."""
+    """Numbers of GPUs; with several types, cells."""
     latency_s: float
     usd_per_hour: float = 0.0
-    """0 with one type of GPU."""
+    """Price; 0 with one type of GPU."""
 
 
 def least_max(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = False) -> Allocation | None:
-    """The allocation with the least largest latency, where `tables[i][f]` is l_i(f); None where there is none.
+    """The allocation with the smallest largest latency, where `tables[i][f]` is l_i(f); None if there is none.
 
     With several types of GPU, the cheapest of those allocations.
     """
@@ -127,7 +127,7 @@ def least_max(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = False) -
         within = [np.where(table <= latency_s, 0.0, inf) for table in tables]
         gpus = None if latency_s == inf else least_sum(within, num_gpus, use_all)
         return None if gpus is None else _allocation(tables, gpus)
-    # The least value for which few enough GPUs are needed, with no more GPUs than needed.
+    # The smallest value at which the needed GPUs suffice. No stage gets more GPUs than it needs.
     values = np.unique(np.concatenate([table[np.isfinite(table)] for table in tables]))
     falling = [np.minimum.accumulate(table)[::-1] for table in tables]
     least = [len(table) - np.searchsorted(table, values, side="right") for table in falling]
@@ -139,7 +139,7 @@ def least_max(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = False) -
 
 
 def least_cost(tables: Sequence[Floats], budget: GpuBudget, latency_s: float) -> Allocation | None:
-    """The cheapest allocation with every stage within a latency; None where there is none."""
+    """The cheapest allocation with every stage within a latency; None if there is none."""
     best = _split([budget.grid(np.where(table <= latency_s, budget.usd, inf)) for table in tables], np.add)
     if best is None:
         return None
@@ -148,7 +148,7 @@ def least_cost(tables: Sequence[Floats], budget: GpuBudget, latency_s: float) ->
 
 
 def least_sum(costs: Sequence[Floats], num_gpus: Gpus, use_all: bool) -> tuple[int, ...] | None:
-    """The GPUs of each stage with the least sum of `costs[i][f]`; None where none is finite."""
+    """The GPUs of each stage with the smallest sum of `costs[i][f]`; None if no sum is finite."""
     if isinstance(num_gpus, GpuBudget):
         best = _split([num_gpus.grid(cost) for cost in costs], np.add)
         return None if best is None else tuple(int(num_gpus.cells(np.array(each))) for each in best[1])
@@ -164,7 +164,8 @@ def least_sum(costs: Sequence[Floats], num_gpus: Gpus, use_all: bool) -> tuple[i
 
 
 def _by_total(costs: Sequence[Floats], num_gpus: int, combine: np.ufunc) -> tuple[Floats, list[Ints]]:
-    """The least combined cost by number of GPUs in all; and of each stage, its GPUs by those of it and all before."""
+    """The best combined cost by total number of GPUs; and for each stage, its GPUs by the total of itself and all
+    earlier stages."""
     total, chosen = np.append(0.0, np.full(num_gpus, inf)), list[Ints]()
     for cost in costs:
         padded = np.append(np.full(len(cost) - 1, inf), total)
@@ -175,10 +176,11 @@ def _by_total(costs: Sequence[Floats], num_gpus: int, combine: np.ufunc) -> tupl
 
 
 def _split(arrays: Sequence[Floats], combine: np.ufunc) -> tuple[float, list[Vector]] | None:
-    """One cell of each array, together within the arrays' size, with the least combined value; None: none is finite.
+    """One cell of each array, together within the arrays' size, with the smallest combined value; None if none is
+    finite.
 
-    Of the first stages, all combinations of the cells that are better than every smaller one; of the last stage, the
-    best cell within the rest.
+    For the first stages, all combinations of cells that are better than every smaller one are tried; for the last
+    stage, the best cell within the rest.
     """
     *firsts, last = arrays
     left = np.array(last.shape) - 1
@@ -203,7 +205,7 @@ def _split(arrays: Sequence[Floats], combine: np.ufunc) -> tuple[float, list[Vec
 
 
 def _front(array: Floats) -> tuple[Ints, Floats]:
-    """Cells that are better than every smaller one, and their values."""
+    """Cells that are better than every smaller cell, and their values."""
     smaller = np.full(array.shape, np.inf)
     within = _least_within(array)
     for axis in range(array.ndim):
@@ -215,21 +217,21 @@ def _front(array: Floats) -> tuple[Ints, Floats]:
 
 
 def _least_within(array: Floats) -> Floats:
-    """The least value of each cell and all smaller ones."""
+    """The smallest value among each cell and all smaller cells."""
     for axis in range(array.ndim):
         array = np.minimum.accumulate(array, axis=axis)
     return array
 
 
 def _best_of_each(taken: Ints, values: Floats, shape: Vector) -> Ints:
-    """The first best row of those that take the same cell."""
+    """The first best row among rows that take the same cell."""
     cells = np.ravel_multi_index(tuple(taken.T), shape) if len(taken) else np.zeros(0, "i8")
     order = np.lexsort((values, cells))
     return np.asarray(order[np.unique(cells[order], return_index=True)[1]])
 
 
 def least_max_milp(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = False) -> Allocation | None:
-    """`least_max` by the mixed-integer program, with a row for each type of GPU. HeadwayError without highspy."""
+    """`least_max` by a mixed-integer program with a row for each type of GPU. HeadwayError without highspy."""
     places = [(i, f) for i, table in enumerate(tables) for f in np.flatnonzero(np.isfinite(table)).tolist()]
     if {i for i, _ in places} != set(range(len(tables))):
         return None

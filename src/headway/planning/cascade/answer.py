@@ -125,8 +125,7 @@ def _target(target: Target) -> str:
 
 
 def reached(answer: CascadeAnswer) -> list[str]:
-    """What the chosen plan reaches, and of what: in its rehearsal, by the estimate that it was chosen by, and on fresh
-    draws."""
+    """The chosen plan's results: in its rehearsal, by the estimate used to choose it, and on fresh draws."""
     result = answer.chosen.rehearsed
     return [
         f"rehearsed as a whole, with scores that the plan was not made on: quality {number(result.quality)} at a p95 of"
@@ -137,7 +136,7 @@ def reached(answer: CascadeAnswer) -> list[str]:
 
 
 def on_fresh_draws(answer: CascadeAnswer) -> list[str]:
-    """What the plan keeps on requests that it was not made on, in one sentence; none if that was not rehearsed."""
+    """One sentence on the plan's results on unseen requests; empty if they were not rehearsed."""
     fresh = answer.fresh
     if fresh is None:
         return []

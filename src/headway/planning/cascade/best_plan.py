@@ -41,34 +41,34 @@ LEVELS = 101
 """Thresholds tried for each stage, evenly from 0 to 100."""
 QUANTILES = (0.025, 0.975)
 Interval = tuple[float, float]
-"""95%: from, to."""
+"""A 95% interval: from, to."""
 
 
 class PlanConfidence(Struct, frozen=True, forbid_unknown_fields=True):
-    """95% intervals over bootstrap draws of the requests that a plan was made on."""
+    """95% intervals over bootstrap draws of the requests on which a plan was made."""
 
     quality: Interval
-    """At the plan's thresholds."""
+    """Quality at the plan's thresholds."""
     processing_ratios: tuple[Interval, ...]
-    """The share of the requests that reaches each stage, at the plan's thresholds."""
+    """Share of the requests that reach each stage, at the plan's thresholds."""
     thresholds: tuple[Interval | None, ...]
-    """Of each stage but the last: the lowest that reaches the plan's quality, with the other thresholds as planned;
-    None: in some draws none does."""
+    """For each stage except the last: the lowest threshold that reaches the plan's quality, with the other thresholds
+    as planned; None if some draws have none."""
 
 
 class FreshDraws(Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan, rehearsed on requests that it was not made on: the scenario's with other seeds."""
+    """Rehearsals of a plan on unseen requests: the scenario's requests with other seeds."""
 
     seeds: tuple[int, ...]
     p95_s: Estimate | None
-    """The mean over the draws, with its 95% interval; None: of some draw no request finished."""
+    """The mean over the draws, with its 95% interval; None if no request of some draw finished."""
     quality: Estimate | None
     num_met: int
-    """Draws on which the target is met."""
+    """Number of draws on which the target is met."""
 
 
 class CascadeAnswer(Struct, frozen=True, forbid_unknown_fields=True):
-    """The plan, what else could be done with the GPUs, and quality against latency."""
+    """The plan, alternative uses of the GPUs, and quality against latency."""
 
     target: Target
     chosen: RehearsedPlan
@@ -76,15 +76,15 @@ class CascadeAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     curve: tuple[RehearsedPlan, ...]
     """Plans for qualities from low to high."""
     confidence: PlanConfidence | None
-    """In the chosen plan's thresholds; None: it is one model, or pre-routed."""
+    """Confidence in the chosen plan's thresholds; None for one model or a pre-routed plan."""
     fresh: FreshDraws | None
-    """None: fewer than two draws were asked for."""
+    """None if fewer than two draws were requested."""
     num_simulated: int
     num_cached: int = field(name="num_found")
     regrets: tuple[Regret, ...] = ()
-    """What plans lose with each judge error."""
+    """Losses of plans under each judge error."""
     pools: tuple[PoolCalibration, ...] = ()
-    """Whether step times of each pool of the plan were measured on its GPU and engine."""
+    """For each pool of the plan: whether its step times were measured on its GPU and engine."""
 
 
 class CascadeOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -135,7 +135,7 @@ def plan(request: PlanningRequest, options: CascadeOptions, resources: Resources
 
 
 def fresh(request: PlanningRequest, plan: CascadePlan, num: int) -> FreshDraws | None:
-    """Rehearsals with the `num` next seeds; None for fewer than two."""
+    """Rehearsals with the next `num` seeds; None for fewer than two."""
     if num < 2:
         return None
     seeds = tuple(range(request.seed + 1, request.seed + 1 + num))
@@ -175,7 +175,7 @@ def _best(
     """The best of the search's plan, the alternatives and rival plans; and the alternatives."""
     searched, rehearsed = tighten_until_met(request, latencies), list[RehearsedPlan]()
     for planner in alternatives(request.problem) if compare else ():
-        with suppress(HeadwayError):  # a planner that finds no plan is no alternative
+        with suppress(HeadwayError):  # a planner without a plan gives no alternative
             rehearsed.append(tighten_until_met(request, latencies, planner))
     return best_or_nearest(request.problem.target, (searched, *rivals, *rehearsed)), rehearsed
 
@@ -193,7 +193,7 @@ def _curve(request: PlanningRequest, latencies: StageLatencies, num: int) -> tup
 
 
 def confidence(scores: Scores, thresholds: Sequence[float], seed: int = 0) -> PlanConfidence:
-    """The confidence in a cascade's thresholds, from the requests that they were chosen on."""
+    """The confidence in a cascade's thresholds, from the requests on which they were chosen."""
     final = scores.final_stage(thresholds)
     num, stages = len(scores), len(scores.models)
     drawn = stream(seed, "draws of requests").integers(0, num, (DRAWS, num))
@@ -210,7 +210,7 @@ def confidence(scores: Scores, thresholds: Sequence[float], seed: int = 0) -> Pl
 def _threshold_interval(
     scores: Scores, thresholds: Sequence[float], stage: int, drawn: np.ndarray, quality: float
 ) -> Interval | None:
-    """Of the lowest threshold of a stage that reaches a quality."""
+    """The interval of a stage's lowest threshold that reaches a quality."""
     levels = np.unique(np.append(np.linspace(0.0, 100.0, LEVELS), thresholds[stage]))
     lowest = np.full(len(drawn), np.nan)
     for level in levels[::-1].tolist():
@@ -221,7 +221,7 @@ def _threshold_interval(
 
 
 def _given_scores(scores: Scores, final: np.ndarray) -> Floats:
-    """The scores of the answers that are given."""
+    """The scores of the delivered answers."""
     return np.asarray(scores.scores[np.arange(len(scores)), final])
 
 

@@ -1,20 +1,20 @@
 """Lower bounds on the p95 latency of sets of replicas, from the step-time model instead of a simulation.
 
-If a set's p95 latency is L, 95% of the requests each take at most L, and all of them end within the span of the
-arrivals plus L. Two bounds follow.
+If a set's p95 latency is L, 95% of the requests take at most L each, and all of them end within the span of the
+arrivals plus L. This gives two bounds.
 
-A decoding step of a batch of B sequences takes at least a + b B, and its sequences' contexts on top. Charge each
-sequence its part, a / B + b and its own context. A request of T steps that is done in L had steps of t seconds on
-average, hence batches of at most (t - a) / b, hence (the part is convex in t) at least T t b / (t - a) charged. What
-is charged adds up to the time that the replica was busy. So L bounds how many requests a replica can serve in time;
-the cheapest ones are counted, for each shape by itself, with every replica always busy.
+A decoding step of a batch of B sequences takes at least a + b B plus the time of its sequences' contexts. Charge each
+sequence its part: a / B + b and its own context. A request of T steps that is done in L had steps of t seconds on
+average, hence batches of at most (t - a) / b, hence (the part is convex in t) at least T t b / (t - a) charged. The
+charges add up to the busy time of the replica. L therefore bounds how many requests a replica can serve in time. The
+cheapest requests are counted, for each shape separately, with every replica always busy.
 
 Likewise a request's prompt takes at least its tokens times the cheapest prompt token.
 
 In a combo the prefill replicas compute all prompts, and the decode replicas write the answers; or the prefill replicas
 write them in the time that prompts leave, as an answer stays there if no decode replica has room for its KV cache. The
-bound includes that, the estimate does not. If the router may place whole requests on either (`in_place`), or the
-prefill replicas have no room for the longest request, all replicas of a combo are taken to serve both phases.
+bound covers this case, the estimate does not. If the router may place whole requests on either (`in_place`), or the
+prefill replicas have no room for the longest request, all replicas of a combo are assumed to serve both phases.
 
 L is searched on a grid; the bound is its largest value that is impossible. The estimate is where the count crosses the
 number needed; it orders the sets.
@@ -41,10 +41,10 @@ from headway.planning.cascade.replica_sets import ReplicaSets
 
 Ints = npt.NDArray[np.int64]
 SLACK = 0.97
-"""Factor on the step-time model's times, as costs may fall where a batch grows."""
+"""Factor on the step-time model's times, because costs may fall as a batch grows."""
 QUANTILE = 0.95
 GRID = 64
-"""Values of L, evenly by ratio."""
+"""Number of values of L, evenly spaced by ratio."""
 REACH = 20.0
 """The grid ends at this multiple of the unloaded p95."""
 MOST_LINES = 6
@@ -59,7 +59,7 @@ class Bounds(Protocol):
 
 
 class NoBounds:
-    """Bounds that rule nothing out."""
+    """Bounds that exclude nothing."""
 
     def estimate(self, model: Model, sets: ReplicaSets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
         return np.zeros(len(sets)), np.ones(len(sets))
@@ -69,7 +69,7 @@ class NoBounds:
 class StepTimeBounds:
     """Bounds from the step-time model.
 
-    `repeats`: how often the evaluator repeats the lengths of a stage. `coefficients`: in place of the catalog's, by
+    `repeats`: how often the evaluator repeats the lengths of a stage. `coefficients`: replace the catalog's, by
     `coefficients_key`. `other_gpus`: further types of GPU, by name. `in_place`: replicas of combos may serve both
     phases of a request.
     """
@@ -111,7 +111,8 @@ class StepTimeBounds:
 
 
 def _crossing(total: Floats, needed: float, grid: Floats) -> tuple[Floats, Floats]:
-    """Where on the grid enough requests can be in time: the value before, and the interpolated value."""
+    """The crossing on the grid at which enough requests can be in time: the value before it, and the interpolated
+    value."""
     enough = total >= needed * (1 - 1e-9)
     first = np.where(enough.any(axis=1), enough.argmax(axis=1), len(grid))
     before = np.maximum(first - 1, 0)
@@ -124,7 +125,7 @@ def _crossing(total: Floats, needed: float, grid: Floats) -> tuple[Floats, Float
 
 
 class _SetBounds:
-    """Bounds of sets under one load, from those of their shapes."""
+    """Bounds of sets under one load, combined from the bounds of their shapes."""
 
     def __init__(
         self, shapes: Sequence[_ShapeBounds], sets: ReplicaSets, lengths: Lengths, needed: float, in_place: bool
@@ -143,10 +144,10 @@ class _SetBounds:
         least_s = np.min([first_s[j] for j in self.prefills], axis=0) if self.prefills else first_s[0]
         self.first_s = [own if j in self.mixed else least_s for j, own in enumerate(first_s)]
         self.alone = np.stack([shape.alone_s(lengths, s) for shape, s in zip(shapes, self.first_s, strict=True)])
-        """[shape, request]: latency without any other request, decoded by this shape."""
+        """[shape, request]: latency of a request that runs alone and is decoded by this shape."""
 
     def in_time(self, grid: Floats, window: Floats) -> tuple[Floats, Floats | None]:
-        """[set, L]: the most requests that can be in time; and with combos, how many are expected to be."""
+        """[set, L]: the largest possible number of requests in time; with combos, also the expected number."""
         most = self.sets.counts.max(axis=0).tolist()
         rooms = [window[:, None] * np.arange(num + 1) for num in most]
         total = np.zeros((len(self.sets), len(grid)))
@@ -168,7 +169,7 @@ class _SetBounds:
         return total + np.minimum(prompts, answers + left), total + np.minimum(prompts, answers)
 
     def _add(self, total: Floats, j: int, count: Floats, rows: npt.NDArray[np.bool_] | None = None) -> None:
-        """Add the requests that a shape's replicas can serve to the sets that have the shape."""
+        """Add the requests that a shape's replicas can serve to the sets that contain the shape."""
         there = self.sets.counts[:, j] > 0
         chosen = np.flatnonzero(there if rows is None else there & rows)
         total[chosen] += count[self.sets.counts[chosen, j]]
@@ -185,12 +186,13 @@ class _SetBounds:
         return charged
 
     def _after_prompts(self, j: int, room: Floats) -> Floats:
-        """The time of replicas that the prompts which must be in time leave."""
+        """The replica time left by the prompts that must be in time."""
         prompts_s = np.sort(self.lengths.computed_tokens * self.shapes[j].prompt_token_s)
         return np.asarray(np.maximum(room - float(prompts_s[: floor(self.needed)].sum()), 0.0))
 
     def eligible(self, grid: Floats) -> Floats:
-        """[set, L]: requests that some shape of the set could serve alone in time; all for sets of many shapes."""
+        """[set, L]: requests that some shape of the set could serve alone in time; all requests for sets of many
+        shapes."""
         num = len(self.alone)
         first, second = np.triu_indices(num)
         faster = np.sort(np.minimum(self.alone[first], self.alone[second]), axis=1)
@@ -203,7 +205,7 @@ class _SetBounds:
 
 
 def _num_up_to(rows: Floats, values: Floats) -> Ints:
-    """[row, value]: how many elements of each rising row are no larger than that row's values."""
+    """[row, value]: how many elements of each ascending row do not exceed that row's values."""
     most = 1.0 + max(float(values.max()), float(np.where(np.isfinite(rows), rows, 0.0).max()))
     apart = 2 * most * np.arange(len(rows))[:, None]
     at = np.searchsorted((np.minimum(rows, most) + apart).ravel(), (values + apart).ravel(), side="right")
@@ -211,7 +213,7 @@ def _num_up_to(rows: Floats, values: Floats) -> Ints:
 
 
 class _ShapeBounds:
-    """One replica of one shape."""
+    """Bounds of one replica of one shape."""
 
     def __init__(self, model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, own: Coefficients | None) -> None:
         self.engine = engine
@@ -227,7 +229,7 @@ class _ShapeBounds:
 
     @cached_property
     def base_s(self) -> Floats:
-        """Decoding steps of these batch sizes without context."""
+        """Decoding steps of these batch sizes, without context."""
         return SLACK * np.array([self.line(n, 0)[0] for n in self.sizes.tolist()])
 
     @cached_property
@@ -239,7 +241,7 @@ class _ShapeBounds:
 
     @cached_property
     def lines(self) -> tuple[tuple[float, float], ...]:
-        """(a, b) with a + b B <= the step of B sequences, for every B."""
+        """(a, b) such that a + b B is at most the step of B sequences, for every B."""
         hull = [0]
         for i in range(1, len(self.base_s)):
             while len(hull) > 1 and self._slope(hull[-2], hull[-1]) >= self._slope(hull[-2], i):
@@ -255,32 +257,32 @@ class _ShapeBounds:
 
     @cached_property
     def prompt_token_s(self) -> float:
-        """The cheapest prompt token, in an iteration full of short chunks."""
+        """Time of the cheapest prompt token, in an iteration full of short chunks."""
         budget = max(self.engine.max_num_batched_tokens, 8192)
         sizes = {min(size, budget) for size in (64, 256, 1024, budget)}
         return SLACK * min(self.line(0, 0, [(n, 0)] * (budget // n))[0] / (n * (budget // n)) for n in sizes)
 
     @cached_property
     def prompts(self) -> tuple[Ints, Floats]:
-        """Prompt lengths, and the least time of a prompt that long or longer, alone."""
+        """Prompt lengths, and the least time of a lone prompt of at least that length."""
         sizes: Ints = np.unique(np.round(2.0 ** (np.arange(35) / 2)).astype("i8"))
         times_s = np.array([self.line(0, 0, [(n, 0)])[0] for n in sizes.tolist()])
         return sizes, SLACK * np.minimum.accumulate(times_s[::-1])[::-1]
 
     def prefill_s(self, tokens: Floats) -> Floats:
-        """The least time of one prompt alone: that of a shorter one, and no less than its tokens' time."""
+        """The least time of a lone prompt: at least that of any shorter one, and at least its tokens' time."""
         sizes, least_s = self.prompts
         found: Floats = least_s[np.searchsorted(sizes, tokens, side="right") - 1]
         return np.maximum(found, tokens * self.prompt_token_s)
 
     def alone_s(self, lengths: Lengths, prefill_s: Floats) -> Floats:
-        """Latency of each request without any other, given the time of its prompt."""
+        """Latency of each request when it runs alone, given the time of its prompt."""
         steps = lengths.output_tokens - 1
         contexts = steps * (lengths.prompt_tokens + steps / 2) * self.per_token_s
         return np.asarray(prefill_s + steps * float(self.base_s.min()) + contexts)
 
     def charged_s(self, lengths: Lengths, grid: Floats, prefill_s: Floats) -> Floats:
-        """[request, L]: the least that a request in time is charged for decoding."""
+        """[request, L]: the least decoding charge of a request in time."""
         steps = (lengths.output_tokens - 1)[:, None]
         context_s = self.per_token_s * (lengths.prompt_tokens[:, None] + steps / 2)
         t = (grid - prefill_s[:, None]) / np.maximum(steps, 1) - context_s
@@ -294,7 +296,8 @@ class _ShapeBounds:
 
 
 def _count(work_s: Floats, room: Floats) -> Floats:
-    """[replicas, L]: the most requests whose work, the cheapest first, fits into the replicas' time; parts count."""
+    """[replicas, L]: the largest number of requests, cheapest first, whose work fits into the replicas' time; fractions
+    count."""
     ordered = np.sort(work_s.T, axis=1)
     total = np.cumsum(ordered, axis=1)
     at = _num_up_to(total, room)

@@ -1,9 +1,9 @@
-"""Cascadia's planner: deployment and routing together (3), for one target or for several.
+"""Cascadia's planner: optimises deployment and routing together (3), for one target or several.
 
-The search minimises the largest p95 of any stage (3.2). A request that is sent on goes through several stages, whose
-latencies add up. So `candidates` returns several plans of one search, each to be rehearsed as a whole: the plans with
-the least maximum, those with the least sum over the stages, and the best plan's replicas with other thresholds of about
-the same quality.
+The search minimises the largest p95 of any stage (3.2). An escalated request passes several stages, whose latencies add
+up. `candidates` therefore returns several plans of one search, each to be rehearsed as a whole: the plans with the
+least maximum, those with the least sum over the stages, and the best plan's replicas with other thresholds of about the
+same quality.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from headway.planning.cascade.search import Effort, Search, SearchResult
 from headway.workload.quality import Scores
 
 RARE = 0.05
-"""Stages that a smaller share of requests reaches count for less in a p95 over all requests."""
+"""A stage that a smaller share of requests reaches has less weight in a p95 over all requests."""
 MIN_DISTANCE = 0.02
-"""Least difference between candidates, in the share of requests that some stage processes."""
+"""Least distance between candidates: the difference in the share of requests that some stage processes."""
 NEAR = 0.5
-"""Points of quality by which candidates with the best plan's replicas may be better than it."""
+"""Points of quality by which candidates with the best plan's replicas may exceed it."""
 EVALUATIONS, PRICED_EVALUATIONS = 12, 4
-"""Rounds of evaluations for the least sum of a routing; for each price of a second."""
+"""Rounds of evaluations for the smallest sum of a routing, in total and for each price of a second."""
 USD_PER_S = 0.03, 300.0
-"""What a second of the sum is worth, $/h: from where the price alone counts to where the latency alone does."""
+"""Range of the price of a second of the sum, in $/h: from cost alone to latency alone."""
 NUM_PRICES = 12
 
 
@@ -51,9 +51,9 @@ def plans(
     bounds: Bounds | None = None,
     effort: Effort | None = None,
 ) -> tuple[CascadePlan, ...]:
-    """A plan for each target, from one search: a looser target never has a worse plan.
+    """A plan for each target, from one search. A looser target never has a worse plan.
 
-    The plans of qualities from low to high are the Pareto curve.
+    The plans of qualities from low to high form the Pareto curve.
     """
     search = Search(problem, latencies, bounds, effort)
     strictest_first = sorted(targets, key=lambda t: t.latency_s if isinstance(t, LatencyBudget) else -t.q_min)
@@ -62,7 +62,7 @@ def plans(
 
 
 def with_held_out(plan: CascadePlan, scores: Scores) -> CascadePlan:
-    """The plan, with the quality and ratios of its thresholds on other requests."""
+    """The plan, with quality and ratios of its thresholds on held-out requests."""
     if plan.pre_routed or any(stage.threshold is None for stage in plan.stages[:-1]):
         raise HeadwayError(f"{plan.planner}: only the thresholds of a cascade hold for other requests")
     own = scores.stages([stage.model for stage in plan.stages])
@@ -74,7 +74,7 @@ def with_held_out(plan: CascadePlan, scores: Scores) -> CascadePlan:
 
 
 def best_plan_of(search: Search, result: SearchResult, planner: str) -> CascadePlan:
-    """The best plan of a search. HeadwayError where no routing can be deployed."""
+    """The best plan of a search. HeadwayError if no routing can be deployed."""
     best = search.best(result.objective)
     if best is None:
         problem = search.problem
@@ -92,7 +92,7 @@ def best_plan_of(search: Search, result: SearchResult, planner: str) -> CascadeP
 
 
 def plan_of(search: Search, routing: int, deployment: Deployment, result: SearchResult, planner: str) -> CascadePlan:
-    """The plan of a routing and a deployment of it."""
+    """The plan of a routing and its deployment."""
     objective, quality = result.objective, float(search.routings.quality[routing])
     is_met = objective.met(deployment.minimised, quality)
     is_optimal = result.complete and search.effort.max_evaluations is None
@@ -136,7 +136,7 @@ def _stages(search: Search, routing: int, deployment: Deployment) -> tuple[Stage
 
 
 def _explanation(search: Search, routing: int, deployment: Deployment, objective: Objective, is_met: bool) -> str:
-    """A sentence: the stage that limits the plan, or what is out of reach."""
+    """A sentence on the stage that limits the plan, or on the target that is out of reach."""
     slowest = search.problem.names[int(np.argmax(deployment.latencies_s))]
     quality, latency_s = float(search.routings.quality[routing]), deployment.latency_s
     reached = f"quality {quality:.4g} at a p95 of {latency_s:.4g} s, held by {slowest}"
@@ -152,14 +152,14 @@ def _explanation(search: Search, routing: int, deployment: Deployment, objective
     return f"thresholds could reach a quality of {q_min:g}, but not on these GPUs or at this price; {reached}"
 
 
-# Several plans of one search.
+# Several plans from one search.
 
 
 def candidates(search: Search, result: SearchResult, planner: str, most: int) -> tuple[CascadePlan, ...]:
-    """The best plan of a search, and about `most` further: half by objective or sum, half near the best."""
+    """The best plan of a search, and about `most` others: half by objective or sum, half near the best."""
     best_plan = best_plan_of(search, result, planner)
     best = search.best(result.objective)
-    assert best is not None  # else `best_plan_of` raises
+    assert best is not None  # otherwise `best_plan_of` raises
     deployed = [*_least_work(search, result), *_by_objective_and_sum(search, result, most // 2)]
     deployed += _neighbours(search, best, most - most // 2)
     further = [plan_of(search, i, deployment, result, planner) for i, deployment in deployed]
@@ -168,9 +168,10 @@ def candidates(search: Search, result: SearchResult, planner: str, most: int) ->
 
 
 def _least_work(search: Search, result: SearchResult) -> Iterator[tuple[int, Deployment]]:
-    """The routings with the least work of those with the quality. A search with a gap may have left them out.
+    """The routings of the required quality with the least work. A search with a gap may have skipped them.
 
-    By the answers of the sample, and by mean answers: the lengths of few requests may favour a routing by chance.
+    Work is computed from the sample's answers, and from mean answers, because the lengths of few requests may favour a
+    routing by chance.
     """
     target, routings = result.objective.target, search.routings
     if isinstance(target, LatencyBudget):
@@ -198,7 +199,7 @@ def _by_objective_and_sum(search: Search, result: SearchResult, most: int) -> It
 
 
 def _neighbours(search: Search, best: int, most: int) -> Iterator[tuple[int, Deployment]]:
-    """The replicas of the best routing under other routings of about its quality, each with the least work."""
+    """The replicas of the best routing under other routings of similar quality, each with the least work."""
     routings, deployment = search.routings, search.with_spare_gpus(best)
     used = routings.ratios > 0
     same_stages = np.all(used == used[best], axis=1)
@@ -214,7 +215,7 @@ def _neighbours(search: Search, best: int, most: int) -> Iterator[tuple[int, Dep
 
 
 def _distant(search: Search, routings: Sequence[int], most: int) -> list[int]:
-    """The first routings that keep a distance from each other."""
+    """The first routings with a minimum distance between them."""
     ratios, chosen = search.routings.ratios, list[int]()
     for i in routings:
         if all(np.abs(ratios[i] - ratios[other]).max() >= MIN_DISTANCE for other in chosen):
@@ -225,7 +226,7 @@ def _distant(search: Search, routings: Sequence[int], most: int) -> list[int]:
 
 
 def _sum_order(search: Search, result: SearchResult, routing: int, deployment: Deployment) -> tuple[bool, float]:
-    """A sort key: whether the sum over the stages misses the target, then how good the plan is otherwise."""
+    """A sort key: whether the sum over the stages misses the target, then the plan's objective."""
     total_s = float(stage_weights(search, routing) @ np.asarray(deployment.latencies_s))
     quality, target = float(search.routings.quality[routing]), result.objective.target
     is_missed = not result.objective.met(total_s, quality)
@@ -233,20 +234,20 @@ def _sum_order(search: Search, result: SearchResult, routing: int, deployment: D
 
 
 def stage_weights(search: Search, routing: int) -> Floats:
-    """About how much a second at each stage adds to a p95 over all requests."""
+    """The approximate contribution of a second at each stage to a p95 over all requests."""
     return np.asarray(np.clip(search.routings.ratios[routing] / RARE, 1e-9, 1.0))
 
 
 def total_latency_s(plan: CascadePlan) -> float:
-    """About the p95 of a plan over all requests: the weighted sum of its stages' p95."""
+    """The approximate p95 of a plan over all requests: the weighted sum of its stages' p95."""
     return sum(min(stage.processing_ratio / RARE, 1.0) * (stage.p95_latency_s or 0.0) for stage in plan.stages)
 
 
 def cheap_to_fast(search: Search, routing: int) -> list[Deployment]:
-    """Deployments of a routing from cheap to fast: least price plus weighted sum of p95 (Lagrangian relaxation).
+    """Deployments of a routing from cheap to fast: minimal price plus weighted sum of p95 (Lagrangian relaxation).
 
-    What a second is worth rises from one to the next. The sum is more than a p95 over all requests, so that a rehearsal
-    has to find which deployments are in time.
+    The price of a second rises from one to the next. The sum exceeds a p95 over all requests, so a rehearsal must find
+    the deployments that are in time.
     """
     usd, by_sets = budget_of(search.problem).usd, dict[tuple[ReplicaSet | None, ...], Deployment]()
     for usd_per_s in np.geomspace(*USD_PER_S, NUM_PRICES).tolist():
@@ -263,7 +264,7 @@ def cheap_to_fast(search: Search, routing: int) -> list[Deployment]:
 def _least_cost_sum(
     search: Search, routing: int, cost: Callable[[float, Floats], Floats], max_evaluations: int
 ) -> Deployment | None:
-    """The deployment with the least sum of `cost(stage's weight, p95 by GPUs)`; None: none is known."""
+    """The deployment with the smallest sum of `cost(stage's weight, p95 by GPUs)`; None if none is known."""
     tables, weights = search.tables(routing), stage_weights(search, routing).tolist()
     use_all = search.problem.use_all and search.cheapest is None
 

@@ -1,9 +1,9 @@
 """The deployment solver: GPUs and replica sets for one routing, with as few evaluations as the proof needs (3.2).
 
-Every stage has a table of l_i(f), with lower bounds where nothing is evaluated. The solver evaluates the allocation
-that is best by the expected latencies until all of it is known; then the one that is best by the lower bounds, until no
-allocation can be better than the best known one. The answer is that of the paper, which evaluates every set of replicas
-for every number of GPUs and then solves the program.
+Every stage has a table of l_i(f), with lower bounds for values that are not evaluated. The solver first evaluates the
+allocation with the best expected latencies until it is completely known; then the allocation with the best lower
+bounds, until none can be better than the best known one. The result equals that of the paper, which evaluates every set
+of replicas for every number of GPUs and then solves the program.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EPS = 1e-12
 
 @dataclass
 class StageLatencies:
-    """The latencies of an evaluator, each evaluated once. `known` may come from an earlier plan."""
+    """An evaluator with memory: each latency is evaluated once. `known` may come from an earlier plan."""
 
     evaluator: StageEvaluator
     known: dict[str, float] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class StageLatencies:
         return self.num_evaluated + self.num_cached
 
     def p95_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
-        """`StageEvaluator.p95_latency_s`. HeadwayError where that is negative or not a number."""
+        """`StageEvaluator.p95_latency_s`. HeadwayError if it is negative or not a number."""
         key = f"{model.name} | {replicas.label} | {rate_rps!r} | {lengths.key}"
         if key in self.known:
             self.num_cached += 1
@@ -69,16 +69,16 @@ class EstimateCorrection:
 
     @property
     def ratio(self) -> float:
-        """1 before the first evaluation."""
+        """The ratio; 1 before the first evaluation."""
         return self.total / self.num if self.num else 1.0
 
 
 class LatencyTable:
     """l(f) of one stage under one load. Arrays over f = 0..N: `lower` is a lower bound, `best` the least evaluated.
 
-    With several types of GPU, f is a cell of the `GpuBudget`. `lower[f] == best[f]` where l(f) is known. `estimate`
-    is the expected l(f). Where there are two corrections, sets with combos have a queue and the second correction, as
-    estimates leave out how prompts delay decoding, which matters less in combos.
+    With several types of GPU, f is a cell of the `GpuBudget`. `lower[f] == best[f]` where l(f) is known. `estimate` is
+    the expected l(f). If there are two corrections, sets with combos use a separate queue and the second correction:
+    estimates ignore that prompts delay decoding, which matters less in combos.
     """
 
     def __init__(
@@ -110,16 +110,16 @@ class LatencyTable:
 
     @property
     def estimate(self) -> Floats:
-        """The best latency evaluated, or the expected latency of the next set if that is less."""
+        """The best evaluated latency, or the expected latency of the next set if that is lower."""
         return np.asarray(np.minimum(self.best, self._expected(slice(None)).min(axis=0)))
 
     def _expected(self, f: slice) -> Floats:
-        """[queue, f]: of the next set; infinite where it cannot be better than the best evaluated."""
+        """[queue, f]: expected latency of the next set; infinite if it cannot be better than the best evaluated one."""
         ratios = np.array([[correction.ratio] for correction in self._corrections])
         return np.asarray(np.maximum(self._open_estimate[:, f] * ratios + self._added_s, self._open_lower[:, f]))
 
     def can_improve(self, f: int) -> bool:
-        """Whether another set of f GPUs could be better than the best evaluated."""
+        """Whether another set of f GPUs could be better than the best evaluated one."""
         return bool(self.lower[f] < self.best[f])
 
     def evaluate(self, f: int) -> None:
@@ -151,23 +151,23 @@ class LatencyTable:
 
 
 class Deployment(Struct, frozen=True):
-    """GPUs and replica sets of every stage, for one routing."""
+    """GPUs and replica sets of every stage for one routing."""
 
     gpus: tuple[int, ...]
-    """Number, or cell of the `GpuBudget`."""
+    """Number of GPUs, or cell of the `GpuBudget`."""
     sets: tuple[ReplicaSet | None, ...]
-    """None: a stage without GPUs."""
+    """None for a stage without GPUs."""
     latencies_s: tuple[float, ...]
     latency_s: float
-    """The largest of them."""
+    """The largest latency of the stages."""
     bound_s: float | None
-    """No deployment is faster; None: not known."""
+    """No deployment is faster; None: unknown."""
     usd_per_hour: float | None = None
     """Set if the cost was minimised."""
 
     @property
     def minimised(self) -> float:
-        """The cost per hour if that was minimised; else the latency."""
+        """The minimised value: the cost per hour if it was minimised, otherwise the latency."""
         return self.latency_s if self.usd_per_hour is None else self.usd_per_hour
 
 
@@ -187,15 +187,16 @@ def deploy(
     max_evaluations: int | None = None,
     within_s: float | None = None,
 ) -> tuple[Deployment | None, float]:
-    """The fastest deployment, and a lower bound on the latency of any.
+    """The fastest deployment, and a lower bound on the latency of all deployments.
 
-    None where there is none, or none below `limit`: then the bound is at least that. `gap`: share by which the bound
-    may stay below the latency. `max_evaluations`: the best known deployment is taken after so many. `within_s`, with a
-    `GpuBudget`: the cheapest deployment with every stage within this latency; limit and bound are costs, $/h.
+    None if there is none, or none below `limit`; the bound is then at least `limit`. `gap`: share by which the bound
+    may stay below the latency. `max_evaluations`: after this many, the best known deployment is taken. `within_s`, with
+    a `GpuBudget`: find the cheapest deployment with every stage within this latency; limit and bound are then costs,
+    $/h.
     """
 
     def best_of(columns: Sequence[Floats]) -> tuple[Allocation, float] | tuple[None, float]:
-        """An allocation, and the value that is minimised."""
+        """An allocation, and its minimised value."""
         if within_s is None or isinstance(gpus, int):
             allocation = least_max(columns, gpus, use_all)
             return (None, inf) if allocation is None else (allocation, allocation.latency_s)
@@ -217,7 +218,7 @@ def deploy(
         if is_spent and within_s is not None:
             return None, bound
         estimate, _ = best_of([table.estimate for table in tables])
-        # Evaluate the allocation that is expected to be best; if that is known, the one that the lower bounds allow.
+        # Evaluate the allocation with the best expectation; if it is known, the one with the best lower bounds.
         for allocation in (estimate, lowest):
             if allocation is None:
                 continue
@@ -238,10 +239,10 @@ def with_spare_gpus(
     gap: float = 0.0,
     max_evaluations: int | None = None,
 ) -> Deployment:
-    """The same largest latency, with spare GPUs given to the stages where they help most.
+    """The same largest latency, with spare GPUs given to the stages that gain most.
 
-    The slowest stage keeps its GPUs and the other stages are deployed again, and so on. `gap` and `max_evaluations` as
-    of `deploy`.
+    The slowest stage keeps its GPUs, the other stages are deployed again, and so on. `gap` and `max_evaluations` are as
+    in `deploy`.
     """
     gpus, sets, latencies = list(deployment.gpus), list(deployment.sets), list(deployment.latencies_s)
     open_ = list(range(len(tables)))

@@ -1,7 +1,7 @@
 """Cascadia's planner and the baselines of its evaluation (4.1, 4.3, appendix I), and planners for rehearsals.
 
-Each baseline gets the same evaluator, bounds and search for the parts that it optimises; the other parts are fixed
-here. Of the baselines, only a stand-alone model may have combos.
+Each baseline uses the same evaluator, bounds and search for the parts that it optimises; the other parts are fixed
+here. Among the baselines, only a stand-alone model may have combos.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from headway.planning.cascade.search import Effort, Search, SearchResult
 from headway.workload.quality import Scores
 
 EFFORT = Effort(stable_rounds=3, gap=0.05, max_evaluations=10, num_refined=1)
-"""Of every search."""
+"""Effort of every search."""
 MAX_CANDIDATES = 6
 """Plans of one search that are rehearsed."""
 CascadePlanner = Callable[[CascadeProblem, StageLatencies, Bounds], Sequence[CascadePlan]]
-"""Makes the plans of one planner for a problem, the best by its own measure first."""
+"""Returns the plans of one planner for a problem, the best by its own measure first."""
 
 
 def stand_alone(
@@ -61,7 +61,7 @@ def uniform_parallelism(
 
 
 def _uniform(problem: CascadeProblem, sets: ReplicaSets) -> ReplicaSets:
-    """Uniform on each type of GPU."""
+    """Uniform sets on each type of GPU."""
     if sets.budget is None:
         return uniform_sets(sets.shapes, problem.num_gpus, problem.server)
     by_type = []
@@ -74,13 +74,13 @@ def _uniform(problem: CascadeProblem, sets: ReplicaSets) -> ReplicaSets:
 def uniform_allocation(
     problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds | None = None, effort: Effort | None = None
 ) -> Search:
-    """Cascadia with the same number of GPUs for every model that is used (4.3)."""
+    """Cascadia with the same number of GPUs for every model in use (4.3)."""
     problem = replace(problem, use_all=False)
     return Search(problem, latencies, bounds, effort, sets_of=_within_shares(problem))
 
 
 def _within_shares(problem: CascadeProblem) -> StageSets:
-    """The sets of every stage that fit in its equal share of the GPUs."""
+    """The sets of each stage that fit into its equal share of the GPUs."""
     every = all_sets(replace(problem, combo_kinds={}))
 
     def within_share(stage: int, used: tuple[bool, ...]) -> ReplicaSets:
@@ -92,7 +92,8 @@ def _within_shares(problem: CascadeProblem) -> StageSets:
 
 
 def equal_shares(num_gpus: int, used: tuple[bool, ...]) -> tuple[int, ...]:
-    """GPUs dealt out in pairs, the rest to the largest models: 32 for three models are 10, 10 and 12, as in 4.3."""
+    """GPUs dealt out in pairs, the rest to the largest models: 32 GPUs for three models become 10, 10 and 12, as in
+    4.3."""
     num = sum(used)
     pairs, odd = divmod(num_gpus, 2)
     each, more = divmod(pairs, num)
@@ -114,10 +115,9 @@ def cascade_serve(
 ) -> CascadePlan:
     """CascadeServe as the paper describes it (2, 4.1, 4.2): it plans by load alone.
 
-    Thresholds are those that reach the quality with the least work. The deployment is tuned for each model's requests
-    per second, but every request has the lengths of the average request of the average model. The replicas of a model
-    are alike. The latencies of the plan are those of the real requests. `equal`: every model that is used has as many
-    GPUs.
+    The thresholds reach the quality with the least work. The deployment is tuned for each model's requests per second,
+    but every request has the lengths of the average request of the average model. The replicas of a model are equal.
+    The plan's latencies are computed for the real requests. `equal`: every model in use has the same number of GPUs.
     """
     scores = problem.scores
     outputs = np.full_like(scores.output_tokens, max(1, round(float(scores.output_tokens.mean()))))
@@ -140,9 +140,9 @@ def route_llm(
 ) -> CascadePlan:
     """A router in front of the models, after RouteLLM (appendix I): each request goes to one model and is not judged.
 
-    That is the smallest model whose predicted score reaches the threshold, else the largest. The threshold reaches the
-    quality with the least work, whatever the latency; the deployment is tuned by the same search. `predicted`: the
-    scores that the router predicts for the problem's requests, row by row.
+    The request goes to the smallest model whose predicted score reaches the threshold, or else to the largest model.
+    The threshold reaches the quality with the least work, at any latency; the same search tunes the deployment.
+    `predicted`: the scores that the router predicts for the problem's requests, row by row.
     """
     if len(predicted) != len(problem.scores):
         raise HeadwayError(f"route-llm: {len(predicted)} predictions for {len(problem.scores)} requests")
@@ -152,7 +152,7 @@ def route_llm(
 
 
 def _pre_routings(problem: CascadeProblem, predicted: Scores) -> Routings:
-    """One threshold for all models. A model without a predicted score is passed over."""
+    """Routings with one threshold for all models. A model without a predicted score is skipped."""
     last = len(problem.models) - 1
     levels = np.unique(np.concatenate([[0.0, 100.0], predicted.scores[:, :-1].ravel()]))
     levels = levels[~np.isnan(levels)]
@@ -168,8 +168,8 @@ def _pre_routings(problem: CascadeProblem, predicted: Scores) -> Routings:
 def _least_work_plan(tuned: Search, real: Search, planner: str) -> CascadePlan:
     """The first routing, by quality and then work, that can be deployed.
 
-    `tuned` chooses the deployment, `real` has the requests of the plan's latencies; both have the same routings. A
-    routing that sends no less to every stage than one that cannot be deployed is not tried.
+    `tuned` chooses the deployment, and `real` has the requests for the plan's latencies; both have the same routings. A
+    routing is skipped if it sends at least as many requests to every stage as one that cannot be deployed.
     """
     evaluated, cached = real.latencies.num_evaluated, real.latencies.num_cached
     routings, target = real.routings, real.problem.target
@@ -204,9 +204,9 @@ class SearchPlanner:
     search: Search | None = None
 
     def __call__(self, problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds) -> Sequence[CascadePlan]:
-        """Use all GPUs if the problem says so and an allocation of all exists; else as many as help.
+        """Use all GPUs if the problem requires it and such an allocation exists; otherwise as many as help.
 
-        Where no plan is in the time of a `Cheapest` target, the fastest plans with its quality.
+        If no plan meets the latency of a `Cheapest` target, return the fastest plans with its quality.
         """
         target = problem.target
         if isinstance(target, Cheapest):
@@ -225,12 +225,12 @@ class SearchPlanner:
 
 
 def single(plan: Callable[..., CascadePlan]) -> CascadePlanner:
-    """A planner that makes one plan."""
+    """A planner that returns one plan."""
     return lambda problem, latencies, bounds: [plan(problem, latencies=latencies, bounds=bounds, effort=EFFORT)]
 
 
 def cascade_of(names: Sequence[str]) -> CascadePlanner:
-    """Cascadia's planner for some of the models, which need not include the smallest."""
+    """Cascadia's planner for some of the models, which may exclude the smallest."""
 
     def new_search(problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds, effort: Effort) -> Search:
         models = tuple(model for model in problem.models if model.name in names)
@@ -240,7 +240,7 @@ def cascade_of(names: Sequence[str]) -> CascadePlanner:
 
 
 def model_subsets(problem: CascadeProblem) -> Iterator[tuple[str, ...]]:
-    """Shorter cascades, except those without the largest models: routings of the whole cascade include these."""
+    """Shorter cascades that keep the largest models; the routings of the whole cascade cover the others."""
     names = problem.names
     for num in range(2, len(names)):
         for subset in combinations(names, num):
@@ -251,7 +251,7 @@ def model_subsets(problem: CascadeProblem) -> Iterator[tuple[str, ...]]:
 def alternatives(problem: CascadeProblem) -> list[CascadePlanner]:
     """Each model alone, shorter cascades, and the cascade with one part of its planning left out.
 
-    The last group has no combos, so it is left out where the problem offers combos.
+    The last group has no combos, so it is omitted if the problem offers combos.
     """
     planners: list[CascadePlanner] = [single(partial(stand_alone, model=name)) for name in problem.names]
     planners += [cascade_of(names) for names in model_subsets(problem)]

@@ -1,4 +1,4 @@
-"""A scenario as a question to the cascade planner: the problem, and what rehearsals of its plans need."""
+"""Turns a scenario into a cascade planning problem, with the data for rehearsals of its plans."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from headway.workload.quality_source import score_table
 from headway.workload.readers.shared import ReadOptions
 
 HELD_OUT = 0.5
-"""The share of the score table that plans are not made on."""
+"""The share of the score table that is held out from planning."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PlanningRequest:
     """A problem, and the scenario that its plans are rehearsed in."""
 
     problem: CascadeProblem
-    """Has the part of the score table that plans are made on."""
+    """Contains the part of the score table on which plans are made."""
     simulator: Simulator
     held_out: Scores
     document: dict[str, Any]
@@ -45,12 +45,12 @@ class PlanningRequest:
     policies: Policies
     seed: int
     template_pools: Mapping[str, int]
-    """The index in the document's `fleet` of the pool that a model's new pools copy keys from: the model's own, else
-    the first. By model; on further types of GPU, by `coefficients_key`. A GPU that no pool has is missing."""
+    """The index in the document's `fleet` of the pool from which a model's new pools copy keys: the model's own pool,
+    otherwise the first. By model; on further types of GPU, by `coefficients_key`. A GPU without a pool is missing."""
     coefficients: Mapping[str, Coefficients]
-    """Of step times, by the same keys: those of the template pools."""
+    """Step-time coefficients of the template pools, by the same keys."""
     handover_settings: HandoverSettings = field(default_factory=HandoverSettings)
-    """Of combos: the first pool's network, and the hand-over of the document's first combo."""
+    """Settings of combos: the first pool's network, and the hand-over of the document's first combo."""
     replan: Any = None
     """The document's `cascade.replan`. Rehearsals do not replan."""
 
@@ -67,11 +67,11 @@ def make_request(
     combos: bool = False,
     prefix_hit_rate: float = 0.0,
 ) -> PlanningRequest:
-    """The planning request of a document. HeadwayError where its workload has no scores or its fleet no pool.
+    """The planning request of a document. HeadwayError if its workload has no scores or its fleet no pool.
 
-    GPUs are the fleet's, or `num_gpus` of the first pool's type, or `gpus`. `combos`: models may have combos.
-    `prefix_hit_rate`: the share of prompt tokens that prefix caches hold (appendix M). Stages are planned with it;
-    rehearsals compute whole prompts. A workload that is the `trace` of a served day has that day's scores and rate.
+    The GPUs are the fleet's, or `num_gpus` of the first pool's type, or `gpus`. `combos`: models may have combos.
+    `prefix_hit_rate`: the share of prompt tokens in prefix caches (appendix M). Stages are planned with it; rehearsals
+    compute whole prompts. A `trace` of a served day gives the scores and the rate of that day.
     """
     places, base_dir = source.places, source.base_dir
     document = _with_served_day(*source)
@@ -127,7 +127,7 @@ def make_request(
 
 
 def _with_served_day(document: Mapping[str, Any], places: Places, base_dir: Path) -> Mapping[str, Any]:
-    """The document, with a `trace` that a served cascade left replaced by its scores and its mean rate."""
+    """The document, with a `trace` of a served cascade replaced by its scores and its mean rate."""
     workload = document.get("workload")
     trace = workload.get("trace") if isinstance(workload, dict) else None
     path = trace.get("path") if isinstance(trace, dict) else trace
@@ -139,7 +139,7 @@ def _with_served_day(document: Mapping[str, Any], places: Places, base_dir: Path
     if others:
         what = f"{', '.join(others)}: a day's records are planned for as they are; expected `trace` with a path alone"
         raise places.error(("workload",), what)
-    from headway.workload.files import read_parquet  # imports pyarrow, which a simulation does not need
+    from headway.workload.files import read_parquet  # imports pyarrow; a simulation does not need it
 
     rows = read_parquet(base_dir / path, ReadOptions(sort=True))
     span_s = float(rows.arrival_s[-1] - rows.arrival_s[0]) if len(rows) > 1 else 0.0
@@ -150,7 +150,7 @@ def _with_served_day(document: Mapping[str, Any], places: Places, base_dir: Path
 
 
 def _score_tables(chosen: Scenario) -> tuple[Scores, Scores]:
-    """The scores of the stages' models: the requests that plans are made on, and those that are held out."""
+    """The scores of the stages' models: the requests for planning, and the held-out requests."""
     workload, places = chosen.spec.workload, chosen.places
     if workload.quality is None or workload.arrivals is None:
         raise places.error(("workload",), "expected arrivals, and quality: what each model's answers score")
@@ -190,14 +190,14 @@ def _problem(
         span_s=span_s,
         judge_s=0.27 if chosen.spec.cascade is None else chosen.spec.cascade.judge_s,
         use_all=len(offers) < 2,
-        max_kinds=1,  # with two, the same effort finds the same plans, in two to four times as long
+        max_kinds=1,  # two kinds find the same plans in two to four times the time
         other_offers=offers[1:],
         usd_per_gpu_hour=offers[0].usd_per_hour,
     )
 
 
 def with_rate(request: PlanningRequest, rate_rps: float) -> PlanningRequest:
-    """The same requests, arriving at another rate."""
+    """The same requests at another arrival rate."""
     document = {**request.document, "workload": {**request.document["workload"], "arrivals": rate_rps}}
     problem = request.problem
     span_s = problem.span_s * problem.rate_rps / rate_rps
@@ -205,7 +205,7 @@ def with_rate(request: PlanningRequest, rate_rps: float) -> PlanningRequest:
 
 
 def _flat_pools(document: dict[str, Any], fleet: Fleet) -> tuple[tuple[Pool, ...], list[dict[str, Any]]]:
-    """The pools and the parts of combos, all as mixed pools; and their entries in the document."""
+    """All pools and parts of combos, as mixed pools; and their entries in the document."""
     pools, entries = list(fleet.pools), list(document.get("fleet", []))
     for combo, spec in zip(fleet.combos, document.get("combos", []), strict=True):
         pools += [structs.replace(part, replicas=part.replicas * combo.replicas, role="mixed") for part in combo.parts]
@@ -214,7 +214,7 @@ def _flat_pools(document: dict[str, Any], fleet: Fleet) -> tuple[tuple[Pool, ...
 
 
 def _fleet_offers(pools: tuple[Pool, ...], gpus_per_server: int | None) -> tuple[Offer, ...]:
-    """The GPUs of a fleet by type, the first pool's first, each at the price of its first pool."""
+    """The GPUs of a fleet by type, the first pool's type first, each at the price of its first pool."""
     offers = dict[str, Offer]()
     for pool in pools:
         offer = offers.get(pool.gpu.name) or Offer(pool.gpu, 0, pool.usd_per_gpu_hour, gpus_per_server)
@@ -224,7 +224,7 @@ def _fleet_offers(pools: tuple[Pool, ...], gpus_per_server: int | None) -> tuple
 
 
 def _priced(gpus: Sequence[Offer], fleet_offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """The offers, at the fleet's price where they have none. HeadwayError where one has no limit."""
+    """The offers, with the fleet's price if they have none. HeadwayError if one has no limit."""
     by_name, priced = {offer.gpu.name: offer for offer in fleet_offers}, list[Offer]()
     for offer in gpus:
         if offer.limit is None:
@@ -236,7 +236,7 @@ def _priced(gpus: Sequence[Offer], fleet_offers: Sequence[Offer]) -> tuple[Offer
 
 
 def _template_pools(problem: CascadeProblem, pools: tuple[Pool, ...]) -> dict[str, int]:
-    """`PlanningRequest.template_pools`, of the pools with the problem's GPUs and engine."""
+    """`PlanningRequest.template_pools` for the pools with the problem's GPUs and engine."""
     templates = dict[str, int]()
     for t, offer in enumerate(problem.offers):
         own = [i for i, pool in enumerate(pools) if (pool.gpu, pool.engine) == (offer.gpu, problem.engine)]

@@ -21,7 +21,8 @@ from headway.workload.quality import Scores
 
 Floats = npt.NDArray[np.float64]
 MOST_GPUS = 512
-"""Of one type. The search keeps every number of GPUs of each stage: 17 s of CPU for 512, 50 s and 5.6 GB for 1,024."""
+"""Most GPUs of one type. The search keeps every number of GPUs of each stage: 17 s of CPU for 512, 50 s and 5.6 GB for
+1,024."""
 
 
 class Replicas(Struct, frozen=True, order=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -31,9 +32,9 @@ class Replicas(Struct, frozen=True, order=True, forbid_unknown_fields=True, omit
     pp: int
     count: int
     gpu: str = ""
-    """Empty where there is one type of GPU."""
+    """Empty if there is one type of GPU."""
     role: Role = "mixed"
-    """The replicas of a set that prefill, and those that decode, are one combo (Cauchy 3.1)."""
+    """The prefill replicas and the decode replicas of a set form one combo (Cauchy 3.1)."""
 
     @property
     def num_gpus(self) -> int:
@@ -45,7 +46,7 @@ class Replicas(Struct, frozen=True, order=True, forbid_unknown_fields=True, omit
 
     @property
     def label(self) -> str:
-        """As in "2 x tp 4 pp 3", "2 x l40s tp 1" where there are several types of GPU, or "2 x tp 1 prefill"."""
+        """A label such as "2 x tp 4 pp 3", "2 x l40s tp 1" with several types of GPU, or "2 x tp 1 prefill"."""
         kind = f"{self.gpu} " if self.gpu else ""
         shape = f"{self.count} x {kind}tp {self.tp}" + (f" pp {self.pp}" if self.pp > 1 else "")
         return shape if self.role == "mixed" else f"{shape} {self.role}"
@@ -62,21 +63,21 @@ class ReplicaSet(Struct, frozen=True, order=True, forbid_unknown_fields=True):
 
     @property
     def label(self) -> str:
-        """As in "5 x tp 2, 1 x tp 4"."""
+        """A label such as "5 x tp 2, 1 x tp 4"."""
         return ", ".join(part.label for part in self.parts)
 
 
 class ComboShapes(Struct, frozen=True, order=True, forbid_unknown_fields=True):
-    """A kind of combo: the shapes that prefill and decode, and the range of their ratio."""
+    """A kind of combo: the shapes for prefill and decode, and the range of their ratio."""
 
     prefill: Parallel
     decode: Parallel
     least: float
-    """Fewest prefill replicas per decode replica; whole numbers are rounded to either side."""
+    """Fewest prefill replicas per decode replica; counts are rounded up or down to whole numbers."""
     most: float
     """Most prefill replicas per decode replica."""
     prefill_gpu: str = ""
-    """Empty where there is one type of GPU."""
+    """Empty if there is one type of GPU."""
     decode_gpu: str = ""
 
 
@@ -84,17 +85,17 @@ class HandoverSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """How the replicas of a combo hand over KV caches."""
 
     network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S
-    """Of one replica, in each direction."""
+    """Bandwidth of one replica in each direction."""
     handover: Handover = Handover("layerwise", 8)
 
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """Tokens of a stage's requests, one element per request, in order of arrival. Read only."""
+    """Token counts of a stage's requests, one element per request, in order of arrival. Read-only."""
 
     prompt_tokens: Floats
     computed_tokens: Floats
-    """Prompt tokens that no prefix cache holds."""
+    """Prompt tokens that no prefix cache contains."""
     output_tokens: Floats
 
     def __len__(self) -> int:
@@ -110,21 +111,22 @@ class Lengths:
 
 
 class StageEvaluator(Protocol):
-    """The p95 latency of a stage. The same arguments give the same answer.
+    """Computes the p95 latency of a stage. The same arguments give the same result.
 
-    The requests are those of `lengths`, once or repeated, and arrive at `rate_rps` on average; the percentile is of all
-    of them. Infinite where they cannot be served.
+    The requests are those of `lengths`, once or repeated, and arrive at `rate_rps` on average; the percentile covers
+    all of them. Infinite if they cannot be served.
     """
 
     def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float: ...
 
 
 class QualityFloor(Struct, frozen=True, forbid_unknown_fields=True, tag="quality"):
-    """Least latency at a mean score of at least `q_min` (3.3)."""
+    """Minimise latency at a mean score of at least `q_min` (3.3)."""
 
     q_min: float
     mu: float = 1e6
-    """Penalty in seconds of missing `q_min` by the range from nadir to utopia. The default is never worth paying."""
+    """Penalty in seconds for missing `q_min` by the range from nadir to utopia. At the default, missing it never
+    pays."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.q_min <= 100 or not 0 < self.mu < inf:
@@ -132,11 +134,11 @@ class QualityFloor(Struct, frozen=True, forbid_unknown_fields=True, tag="quality
 
 
 class LatencyBudget(Struct, frozen=True, forbid_unknown_fields=True, tag="latency"):
-    """Highest mean score at a p95 latency of at most `latency_s` (appendix C)."""
+    """Maximise the mean score at a p95 latency of at most `latency_s` (appendix C)."""
 
     latency_s: float
     nu: float = 1e6
-    """Penalty in points of missing `latency_s` by the range of latencies. The default is never worth paying."""
+    """Penalty in points for missing `latency_s` by the range of latencies. At the default, missing it never pays."""
 
     def __post_init__(self) -> None:
         if not 0 < self.latency_s < inf or not 0 < self.nu < inf:
@@ -144,12 +146,12 @@ class LatencyBudget(Struct, frozen=True, forbid_unknown_fields=True, tag="latenc
 
 
 class Cheapest(Struct, frozen=True, forbid_unknown_fields=True, tag="cost"):
-    """Least cost at a mean score of at least `q_min` and a p95 latency of at most `latency_s`."""
+    """Minimise the cost at a mean score of at least `q_min` and a p95 latency of at most `latency_s`."""
 
     q_min: float
     latency_s: float
     mu: float = 1e6
-    """Penalty in $/h of missing `q_min` by the range from nadir to utopia. The default is never worth paying."""
+    """Penalty in $/h for missing `q_min` by the range from nadir to utopia. At the default, missing it never pays."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.q_min <= 100 or not 0 < self.latency_s < inf or not 0 < self.mu < inf:
@@ -179,32 +181,31 @@ class CascadeProblem:
     engine: Engine
     num_gpus: int
     rate_rps: float
-    """Of arriving requests, all of which the first stage gets."""
+    """Arrival rate. The first stage gets all requests."""
     scores: Scores
     target: Target
     gpus_per_server: int | None = None
-    """None: as many as the catalog's node has."""
+    """None: the size of the catalog's node."""
     judge_s: float = 0.27
     """Seconds that judging adds to every stage but the last (appendix H)."""
     span_s: float = 60.0
-    """For how long requests arrive at this rate, over which the latency of a stage is measured. The latency of an
-    overloaded stage grows with it."""
+    """Time for which requests arrive at this rate when a stage's latency is measured. The latency of an overloaded
+    stage grows with it."""
     prefix_hit_rate: float = 0.0
     """Share of prompt tokens that prefix caches hold (appendix M)."""
     use_all: bool = False
-    """Give every GPU to a stage, as in 3.2; otherwise only GPUs that help, as in appendix D."""
+    """Assign every GPU to a stage, as in 3.2; otherwise only GPUs that help, as in appendix D."""
     max_pp: int = 4
     max_kinds: int | None = 2
-    """Most shapes of one model's replicas at a time on each type of GPU (Table 3 shows two at most); None: any
-    number."""
+    """Most shapes of one model's replicas at a time on each type of GPU (Table 3 has at most two); None: unlimited."""
     other_offers: tuple[Offer, ...] = ()
-    """GPUs of further types, beside `num_gpus` of `gpu`, each with a limit."""
+    """GPUs of further types, in addition to `num_gpus` of `gpu`, each with a limit."""
     usd_per_gpu_hour: float | None = None
-    """Of `gpu`; None: the catalog's."""
+    """Price of `gpu`; None: the catalog's."""
     max_types: int | None = 2
-    """Most types of GPU of one model's replicas at a time; None: any number."""
+    """Most types of GPU of one model's replicas at a time; None: unlimited."""
     combo_kinds: Mapping[str, tuple[ComboShapes, ...]] = field(default_factory=dict)
-    """Kinds of combos that each model's sets of replicas may have; a set has at most one."""
+    """Kinds of combos allowed in each model's replica sets; a set has at most one."""
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -251,7 +252,7 @@ class CascadeProblem:
 
     @property
     def hardware(self) -> str:
-        """As in "16 x h100-80gb-sxm + 8 x l40s"."""
+        """A text such as "16 x h100-80gb-sxm + 8 x l40s"."""
         return " + ".join(f"{offer.limit} x {offer.gpu.name}" for offer in self.offers)
 
     @property
@@ -259,7 +260,7 @@ class CascadeProblem:
         return self.gpu.gpus_per_node if self.gpus_per_server is None else self.gpus_per_server
 
     def lengths(self, stage: int, reached: npt.NDArray[np.bool_]) -> Lengths:
-        """Of the requests that reach the stage; prefix caches shorten the prefill (Eq. 1)."""
+        """Lengths of the requests that reach the stage. Prefix caches shorten the prefill (Eq. 1)."""
         prompts = self.scores.prompt_tokens[reached].astype("f8")
         computed = np.maximum(np.round((1 - self.prefix_hit_rate) * prompts), 1.0)
         return Lengths(prompts, computed, self.scores.output_tokens[reached, stage].astype("f8"))
@@ -269,11 +270,11 @@ class CascadeProblem:
 
 
 def coefficients_key(model: Model, other: str) -> str:
-    """The key of coefficients: the model, and the GPU where it is not of the first type (`other` empty: it is)."""
+    """The key of coefficients: the model, and `other`, the GPU if it is not of the first type."""
     return f"{model.name} on {other}" if other else model.name
 
 
 def longest_request_tokens(room_tokens: int, engine: Engine) -> int:
-    """The most prompt and output tokens of a request that a replica with `room_tokens` of KV cache surely accepts."""
+    """The most prompt and output tokens of a request that a replica with `room_tokens` of KV cache always accepts."""
     blocks = room_tokens // engine.block_size_tokens
     return (blocks - ceil(blocks * engine.watermark)) * engine.block_size_tokens

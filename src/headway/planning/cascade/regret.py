@@ -1,4 +1,4 @@
-"""What a plan loses if its judge is wrong: in quality, and in seconds.
+"""The loss of a plan under a wrong judge, in quality and in seconds.
 
 Three planners, each of which searches, rehearses and tightens until it believes that the quality is reached:
 
@@ -41,7 +41,7 @@ from headway.workload.random_streams import stream
 
 
 class JudgeError(Struct, frozen=True, forbid_unknown_fields=True):
-    """The error of a judge's scores, in points: its mean and its standard deviation."""
+    """The error of a judge's scores in points: mean and standard deviation."""
 
     bias: float
     noise: float
@@ -52,14 +52,14 @@ class JudgeError(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JudgedPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan, run with the judge as it is, its quality by true scores."""
+    """A plan run with the real judge, with its quality by true scores."""
 
     plan: CascadePlan
     rehearsed: RehearsalResult
     short_points: float
-    """The shortfall in quality from the target, as far as any plan that was run reaches it."""
+    """The shortfall in quality from the target, or from the best run plan if no plan reaches the target."""
     slower_s: float
-    """The p95, less that of the fastest plan that was run with as much quality, up to the target."""
+    """The p95 minus the p95 of the fastest plan with at least the same quality, up to the target."""
 
 
 class Regret(Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,7 +72,7 @@ class Regret(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def regrets(request: PlanningRequest, latencies: StageLatencies, errors: Sequence[JudgeError]) -> tuple[Regret, ...]:
-    """For each judge. HeadwayError unless the target is a quality."""
+    """The regret for each judge. HeadwayError unless the target is a quality."""
     target, without_error = request.problem.target, _with_judge(request, JudgeError(0.0, 0.0))
     if not isinstance(target, QualityFloor):
         raise HeadwayError("regret: expected a quality to reach, and no latency")
@@ -116,13 +116,13 @@ def _with_judge(request: PlanningRequest, error: JudgeError) -> PlanningRequest:
 
 
 def judged_scores(scores: Scores, error: JudgeError, seed: int) -> Scores:
-    """The judge's scores. Every judge has the same draw: more noise is the same draw, scaled."""
+    """The judge's scores. All judges share one draw, which more noise scales."""
     noise = stream(seed, "judge").normal(0.0, 1.0, scores.scores.shape)
     return replace(scores, scores=np.clip(scores.scores + error.bias + error.noise * noise, 0, 100))
 
 
 def informed_routings(truth: Scores, judged: Scores, request: PlanningRequest) -> Routings:
-    """The routings of the judge's scores, with their true quality."""
+    """The routings by the judge's scores, with their true quality."""
     weights = [weights_bytes(model) for model in request.problem.models]
     routings = cascades(judged, weights)
     final = np.stack([judged.final_stage(levels) for levels in routings.thresholds.tolist()]).astype("i1")

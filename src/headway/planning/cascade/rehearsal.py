@@ -1,4 +1,4 @@
-"""Rehearsals: a plan as a scenario, simulated as a whole; and plans made stricter until one meets the target."""
+"""Rehearsals: simulates a plan as a complete scenario, and tightens plans until one meets the target."""
 
 from __future__ import annotations
 
@@ -39,32 +39,32 @@ from headway.workload.quality_source import QualitySpec, restricted_to
 from headway.workload.table import QUALITY
 
 INHERITED_KEYS = ("gpu", "engine", "usd_per_gpu_hour", "coefficients", "start_s")
-"""Keys that a model's new pools have from their template pool."""
+"""Keys that a model's new pools copy from their template pool."""
 ROUNDS = 6
-"""How often the target is made stricter at most."""
+"""Most rounds of tightening the target."""
 LEADING = 3
-"""This many of a search's plans must meet the target: the one with the least maximum and those with the least work.
-By chance, one may have a better sample of the requests than another."""
+"""This many leading plans of a search must meet the target: the one with the smallest maximum and those with the least
+work, because a single plan may have favourable requests by chance."""
 MARGIN = 0.05
-"""Points of quality beyond a shortfall that the next plan has to reach; shares of a latency that are near enough."""
+"""Points of quality beyond a shortfall that the next plan must reach; share of a latency that is near enough."""
 GROWTH = 1.5
-"""Factor by which the latency allowed for each stage grows until a plan is not in time."""
+"""Growth factor of the latency allowed for each stage, until a plan is not in time."""
 HALVINGS = 8
 CLOSE = 0.25
-"""Points of quality between what is in time and what is not that are near enough."""
+"""The search ends at this distance, in points of quality, between plans in time and not in time."""
 
 
 class RehearsalResult(Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan, simulated as a whole: the scenario's own requests, from stage to stage."""
+    """A plan simulated as a whole: the scenario's own requests, from stage to stage."""
 
     quality: float | None
     p95_s: float | None
-    """Of finished requests, over all their stages and judges."""
+    """Over finished requests, including all their stages and judges."""
     mean_s: float | None
     num_requests: int
     num_completed: int
     usd_per_request: float | None
-    """Of the GPUs for as long as they are up, and of the judge."""
+    """Cost of the GPUs while they are up, and of the judge."""
 
     def meets(self, target: Target) -> bool:
         """Whether all requests finished and the target is met."""
@@ -89,7 +89,7 @@ class RehearsedPlan(Struct, frozen=True, forbid_unknown_fields=True):
 def rehearse(
     request: PlanningRequest, plan: CascadePlan, seed: int | None = None, policy: Mapping[str, Any] | None = None
 ) -> RehearsalResult:
-    """Simulate a plan as `headway simulate` would simulate the scenario that is written of it.
+    """Simulate a plan, as `headway simulate` would with the plan's scenario file.
 
     `policy`: keys of the cascade's policy, in place of the plan's.
     """
@@ -97,7 +97,7 @@ def rehearse(
 
 
 def rehearse_by_judge(request: PlanningRequest, plan: CascadePlan) -> RehearsalResult:
-    """The same, with the quality that the scenario's judge sees."""
+    """The same result, with the quality as seen by the scenario's judge."""
     chosen, records = simulated(request, plan)
     models = [pool.model.name for pool in chosen.fleet.all_pools]
     cascade, requests = chosen.spec.cascade, records.requests
@@ -115,14 +115,14 @@ def rehearse_by_judge(request: PlanningRequest, plan: CascadePlan) -> RehearsalR
 def simulated(
     request: PlanningRequest, plan: CascadePlan, seed: int | None = None, policy: Mapping[str, Any] | None = None
 ) -> tuple[Scenario, Records]:
-    """The scenario of a plan and its records. Arguments as of `rehearse`."""
+    """The scenario of a plan and its records. The arguments are as in `rehearse`."""
     document = planned_document(request, plan, policy) | ({} if seed is None else {"seed": seed})
     chosen = scenario.assemble(document, Places(), request.base_dir)
     return chosen, request.simulator.records(chosen)
 
 
 def result_of(chosen: Scenario, records: Records) -> RehearsalResult:
-    """The result of a run. A summary would compute token times, too, which take longer than the run."""
+    """The result of a run. A summary would also compute token times, which takes longer than the run."""
     warmup_s = chosen.spec.simulation.warmup_s
     measured = counted(records, warmup_s, None)
     e2e_s, given = distribution(measured.e2e_s), answer_metrics(records, measured)
@@ -144,7 +144,7 @@ def result_of(chosen: Scenario, records: Records) -> RehearsalResult:
 def planned_document(
     request: PlanningRequest, plan: CascadePlan, policy: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The scenario with the plan's pools, and with its thresholds, or `policy`, where more than one model is used."""
+    """The scenario with the plan's pools and, if more than one model is used, with its thresholds or `policy`."""
     used = [stage for stage in plan.stages if stage.replicas]
     fleet = [
         {"name": f"{stage.model}-{i}", **_pool(request, stage.model, part)}
@@ -176,7 +176,7 @@ def _pool(request: PlanningRequest, model: str, part: Replicas) -> dict[str, Any
 
 
 def _combo(request: PlanningRequest, stage: StagePlan) -> dict[str, Any]:
-    """The stage's replicas that have roles; empty where none have."""
+    """The stage's replicas with roles, as a combo; empty without any."""
     first, defaults = request.document["fleet"][0], msgspec.to_builtins(Handover())
     network = {name: first[name] for name in ("network_bytes_per_s",) if name in first}
     parts: dict[str, Any] = {
@@ -188,7 +188,7 @@ def _combo(request: PlanningRequest, stage: StagePlan) -> dict[str, Any]:
 
 
 def _inherited(request: PlanningRequest, model: str, gpu: str) -> dict[str, Any]:
-    """Keys from a model's template pool; for a GPU that no pool has, from its offer."""
+    """Keys from a model's template pool; for a GPU without a pool, from its offer."""
     problem, fleet = request.problem, request.document["fleet"]
     others = {offer.gpu.name: offer for offer in problem.other_offers}
     key = coefficients_key(problem.models[problem.names.index(model)], gpu if gpu in others else "")
@@ -200,18 +200,18 @@ def _inherited(request: PlanningRequest, model: str, gpu: str) -> dict[str, Any]
     return keys | ({} if offer.usd_per_hour is None else {"usd_per_gpu_hour": offer.usd_per_hour})
 
 
-# Plans whose rehearsal meets the target.
+# Search for plans whose rehearsal meets the target.
 
 
 def tighten_until_met(
     request: PlanningRequest, latencies: StageLatencies, planner: CascadePlanner | None = None
 ) -> RehearsedPlan:
-    """The best plan whose rehearsal meets the target; else the one that comes nearest."""
+    """The best plan whose rehearsal meets the target; otherwise the nearest plan."""
     return best_or_nearest(request.problem.target, Trials(request, latencies, planner).run())
 
 
 class Trials:
-    """The plans of one planner, for one target after the other, each rehearsed once."""
+    """The plans of one planner for successive targets, each rehearsed once."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class Trials:
         self._rehearsed: dict[object, RehearsalResult] = {}
 
     def run(self) -> list[RehearsedPlan]:
-        """All plans that were rehearsed on the way to the best plan for the request's target."""
+        """All plans that were rehearsed to find the best plan for the request's target."""
         target = self.request.problem.target
         if isinstance(target, LatencyBudget):
             self._most_quality(target)
@@ -250,11 +250,11 @@ class Trials:
         return RehearsedPlan(plan, self._rehearsed[key], self._rehearsed[key].meets(self.request.problem.target))
 
     def _most_quality(self, target: LatencyBudget) -> None:
-        """The most quality in a latency, among the plans for qualities: more quality takes longer.
+        """Maximise the quality within a latency, among plans for various qualities: higher quality takes longer.
 
-        A search with a latency budget limits the largest p95 of a stage, though requests that are sent on go through
-        several stages, and few may be sent on. So its plans are only the first that are tried. Then the planner plans
-        for qualities, half-way each time between one that is in time and one that is not.
+        A search with a latency budget limits the largest p95 of a stage. Escalated requests pass several stages,
+        however, and only few requests may escalate. Its plans are therefore only the first attempts. Then the planner
+        plans for qualities by bisection between a plan in time and a plan not in time.
         """
         first = self.plan(target)[0].plan
         if first.status == "infeasible" or len(first.stages) == 1:
@@ -271,11 +271,12 @@ class Trials:
                 high = middle
 
     def _least_cost(self, target: Cheapest) -> None:
-        """The least cost: from the fastest plan with the quality, more and more time for each stage, so fewer GPUs.
+        """Minimise the cost: start from the fastest plan with the quality, and allow each stage more and more time, so
+        fewer GPUs.
 
-        The latencies at the stages of a request that is sent on add up, so that a plan whose stages are each in time
-        need not be in time; nor need a stage be that few requests reach. The latency for each stage is searched,
-        half-way each time between one that was in time and one that was not.
+        The latencies of an escalated request add up over its stages, so a plan whose stages are each in time may still
+        be late. Conversely, a stage that few requests reach need not be in time. The latency per stage is found by
+        bisection between a plan in time and a plan not in time.
         """
         fastest, q_min = self._reach_quality(QualityFloor(target.q_min))
         low, high, within_s = fastest.latency_s, inf, target.latency_s
@@ -290,9 +291,9 @@ class Trials:
             within_s = low * GROWTH if high == inf else sqrt(low * high)
 
     def _reach_quality(self, target: QualityFloor) -> tuple[CascadePlan, float]:
-        """Plan, rehearse the few best, and raise the quality by the shortfall of the leading ones.
+        """Plan, rehearse the few best plans, and raise the quality by the shortfall of the leading ones.
 
-        Returns the last plan and the quality that it was planned for.
+        Returns the last plan and the quality for which it was planned.
         """
         stricter = target
         for _ in range(ROUNDS):
@@ -307,7 +308,7 @@ class Trials:
 
 
 def best_or_nearest(target: Target, plans: Sequence[RehearsedPlan]) -> RehearsedPlan:
-    """The best plan that meets the target; where none does, the one with the least shortfall."""
+    """The best plan that meets the target; if none does, the plan with the smallest shortfall."""
 
     def order(plan: RehearsedPlan) -> tuple[bool, float, float]:
         result = plan.rehearsed

@@ -1,10 +1,10 @@
-"""Replanning while requests are served: observations, their shifts, and what a new plan changes (4.4, appendix G).
+"""Replanning at run time: observations, detection of shifts, and changes by a new plan (4.4, appendix G).
 
-Sans I/O. The caller reports arrivals, scores and the time; asks for replicas; and says when the new plan's thresholds
-may hold. `Replanner` satisfies `core.policy.CascadeReplanner`.
+No I/O. The caller reports arrivals, scores and the time, asks for replicas, and tells when the new plan's thresholds
+may apply. `Replanner` implements `core.policy.CascadeReplanner`.
 
-The judge scores every answer of the first model, so the scores of all requests can be compared there. The scores of the
-other models are known of the audited requests only, which all models answer.
+The judge scores every answer of the first model, so this model's scores can be compared over all requests. The scores
+of the other models are known only for audited requests, which all models answer.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from headway.planning.cascade.replica_sets import Unit
 from headway.workload.quality import Scores
 
 SURE = 1.95
-"""Critical value of the two-sample Kolmogorov-Smirnov test: 0.1% of samples of one distribution differ by more."""
+"""Critical value of the two-sample Kolmogorov-Smirnov test: 0.1% of sample pairs from one distribution differ by
+more."""
 LEAST = 0.05
-"""Least distance between two distributions that counts as a shift, however significant it is."""
+"""Least distance between two distributions that counts as a shift, even if a smaller one is significant."""
 QUARTERS = 4
 """Parts of a period in which the latest change of scores is searched."""
 PATIENCE = 12
-"""Periods after which an audited request that not all models have answered is dropped."""
+"""Periods after which an audited request without all answers is dropped."""
 MOST_KEPT = 1 << 18
-"""Requests of a period whose lengths and first scores are kept. A period goes on while too little is known."""
+"""Requests of a period whose lengths and first scores are kept. A period continues while too little is known."""
 ModelUnit = tuple[str, Unit]
-"""A model, and what starts and stops as one."""
+"""A model, and the unit of replicas that starts and stops together."""
 _Sample = Sequence[float] | npt.NDArray[np.generic]
 
 
@@ -51,24 +52,25 @@ def planning_target(config: Replan) -> Target:
     return QualityFloor(min(config.quality + config.margin, 100.0))
 
 
-# What was observed.
+# Observations.
 
 
 class Period(Struct, frozen=True):
-    """What was observed in one period."""
+    """Observations of one period."""
 
     rate_rps: float | None
-    """None: not known."""
+    """None if unknown."""
     prompt_tokens: tuple[float, ...]
-    """Of the sampled requests."""
+    """Prompt tokens of the sampled requests."""
     scores: Scores
-    """Of the audited requests."""
+    """Scores of the audited requests."""
     first_scores: tuple[float, ...] = ()
-    """The first model's scores, of all requests; empty: not known."""
+    """The first model's scores of all requests; empty if unknown."""
 
     @property
     def reweighted_scores(self) -> Scores:
-        """As many rows as were audited, with the first model's scores distributed as those of all requests."""
+        """A table with as many rows as audited requests, with the first model's scores distributed as over all
+        requests."""
         return self.scores.reweighted(np.asarray(self.first_scores, "f8"))
 
 
@@ -83,7 +85,7 @@ class AuditedRequest:
 
 
 class ThinnedSeries:
-    """Numbers with times that do not fall. When `most` are kept, every second one is dropped, and so on."""
+    """Numbers with nondecreasing times. Whenever `most` are kept, every second one is dropped."""
 
     def __init__(self, most: int) -> None:
         self._most, self._every, self.num = most, 1, 0
@@ -101,17 +103,17 @@ class ThinnedSeries:
             self._every *= 2
 
     def between(self, from_s: float, to_s: float = inf) -> list[float]:
-        """The kept numbers from one time to before another."""
+        """The kept numbers in a time interval, without its end."""
         return [value for at_s, value in self._items if from_s <= at_s < to_s]
 
     def num_since(self, from_s: float) -> int:
-        """How many were added, kept or not: exact if that is all of them."""
+        """The number of values added since a time, kept or not; exact if all added values are since then."""
         num_kept = len(self.between(from_s))
         return self.num if num_kept == len(self._items) else num_kept * self._every
 
 
 def detect_shift(before: Period, now: Period, rate_change: float = 0.2) -> str | None:
-    """What differs between two periods: the rate, lengths, or the difficulty of requests; None: nothing does."""
+    """The difference between two periods: rate, lengths, or difficulty of requests; None without a shift."""
     if before.rate_rps is not None and now.rate_rps is not None:
         change = now.rate_rps / before.rate_rps - 1
         if abs(change) > rate_change:
@@ -128,7 +130,7 @@ def detect_shift(before: Period, now: Period, rate_change: float = 0.2) -> str |
 
 
 def distributions_differ(one: _Sample, other: _Sample) -> bool:
-    """Whether two samples are of different distributions, by the Kolmogorov-Smirnov test."""
+    """Whether two samples come from different distributions, by the Kolmogorov-Smirnov test."""
     first, second = (np.sort(np.asarray(each, "f8")) for each in (one, other))
     first, second = first[~np.isnan(first)], second[~np.isnan(second)]
     if not len(first) or not len(second):
@@ -142,7 +144,7 @@ def distributions_differ(one: _Sample, other: _Sample) -> bool:
 def audited_scores(models: Sequence[str], audited: Sequence[AuditedRequest], before: Scores | None) -> Scores:
     """The score table of requests that every model with replicas has answered.
 
-    Columns of the other models are those of the earlier table, in order of the first model's score; without an earlier
+    The columns of other models come from the earlier table, in order of the first model's score. Without an earlier
     table, all models have answered.
     """
     prompts = np.array([each.prompt_tokens for each in audited], "i8")
@@ -160,25 +162,25 @@ def audited_scores(models: Sequence[str], audited: Sequence[AuditedRequest], bef
     return Scores(tuple(models), scores, lengths, prompts)
 
 
-# What is planned.
+# Plans.
 
 
 class CascadeSetup(Struct, frozen=True):
     """The thresholds and replicas of a plan."""
 
     thresholds: tuple[float, ...]
-    """Of all models but the last."""
+    """Thresholds of all models except the last."""
     replicas: dict[str, int]
-    """By pool, of every pool that plans may use."""
+    """Replicas by pool, for every pool that plans may use."""
 
 
 def unit(tp: int, pp: int = 1, gpu: str = "") -> Unit:
-    """One replica that does both phases. `gpu`: empty where there is one type."""
+    """One replica that runs both phases. `gpu`: empty if there is one type."""
     return (Replicas(tp, pp, 1, gpu),)
 
 
 def setup_of(plan: CascadePlan, pools: Mapping[ModelUnit, str]) -> CascadeSetup:
-    """A plan's setup of these pools. HeadwayError for replicas that no whole units of the pools make up."""
+    """A plan's setup with these pools. HeadwayError if its replicas do not consist of whole units of the pools."""
     planned = dict.fromkeys(pools.values(), 0)
     for stage in plan.stages:
         mixed = [part for part in stage.replicas if part.role == "mixed"]
@@ -191,7 +193,7 @@ def setup_of(plan: CascadePlan, pools: Mapping[ModelUnit, str]) -> CascadeSetup:
 
 
 def _combos(model: str, split: Unit, pools: Mapping[ModelUnit, str]) -> tuple[str, int]:
-    """The combos that these replicas are: their name and number."""
+    """The combos that these replicas form: their name and number."""
     for (name, parts), pool in pools.items():
         num = split[0].count // max(parts[0].count, 1)
         whole = {structs.replace(part, count=num * part.count) for part in parts}
@@ -201,17 +203,17 @@ def _combos(model: str, split: Unit, pools: Mapping[ModelUnit, str]) -> tuple[st
 
 
 def replica_changes(before: CascadeSetup, after: CascadeSetup) -> dict[str, int]:
-    """Replicas that are added (above 0) and removed, by pool; pools without a change are left out."""
+    """Added (positive) and removed replicas by pool, without unchanged pools."""
     old, new = before.replicas, after.replicas
     by_pool = {name: new.get(name, 0) - old.get(name, 0) for name in sorted({*old, *new})}
     return {name: change for name, change in by_pool.items() if change}
 
 
 class NewPlan(Struct, frozen=True):
-    """A plan that was adopted while serving."""
+    """A plan that was adopted at run time."""
 
     at_s: float
-    """When its replicas were first asked for."""
+    """When its replicas were first requested."""
     why: str
     plan: CascadePlan
     changes: dict[str, int]
@@ -224,7 +226,7 @@ class NewPlan(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class _PendingPlan:
-    """A plan that is being made."""
+    """A plan that is being computed."""
 
     ready_s: float
     why: str
@@ -233,24 +235,24 @@ class _PendingPlan:
 
 @dataclass
 class Replanner:
-    """Follows a plan until the observed requests shift; then has a new plan made for them."""
+    """Follows a plan until the observed requests shift; then requests a new plan for them."""
 
     models: tuple[str, ...]
-    """The smallest first."""
+    """Models, the smallest first."""
     pools: Mapping[ModelUnit, str]
     """The pools that plans may use."""
     first: CascadeSetup
     expected: Period | None
-    """The requests that the first plan was made for; None: those of the first period."""
+    """The requests for which the first plan was made; None: the requests of the first period."""
     task: BackgroundTask
-    """Makes a `CascadePlan` for scores and a rate."""
+    """Computes a `CascadePlan` for scores and a rate."""
     config: Replan
     seed: int = 0
     planning_s: float = 0.0
-    """Least time from a shift to the new plan."""
+    """Least time between a shift and the new plan."""
     new_plans: list[NewPlan] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
-    """The new plans, and failures to plan, as text."""
+    """Texts on new plans, and on failures to plan."""
 
     def __post_init__(self) -> None:
         self._followed = self._newest = self.first
@@ -266,12 +268,12 @@ class Replanner:
         return f"every {self.config.every_s:g} s"
 
     def use_corrections(self, corrections: Callable[[], Mapping[str, tuple[float, float]]]) -> None:
-        """Plan with the observed seconds of prompts and of decoding as multiples of what the step times say, by pool,
-        which the function returns."""
+        """Plan with observed step times: the function returns, by pool, factors on the predicted seconds of prompts and
+        of decoding."""
         self._corrections = corrections
 
     def arrived(self, request: RequestView, now: float) -> None:
-        """Count a request, and draw whether it is audited."""
+        """Count a request, and decide at random whether it is audited."""
         self._latest_s = now
         self._prompts.add(now, request.prompt_tokens)
         if self._random.random() < self.config.audit_share:
@@ -281,14 +283,14 @@ class Replanner:
         return request in self._audited
 
     def scored(self, request: int, stage: int, score: float) -> None:
-        """Keep the scores of audited requests, and every score of the first model."""
+        """Store the scores of audited requests, and every score of the first model."""
         if stage == 0:
             self._first_scores.add(self._latest_s, score)
         if (audited := self._audited.get(request)) is not None:
             audited.scores[self.models[stage]] = score
 
     def ended(self, record: Ended) -> None:
-        """Keep the answer lengths of audited requests."""
+        """Store the answer lengths of audited requests."""
         if (audited := self._audited.get(record.id)) is not None and record.generated_tokens:
             audited.output_tokens.setdefault(record.model, record.generated_tokens)
 
@@ -299,7 +301,7 @@ class Replanner:
         self._followed = self._newest
 
     def replicas(self, now: float) -> Mapping[str, int]:
-        """Replicas by pool of the newest plan. Ends a period, and takes over a plan that is ready."""
+        """Replicas by pool of the newest plan. Ends a due period, and adopts a plan that is ready."""
         if now >= self._next_s:
             self._end_period(now)
         if self._pending is not None and now >= self._pending.ready_s and not self.task.is_busy:
@@ -307,7 +309,7 @@ class Replanner:
         return self._newest.replicas
 
     def _end_period(self, now: float) -> None:
-        """Compare the period with what the plan expects. A period goes on if too little is known."""
+        """Compare the period with the plan's expectations. A period continues if too little is known."""
         self._next_s = now + self.config.every_s
         observed = self._observed(now)
         if observed is None:
@@ -326,7 +328,7 @@ class Replanner:
             self.task.start(observed.reweighted_scores, observed.rate_rps, *((corrections,) if corrections else ()))
 
     def _take_plan(self, pending: _PendingPlan, now: float) -> None:
-        """Take over the planner's answer. After a failure nothing changes until a later period has a shift."""
+        """Adopt the planner's answer. After a failure nothing changes until a later period has a shift."""
         self._pending = None
         plan: CascadePlan | None = None
         try:
@@ -341,7 +343,8 @@ class Replanner:
         self.messages.append(str(self.new_plans[-1]))
 
     def _observed(self, now: float) -> Period | None:
-        """None if too little is known. Audited requests that lack an answer count for the next period."""
+        """The observed period; None if too little is known. Audited requests with missing answers count in the next
+        period."""
         oldest_s = now - PATIENCE * self.config.every_s
         audited = {id: each for id, each in self._audited.items() if each.since_s >= oldest_s}
         answering = {name for each in audited.values() for name in each.scores}
@@ -368,9 +371,9 @@ class Replanner:
         )
 
     def _latest_change_s(self, now: float, audited_s: Sequence[float]) -> float:
-        """The start of the latest part of the period whose first scores are alike.
+        """The start of the latest part of the period with unchanged first scores.
 
-        The part is a quarter of the period or more, and has enough audited requests.
+        The part is at least a quarter of the period, and has enough audited requests.
         """
         starts = [now - (now - self._since_s) * k / QUARTERS for k in range(QUARTERS + 1)]
         parts = [self._first_scores.between(a, b) for b, a in pairwise(starts)]

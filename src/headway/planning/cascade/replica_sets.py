@@ -4,11 +4,11 @@ A set has mixed replicas, or one combo, or both. In a combo some replicas prefil
 3.3). A combo has any number of replicas for either phase, and every prefill replica hands over to every decode replica:
 one large combo serves whatever several small ones of its kind serve.
 
-Kinds of combos are preselected by Cauchy's costs, the GPU seconds of a prompt and of an answer of mean lengths in the
-step-time model. On each type of GPU and for each of `LIMITS`: the shape that prefills in the fewest GPU seconds per
-prompt and the shape that decodes in the fewest per answer, of those that keep the limit; and every pair of them. The
-ratio of prefill to decode replicas is where both phases serve as many requests, from the tightest limit to none. Shapes
-whose KV cache does not hold the longest request are left out.
+Kinds of combos are preselected by Cauchy's costs: the GPU seconds of a mean prompt and of a mean answer in the
+step-time model. For each type of GPU and each of `LIMITS`, the shapes within the limit with the fewest GPU seconds per
+prompt and per answer are selected. All pairs of selected shapes are kinds. The ratio of prefill to decode replicas
+makes both phases serve equally many requests, for limits from the tightest to none. Shapes whose KV cache cannot hold
+the longest request are left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from headway.planning.combos.estimate import InstanceSpeed
 from headway.planning.combos.problem import DEFAULT_NETWORK_BYTES_PER_S, Offer, ServiceSlo, WorkloadPattern
 
 LIMITS = (1.25, 2.0, inf)
-"""How slow a shape may be: factors of what a type's fastest shape takes for a lone prompt, and for a lone step."""
+"""How slow a shape may be: factors on a GPU type's fastest shape, for a lone prompt and for a lone step."""
 ROLES: tuple[Role, Role] = ("prefill", "decode")
 TypedShape = tuple[int, Parallel]
 """A shape on a type of GPU."""
@@ -53,12 +53,12 @@ class ReplicaSets:
     shapes: tuple[Parallel, ...]
     counts: Ints
     types: tuple[int, ...] = ()
-    """The type of GPU of each shape; empty: there is one type only."""
+    """The type of GPU of each shape; empty if there is one type."""
     type_names: tuple[str, ...] = ()
     budget: GpuBudget | None = None
-    """Numbers the cells of several types; None: there is one type only."""
+    """Numbers the cells of several types; None if there is one type."""
     roles: tuple[Role, ...] = ()
-    """The role of the replicas of each shape; empty: all are mixed."""
+    """The role of the replicas of each shape; empty if all are mixed."""
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -73,11 +73,11 @@ class ReplicaSets:
 
     @cached_property
     def cells(self) -> Ints:
-        """The cell of each set; with one type of GPU, the number of GPUs."""
+        """The cell of each set; with one type of GPU, its number of GPUs."""
         return self.vectors[:, 0] if self.budget is None else self.budget.cells(self.vectors)
 
     def gpu_of(self, j: int) -> str:
-        """The type of GPU of a shape; empty where there is one type only."""
+        """The type of GPU of a shape; empty if there is one type."""
         return self.type_names[self.types[j]] if self.types else ""
 
     def role(self, j: int) -> Role:
@@ -100,14 +100,14 @@ class ReplicaSets:
 
 
 Unit = tuple[Replicas, ...]
-"""What starts and stops as one: a replica, or the prefill and decode replicas of one combo."""
+"""A unit that starts and stops together: a replica, or the prefill and decode replicas of one combo."""
 NO_SETS = ReplicaSets((), np.zeros((0, 0), "i8"))
 StageSets = Callable[[int, tuple[bool, ...]], ReplicaSets]
-"""The replica sets of a stage, given which stages get any requests."""
+"""Returns the replica sets of a stage, given the stages that get requests."""
 
 
 def all_sets(problem: CascadeProblem) -> StageSets:
-    """Every feasible set of every model. HeadwayError where the first model fits on no shape."""
+    """All feasible sets of every model. HeadwayError if the first model fits on no shape."""
     every = []
     for i, model in enumerate(problem.models):
         by_type, reasons = [], list[str]()
@@ -130,10 +130,10 @@ def all_sets(problem: CascadeProblem) -> StageSets:
 def feasible_shapes(
     model: Model, gpu: Gpu, engine: Engine, num_gpus: int, server: int, max_pp: int
 ) -> tuple[tuple[Parallel, ...], str]:
-    """Shapes that hold the model, smallest first; and, where there are none, the reason.
+    """Shapes that hold the model, smallest first; without any, the reason.
 
-    A tensor-parallel group lies within a server: its size is a power of two that divides the server's, so that groups
-    of any sizes fill servers without gaps. Stages of a pipeline may lie in different servers.
+    A tensor-parallel group lies within a server. Its size is a power of two that divides the server's size, so that
+    groups fill servers without gaps. Stages of a pipeline may lie in different servers.
     """
     feasible, reason = [], f"{model.name}: no shape of at most {num_gpus} GPUs"
     for tp in (2**i for i in range(server.bit_length())):
@@ -152,7 +152,7 @@ def feasible_shapes(
 
 
 def replica_sets(shapes: Sequence[Parallel], num_gpus: int, max_kinds: int | None) -> ReplicaSets:
-    """Every set of 1 to `num_gpus` GPUs with at most `max_kinds` different shapes."""
+    """All sets of 1 to `num_gpus` GPUs with at most `max_kinds` different shapes."""
     most = len(shapes) if max_kinds is None else max_kinds
     rows = [row for row in _rows(tuple(shapes), num_gpus, most) if any(row)]
     return ReplicaSets(tuple(shapes), np.array(rows, "i8").reshape(len(rows), len(shapes)))
@@ -171,8 +171,8 @@ def _rows(shapes: tuple[Parallel, ...], left: int, kinds: int) -> Iterator[tuple
 def uniform_sets(shapes: Sequence[Parallel], num_gpus: int, server: int) -> ReplicaSets:
     """One set for each number of GPUs: tensor parallelism within a server, replicas across servers (4.3).
 
-    Each server's GPUs, and those of a last, partly used server, are one replica of the largest shape that fits, then
-    another of the rest. A model that fits in no part of a server is spread over servers as a pipeline.
+    The GPUs of each server, and of a last, partly used server, form a replica of the largest shape that fits, then one
+    of the rest, and so on. A model that fits into no part of a server becomes a pipeline over servers.
     """
     flat = [shape for shape in shapes if shape.pp == 1] or list(shapes)
     rows: dict[tuple[int, ...], None] = {}
@@ -190,7 +190,8 @@ def uniform_sets(shapes: Sequence[Parallel], num_gpus: int, server: int) -> Repl
 
 
 def with_units(sets: ReplicaSets, units: Mapping[Unit, int | None]) -> ReplicaSets:
-    """The sets that whole units make up: replicas of pools, and combos. By unit: the most of it; None: any number."""
+    """The sets that consist of whole units: replicas of pools, and combos. By unit: its largest number; None:
+    unlimited."""
     columns = {(sets.gpu_of(j), shape, sets.role(j)): j for j, shape in enumerate(sets.shapes)}
     counts, most = sets.counts, np.zeros(len(sets.shapes), "i8")
     is_split, is_whole = sets.are_split, np.zeros(len(sets), np.bool_)
@@ -213,7 +214,7 @@ def with_units(sets: ReplicaSets, units: Mapping[Unit, int | None]) -> ReplicaSe
 def across_types(
     by_type: Sequence[ReplicaSets], names: tuple[str, ...], budget: GpuBudget, max_types: int | None
 ) -> ReplicaSets:
-    """Sets on several types of GPU: one of each type's own sets or none, on at most `max_types` types."""
+    """Sets on several types of GPU: one set of each type or none, on at most `max_types` types."""
     columns = [len(sets.shapes) for sets in by_type]
     starts = np.concatenate([[0], np.cumsum(columns)]).tolist()
     most = len(by_type) if max_types is None else max_types
@@ -238,7 +239,7 @@ def combo_kinds_of(
     coefficients: Mapping[str, Coefficients],
     network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S,
 ) -> dict[str, tuple[ComboShapes, ...]]:
-    """The kinds of combos of each model. `coefficients`: in place of the catalog's, as of `StepTimeBounds`."""
+    """The kinds of combos of each model. `coefficients`: replace the catalog's, as in `StepTimeBounds`."""
     return {
         model.name: _PhaseRates(problem, i, coefficients, network_bytes_per_s).combo_kinds()
         for i, model in enumerate(problem.models)
@@ -246,7 +247,7 @@ def combo_kinds_of(
 
 
 class _PhaseRates:
-    """Prompts and answers per second of replicas of each shape, for one model."""
+    """Prompts and answers per second of the replicas of each shape, for one model."""
 
     def __init__(
         self, problem: CascadeProblem, stage: int, coefficients: Mapping[str, Coefficients], network_bytes_per_s: float
@@ -268,7 +269,7 @@ class _PhaseRates:
                     self.speeds[t, shape] = speeds
 
     def combo_kinds(self) -> tuple[ComboShapes, ...]:
-        """Of every pair of types, and every pair of limits."""
+        """Kinds for every pair of types and every pair of limits."""
         types = range(len(self.problem.offers))
         prefills, decodes = (
             list(dict.fromkeys(self._cheapest(t, limit, role) for t, limit in product(types, LIMITS))) for role in ROLES
@@ -282,7 +283,7 @@ class _PhaseRates:
         )
 
     def _cheapest(self, gpu_type: int, limit: float, role: Role) -> TypedShape | None:
-        """The shape on a type with the fewest GPU seconds a request, within a limit; None: there is none."""
+        """The shape on a type with the fewest GPU seconds per request within a limit; None if there is none."""
         rps = {
             shape: self._rps(shape, limit, role) / shape[1].num_gpus for shape in self.speeds if shape[0] == gpu_type
         }
@@ -310,9 +311,9 @@ class _PhaseRates:
 def with_combos(
     mixed: ReplicaSets, kinds: Sequence[ComboShapes], offers: Sequence[Offer], max_types: int | None
 ) -> ReplicaSets:
-    """The same sets, and those with a combo: alone, or beside mixed replicas that have the shape of one of its parts.
+    """The same sets, and sets with a combo: alone, or beside mixed replicas with the shape of one of its parts.
 
-    Beside mixed replicas, only combos in the middle of their range of ratios.
+    Beside mixed replicas, only combos in the middle of their range of ratios are used.
     """
     if not kinds:
         return mixed
@@ -363,7 +364,7 @@ def _combo_counts(
 
 
 def _gpus_left(parts: tuple[TypedShape, TypedShape], nums: tuple[int, int], limits: Sequence[int]) -> list[int]:
-    """GPUs of each type that such a combo leaves; negative where there are too few."""
+    """GPUs of each type left by such a combo; negative if there are too few."""
     left = list(limits)
     for (t, shape), count in zip(parts, nums, strict=True):
         left[t] -= count * shape.num_gpus

@@ -22,14 +22,14 @@ Number = float | Floats
 def penalised_latency(
     latency_s: Number, quality: Number, q_min: float, utopia: float, nadir: float, mu: float
 ) -> Number:
-    """J of 3.3: latency plus the shortfall in quality relative to the range from nadir to utopia."""
+    """J of 3.3: latency plus a penalty for the shortfall in quality, relative to the range from nadir to utopia."""
     return latency_s + mu * np.maximum(0.0, q_min - quality) / (abs(utopia - nadir) or 1.0)
 
 
 def penalised_quality(
     quality: Number, latency_s: Number, budget_s: float, best_s: float, worst_s: float, nu: float
 ) -> Number:
-    """The objective of appendix C, which is minimised: quality counts negative."""
+    """The objective of appendix C, to be minimised: quality counts as negative."""
     return -quality + nu * np.maximum(0.0, latency_s - budget_s) / (abs(worst_s - best_s) or 1.0)
 
 
@@ -42,9 +42,9 @@ class Objective:
 
     target: Target
     utopia: float
-    """Quality where all requests go to the last stage."""
+    """Quality if all requests go to the last stage."""
     nadir: float
-    """Quality where all stay with the first."""
+    """Quality if all requests stay with the first stage."""
     best_s: float = 0.0
     worst_s: float = 1.0
 
@@ -58,7 +58,7 @@ class Objective:
         return penalised_quality(quality, latency_s, target.latency_s, self.best_s, self.worst_s, target.nu)
 
     def limit_s(self, score: float, quality: float) -> float:
-        """The latency from which on a routing of this quality is no better than `score`."""
+        """The latency from which a routing of this quality is no better than `score`."""
         if score == inf:
             return inf
         if not isinstance(self.target, LatencyBudget):
@@ -76,26 +76,26 @@ class Objective:
 
 @dataclass(frozen=True, eq=False)
 class Routings:
-    """Every different routing of some thresholds, one row each."""
+    """All different routings of some thresholds, one row each."""
 
     thresholds: Floats
-    """[routing, stage but the last]."""
+    """Array [routing, stage except the last]."""
     reached: npt.NDArray[np.bool_]
-    """[routing, stage, request]."""
+    """Array [routing, stage, request]."""
     quality: Floats
     ratios: Floats
-    """[routing, stage]."""
+    """Array [routing, stage]."""
     work: Floats
-    """Of all stages, in any unit: orders the routings."""
+    """Work of all stages in an arbitrary unit; orders the routings."""
 
     def __len__(self) -> int:
         return len(self.quality)
 
 
 def cascades(scores: Scores, weights: Sequence[float]) -> Routings:
-    """The routings of a cascade (Figure 4): thresholds are the scores that occur, 0 and 100.
+    """The routings of a cascade (Figure 4). Thresholds are the occurring scores, 0 and 100.
 
-    Too many thresholds are thinned out evenly by rank. `weights`: the work of one token of each model.
+    If there are too many thresholds, they are thinned evenly by rank. `weights`: the work of one token of each model.
     """
     stages = len(scores.models)
     most = int(min(MOST_ROUTINGS, max(MOST_CELLS // len(scores), 64)) ** (1 / max(stages - 1, 1)))
@@ -122,7 +122,7 @@ def of_routes(
     final: npt.NDArray[np.int8],
     weights: Sequence[float],
 ) -> Routings:
-    """Routings of any kind: `final[routing, request]` is the stage whose answer the client gets."""
+    """Routings of any kind. `final[routing, request]` is the stage whose answer the client gets."""
     given = np.take_along_axis(scores.scores[None], final[..., None].astype("i8"), axis=2)[..., 0]
     num_judged = (~np.isnan(given)).sum(axis=1)
     if not num_judged.all():
@@ -144,6 +144,6 @@ def _levels(scores: Floats, most: int) -> Floats:
 
 
 def proportional(routings: Routings) -> int:
-    """The routing that is nearest to giving the i-th model 1/i of the requests (theta_0 of 3.3)."""
+    """The routing nearest to giving the i-th model 1/i of the requests (theta_0 of 3.3)."""
     wanted = 1.0 / np.arange(1, routings.ratios.shape[1] + 1)
     return int(np.abs(routings.ratios - wanted).max(axis=1).argmin())

@@ -1,12 +1,12 @@
 """The bi-level search: a routing, its deployment, the next routing, until nothing gets better (Algorithm 1).
 
 A round solves the deployment of one routing; latency and quality make the objective J. The next routing is the one with
-the best expected J: the quality of every routing is known, and latency is taken to grow with the work that a routing
-causes. The first rounds keep a distance from each other, so that they cover all routings. The following rounds try
-routings near the best one. A routing whose J is no better even at a lower bound of its latency is left out.
+the best expected J: the quality of every routing is known, and latency is assumed to grow with a routing's work. The
+first rounds keep a distance from each other, so that they cover all routings. The following rounds try routings near
+the best one. A routing whose J is no better even at its latency's lower bound is excluded.
 
-The search ends when the best J has not changed for some rounds, or when every routing has been solved or left out: then
-the best routing is the optimum. Deployments are kept from one target of a search to the next.
+The search ends when the best J has not changed for some rounds, or when every routing has been solved or excluded; the
+best routing is then the optimum. Deployments are kept from one target of a search to the next.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ from headway.planning.cascade.routing import Objective, Routings, cascades, prop
 EPS = 1e-9
 """A plan counts as better only if it is better by more than this share."""
 UNMET = 10
-"""Factor for the number of stable rounds as long as the target is not reached."""
+"""Factor on the number of stable rounds while the target is not reached."""
 
 
 class Effort(Struct, frozen=True, forbid_unknown_fields=True):
-    """When a search ends: after how many rounds and evaluations, and how near to its bounds."""
+    """When a search ends: limits on rounds and evaluations, and on the gap to its bounds."""
 
     stable_rounds: int | None = 12
-    """Rounds in a row without a better plan that end the distant rounds, and then the near ones; None: solve every
+    """Consecutive rounds without a better plan that end the distant rounds, and then the near ones; None: solve every
     routing."""
     gap: float = 0.01
-    """A deployment's bound may stay below its latency by this share; a routing that is left out could be faster than
-    the best one by this share."""
+    """A deployment's bound may be below its latency by this share; an excluded routing could be faster than the best
+    one by this share."""
     max_evaluations: int | None = None
-    """Evaluations for the deployment of one routing, after which the best known is taken; None: until within `gap`."""
+    """Evaluations for the deployment of one routing, after which the best known is taken; None: continue until within
+    `gap`."""
     num_refined: int = 0
-    """The best routings that are deployed once more at the end of a search: with two shapes for a model's replicas,
-    and as near to the bound as `REFINED` says."""
+    """Number of best routings that are deployed again at the end of a search: with two shapes for a model's replicas,
+    and the gap of `REFINED`."""
     min_distance: float = 0.03
     """Least difference between the first routings, in the share of requests that some stage processes."""
 
@@ -65,9 +66,9 @@ class Effort(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 REFINED = Effort(gap=0.01, max_evaluations=20)
-"""Of the deployment of a refined routing."""
+"""Effort for the deployment of a refined routing."""
 REFINED_KINDS = 2
-"""Shapes of one model's replicas in Table 3, at most."""
+"""Most shapes of one model's replicas, as in Table 3."""
 
 
 @dataclass
@@ -75,7 +76,7 @@ class SolvedRouting:
     """The deployment of a routing and a bound: no deployment of the routing is better than `bound_s`."""
 
     deployment: Deployment | None
-    """None: none exists, or none below the limit that the solver was given."""
+    """None: none exists, or none below the solver's limit."""
     bound_s: float
 
 
@@ -86,13 +87,13 @@ class SearchResult:
     objective: Objective
     rounds: tuple[Round, ...]
     complete: bool
-    """Whether every routing was solved or left out."""
+    """Whether every routing was solved or excluded."""
     num_evaluated: int
     num_cached: int
 
 
 class Search:
-    """The search of one problem, for one target after the other. Deployments are kept for later targets.
+    """The search of one problem for successive targets. Deployments are kept for later targets.
 
     `bounds`: None = `StepTimeBounds` with one repeat. `routings`: None = those of a cascade's thresholds. `sets_of`:
     None = all feasible sets of replicas.
@@ -137,9 +138,10 @@ class Search:
         return SearchResult(rounds.objective, tuple(rounds.made), complete, *counts)
 
     def _refine(self, objective: Objective) -> None:
-        """Deploy the best routings, and the one with the least work, with replicas of more shapes and a smaller gap.
+        """Deploy the best routings, and the one with the least work, again with replicas of more shapes and a smaller
+        gap.
 
-        With one type of GPU and no combos: otherwise there are too many sets.
+        Only with one type of GPU and without combos: otherwise there are too many sets.
         """
         problem, target, num = self.problem, objective.target, self.effort.num_refined
         if not num or self._sets_differ or problem.other_offers or problem.combo_kinds or self.cheapest is not None:
@@ -158,19 +160,20 @@ class Search:
                 self.solved[i] = SolvedRouting(refined, min(self._wide.solved[i].bound_s, refined.minimised))
 
     def set_target(self, target: Target) -> None:
-        """Select the solved routings that hold for the target: deployments of least cost are kept by their latency."""
+        """Select the solved routings that remain valid for the target. Deployments of least cost depend on their
+        latency limit."""
         self.cheapest = target if isinstance(target, Cheapest) else None
         self.solved = self._solved_within.setdefault(inf if self.cheapest is None else self.cheapest.latency_s, {})
 
     def best(self, objective: Objective) -> int | None:
-        """The routing with the least J of all solved so far; None: none could be deployed."""
+        """The routing with the lowest J of all solved ones; None if none could be deployed."""
         quality = self.routings.quality
         deployed = {i: each.deployment for i, each in self.solved.items() if each.deployment is not None}
         scores = {i: objective(deployment.minimised, float(quality[i])) for i, deployment in deployed.items()}
         return min(scores, key=lambda i: scores[i], default=None)
 
     def solve(self, routing: int, limit_s: float = inf) -> SolvedRouting:
-        """The deployment of a routing, unless its latency is bound to be `limit_s` or more."""
+        """The deployment of a routing, unless its latency is known to be at least `limit_s`."""
         known = self.solved.get(routing)
         if known is None or (known.deployment is None and known.bound_s < limit_s):
             gap, most = self.effort.gap, self.effort.max_evaluations
@@ -184,7 +187,7 @@ class Search:
         return known
 
     def with_spare_gpus(self, routing: int) -> Deployment:
-        """The deployment of a solved routing, with spare GPUs given to the stages where they help most."""
+        """The deployment of a solved routing, with spare GPUs given to the stages that gain most."""
         deployment = self.solved[routing].deployment
         assert deployment is not None
         if deployment.usd_per_hour is not None:
@@ -193,13 +196,13 @@ class Search:
         return with_spare_gpus(self.tables(routing), self.gpus, deployment, self.problem.use_all, gap, most)
 
     def latency_s(self, routing: int, stage: int, replicas: ReplicaSet) -> float:
-        """p95 of a stage of any routing on any replicas, judging included."""
+        """p95 of a stage of any routing on any replicas, including judging."""
         problem, reached = self.problem, self.routings.reached[routing, stage]
         lengths, rate_rps = problem.lengths(stage, reached), problem.rate_rps * float(reached.mean())
         return self._judge_s(stage) + self.latencies.p95_s(problem.models[stage], replicas, rate_rps, lengths)
 
     def redeployed(self, routing: int, deployment: Deployment) -> Deployment:
-        """The deployment's replicas, with the latencies that they have under a routing."""
+        """The deployment's replicas, with their latencies under a routing."""
         sets = enumerate(deployment.sets)
         times = [0.0 if replicas is None else self.latency_s(routing, i, replicas) for i, replicas in sets]
         return Deployment(deployment.gpus, deployment.sets, tuple(times), max(times, default=inf), None)
@@ -222,7 +225,7 @@ class Search:
 
     @cached_property
     def mean_work(self) -> Floats:
-        """`Routings.work`, if all answers of a model had its mean length."""
+        """`Routings.work`, if all answers of a model had mean length."""
         scores, weights = self.problem.scores, [weights_bytes(model) for model in self.problem.models]
         tokens = scores.output_tokens.mean(axis=0) + 0.1 * scores.prompt_tokens.mean()
         return np.asarray(self.routings.ratios @ (tokens * np.asarray(weights)))
@@ -262,7 +265,7 @@ class Search:
         )
 
     def _mean_score(self, stage: int) -> float:
-        """The quality where all requests get the answer of one stage."""
+        """The quality if all requests get the answer of one stage."""
         scores = self.problem.scores.scores[:, stage]
         return 0.0 if np.isnan(scores).all() else float(scores[~np.isnan(scores)].mean())
 
@@ -278,10 +281,10 @@ class _Rounds:
         self.made: list[Round] = []
         self.done = np.zeros(len(self.routings), np.bool_)
         self.unservable = np.zeros(len(self.routings), np.bool_)
-        """Routings that send on no fewer requests, at every stage, than one that no deployment can serve."""
+        """Routings that send on at least as many requests, at every stage, as one that no deployment can serve."""
 
     def run(self) -> bool:
-        """Whether every routing was solved or left out."""
+        """Run the rounds. Returns whether every routing was solved or excluded."""
         for i in list(self.search.solved):
             self._update_best(i)
         self._solve(proportional(self.routings))
@@ -298,7 +301,7 @@ class _Rounds:
         return not self._open().any()
 
     def _is_stable(self, num_stable: int) -> bool:
-        """Whether so many rounds without a better plan are enough. It takes more if the target is not reached."""
+        """Whether this many rounds without a better plan suffice. More are needed if the target is not reached."""
         stable_rounds = self.search.effort.stable_rounds
         if stable_rounds is None:
             return False
@@ -310,7 +313,7 @@ class _Rounds:
         return num_stable >= stable_rounds * (1 if is_met else UNMET)
 
     def _reaches_quality(self) -> np.ndarray:
-        """Routings with the quality. Solved routings without it do not rule out the routings near them."""
+        """Routings that reach the quality. Solved routings below it do not exclude the routings near them."""
         target = self.objective.target
         if isinstance(target, LatencyBudget):
             return np.ones(len(self.routings), np.bool_)
@@ -331,7 +334,7 @@ class _Rounds:
         return np.asarray(self.objective.of(self.routings.work * scale, self.routings.quality))
 
     def _distant(self) -> Iterator[int]:
-        """The most promising routings that are not near a solved one; all routings if all are to be solved."""
+        """The most promising routings that are not near a solved one; all routings if all must be solved."""
         effort, ratios = self.search.effort, self.routings.ratios
         distance = 0.0 if effort.stable_rounds is None else effort.min_distance
         free = np.ones(len(ratios), np.bool_)
@@ -343,7 +346,7 @@ class _Rounds:
             free &= np.abs(ratios - ratios[i]).max(axis=1) >= distance
 
     def _neighbours(self) -> Iterator[int]:
-        """Routings near the best one, which may change on the way."""
+        """Routings near the best one, which may change during the iteration."""
         ratios, distance = self.routings.ratios, self.search.effort.min_distance
         while self.best is not None:
             open_ = self._open() & (np.abs(ratios - ratios[self.best]).max(axis=1) <= distance)
@@ -357,7 +360,7 @@ class _Rounds:
         return int(candidates[expected.argmin()])
 
     def _solve(self, i: int) -> bool:
-        """Solve a routing as far as it can be better than the best one. True: it is."""
+        """Solve a routing as far as it can be better than the best one. True if it is better."""
         self.done[i] = True
         quality = float(self.routings.quality[i])
         limit_s = self.objective.limit_s(self.score, quality)
@@ -382,7 +385,7 @@ class _Rounds:
         return is_better
 
     def _update_best(self, i: int) -> bool:
-        """Make a solved routing the best one if it is better. True: it is."""
+        """Make a solved routing the best one if it is better. True if it is."""
         deployment = self.search.solved[i].deployment
         if deployment is None:
             return False

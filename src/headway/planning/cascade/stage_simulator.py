@@ -1,4 +1,4 @@
-"""The latency of one stage of a cascade by simulation, with a file of the latencies that are known."""
+"""Simulates the latency of one stage of a cascade, with a file of known latencies."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
 
 MOST_REQUESTS = 2000
-"""Of the cascade, in the simulation of a stage: a longer span is cut short."""
+"""Most requests of the cascade in the simulation of a stage; a longer span is truncated."""
 
 BATCHES = 4
-"""Of all seats of a stage's replicas, waiting at the start of a measurement of what the stage sustains."""
+"""Full batches of a stage's replicas that wait at the start of a measurement of the sustained rate."""
 
 
 @dataclass
 class StageSimulator:
-    """A stage alone: each of its requests once per repeat, at the same random times for all replica sets."""
+    """A stage alone: each of its requests occurs once per repeat, at the same random times for all replica sets."""
 
     gpu: Gpu
     engine: Engine
@@ -44,15 +44,15 @@ class StageSimulator:
     repeats: int = 1
     """How often the lengths are repeated."""
     coefficients: Mapping[str, Coefficients] = field(default_factory=dict)
-    """By model, and by `coefficients_key`; without an entry, the catalog's."""
+    """By model, and by `coefficients_key`; otherwise the catalog's."""
     other_gpus: Mapping[str, Gpu] = field(default_factory=dict)
     """Further types of GPU, by name."""
     handover_settings: HandoverSettings = field(default_factory=HandoverSettings)
-    """Of combos."""
+    """Settings of combos."""
     _lines: dict[tuple[str, str, Parallel], Line] = field(default_factory=dict)
 
     def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
-        """As of `StageEvaluator`. Cached prompt tokens are no part of the prompts."""
+        """`StageEvaluator.p95_latency_s`. Cached prompt tokens are left out of the prompts."""
         fleet = self._fleet(model, replicas)
         num = len(lengths) * self.repeats
         arrival_s = np.sort(stream(self.seed, "arrivals at a stage").random(num)) * num / rate_rps
@@ -69,9 +69,9 @@ class StageSimulator:
         return inf if e2e_s is None or not ended.finished.all() else e2e_s.p95
 
     def sustained_rps(self, model: Model, replicas: ReplicaSet, lengths: Lengths) -> float:
-        """Requests per second that the replicas complete as long as requests wait for all of them.
+        """Requests per second that the replicas complete while requests always wait.
 
-        Measured between a quarter and three quarters of a backlog of `BATCHES` full batches, so without the time to
+        Measured between a quarter and three quarters of a backlog of `BATCHES` full batches, which excludes the time to
         fill and to drain batches.
         """
         fleet, random = self._fleet(model, replicas), stream(self.seed, "backlog of a stage")
@@ -90,7 +90,7 @@ class StageSimulator:
         return float((last - first) / (end_s[last] - end_s[first]))
 
     def _fleet(self, model: Model, replicas: ReplicaSet) -> Fleet:
-        """A pool for each part; the parts that have a role are a combo."""
+        """A pool for each part; parts with a role form a combo."""
         settings = self.handover_settings
         pools = [
             Pool(
@@ -111,7 +111,7 @@ class StageSimulator:
         return Fleet(mixed, (Combo(model.name, parts),) if parts else ())
 
     def _line(self, pool: Pool) -> Line:
-        """One for each shape, as it caches what it has computed."""
+        """One step function for each shape, because it caches its results."""
         key = (pool.model.name, pool.gpu.name, pool.parallel)
         if key not in self._lines:
             other_gpu = pool.gpu.name if pool.gpu.name in self.other_gpus else ""
@@ -127,7 +127,7 @@ def num_repeats(problem: CascadeProblem) -> int:
 
 
 def bounds_of(request: PlanningRequest) -> StepTimeBounds:
-    """Bounds that hold for `evaluator_of`."""
+    """Bounds that are valid for `evaluator_of`."""
     problem = request.problem
     in_place = bool(getattr(request.policies.router(), "pairs", False))
     return StepTimeBounds(
@@ -160,7 +160,7 @@ def _other_gpus(problem: CascadeProblem) -> dict[str, Gpu]:
 
 @contextmanager
 def cached_latencies(request: PlanningRequest, folder: Path | None) -> Iterator[StageLatencies]:
-    """The latencies of a request's stages, which a cache keeps under a digest of all that they depend on."""
+    """The latencies of a request's stages, cached under a digest of all their inputs."""
     problem = request.problem
     facts = [problem.models, problem.gpu, problem.engine, request.document.get("policies"), request.seed]
     facts += [num_repeats(problem), request.handover_settings, sorted(request.coefficients.items())]

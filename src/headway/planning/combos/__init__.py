@@ -1,1 +1,1 @@
-"""Combo plans: which GPUs prefill, which decode, and how many (Cauchy)."""
+"""Combo plans: the GPUs for prefill, the GPUs for decode, and the number of combos (Cauchy)."""

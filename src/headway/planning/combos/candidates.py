@@ -1,4 +1,5 @@
-"""Candidates for a deployment: combos enumerated, filtered by direction, profiled and ranked (Cauchy 3.3.1, 3.3.2)."""
+"""Candidates for a deployment: combos are enumerated, filtered by direction, profiled and ranked (Cauchy 3.3.1,
+3.3.2)."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ Ranking = Literal["goodput", "eq15"]
 
 
 def group(model: Model, engine: Engine, offer: Offer, num_gpus: int) -> Group:
-    """`num_gpus` GPUs in as few instances as possible. HeadwayError if the model fits in none of the shapes."""
+    """`num_gpus` GPUs in as few instances as possible. HeadwayError if the model fits into none of the shapes."""
     if offer.limit is not None and num_gpus > offer.limit:
         raise HeadwayError(f"{num_gpus} x {offer.gpu.name}: there are {offer.limit}")
     reason: HeadwayError | None = None
@@ -59,10 +60,11 @@ def group(model: Model, engine: Engine, offer: Offer, num_gpus: int) -> Group:
 
 
 def usd_per_hour(groups: Sequence[Group], offers: Mapping[str, Offer]) -> float:
-    """Price of a combo for each hour in which it serves.
+    """Price of a combo for each hour of service.
 
-    A combo serves with all of its instances. The interruption of one stops the combo, and all of its GPUs are paid for
-    until that instance is back. With R interruptions an hour in all, each of s seconds: price * (1 + R s / 3600).
+    A combo serves only with all of its instances. The interruption of one instance stops the combo, and all of its GPUs
+    are paid for until that instance is back. With R interruptions per hour in all, each of s seconds: price * (1 + R s
+    / 3600).
     """
     price = sum(group.num_gpus * offers[group.gpu].price for group in groups)
     lost_s = sum(
@@ -115,7 +117,7 @@ def _all_pairs(
 def better_directions(
     combos: Iterable[GpuCombo], efficiency: Callable[[GpuCombo], float | None]
 ) -> tuple[tuple[GpuCombo, ...], tuple[Rejected, ...]]:
-    """The Pareto filter of 3.3.1: of each pair of types, only the direction with the higher CE at its best.
+    """The Pareto filter of 3.3.1: for each pair of types, only the direction with the higher best CE is kept.
 
     Every size of the better direction stays. An `efficiency` of None is infinite.
     """
@@ -149,15 +151,14 @@ def select(
 ) -> Selection:
     """Candidates for every service; of each, the `top` best by served tokens per dollar, or all.
 
-    With the ranking "eq15" they are the best by the paper's Eq. 15 (4.2 takes the top four). It does not tell sizes of
-    the same types apart, so of each pair of types one stays: the size that serves the most tokens per dollar.
+    With the ranking "eq15" they are the best by the paper's Eq. 15 (4.2 takes the top four). It does not distinguish
+    sizes of the same types, so one size of each pair of types stays: the one that serves the most tokens per dollar.
 
-    Combos without goodput are left out. Of the two directions of a pair of types one stays: by the closed form, as in
-    the paper; by the estimate of served tokens per dollar; or `both` stay. The choices may differ: the closed form
-    takes decode to be bound by bytes, which holds on an H20 for small batches only. `per_pair`: of each pair of types,
-    and of each aggregated type, only so many sizes are profiled, those with the highest estimate; every type stays in
-    the choice while profiles are few. `together` makes the calls of the profiler. HeadwayError if two services have one
-    name.
+    Combos without goodput are left out. One direction of each pair of types stays: by the closed form, as in the paper,
+    or by the estimate of served tokens per dollar; or `both` stay. The choices may differ, because the closed form
+    assumes byte-bound decode, which on an H20 holds only for small batches. `per_pair`: number of profiled sizes for
+    each pair of types and each aggregated type, those with the highest estimate; so every type remains a choice with
+    few profiles. `together` makes the calls of the profiler. HeadwayError if two services have one name.
     """
     if len({service.name for service in services}) < len(services):
         raise HeadwayError("services: a name is listed twice")
@@ -206,7 +207,7 @@ def _of_service(
 
 
 def _by_closed_form(ranked: Sequence[ComboCandidate]) -> tuple[list[ComboCandidate], list[Rejected]]:
-    """The first of each pair of types, by Eq. 15; and the others."""
+    """The first combo of each pair of types, by Eq. 15; and the others."""
     firsts: dict[tuple[str, ...], ComboCandidate] = {}
     for each in ranked:
         firsts.setdefault(tuple(group.gpu for group in each.combo.phases), each)
@@ -218,7 +219,7 @@ def _by_closed_form(ranked: Sequence[ComboCandidate]) -> tuple[list[ComboCandida
 def _likely(
     every: Sequence[GpuCombo], efficiencies: Efficiencies, per_pair: int
 ) -> tuple[tuple[GpuCombo, ...], list[Rejected]]:
-    """The sizes of each pair of types with the highest estimate, without those estimated to serve nothing."""
+    """The sizes of each pair of types with the highest estimate, without those with an estimate of zero."""
     pairs: dict[tuple[str, ...], list[tuple[float, int]]] = {}
     for i, combo in enumerate(every):
         served = efficiencies.estimated(combo)
@@ -266,7 +267,7 @@ class Efficiencies:
         )
 
     def estimated(self, combo: GpuCombo) -> float | None:
-        """Served tokens per dollar by the estimate; 0: no goodput."""
+        """Estimated served tokens per dollar; 0: no goodput."""
         goodput = self.estimate.goodput_rps(combo, self.service.pattern, self.service.slo)
         return self._served(combo, goodput) if goodput > 0 else 0.0
 

@@ -1,14 +1,14 @@
-"""Cauchy's cost-efficiency model: tokens per dollar from a model's shape and a GPU's peaks (3.2, Eq. 1 to 15). Pure.
+"""Cauchy's cost-efficiency model: tokens per dollar from a model's shape and a GPU's peaks (3.2, Eq. 1 to 15).
 
-The model takes prefill to be bound by FLOPs and decode by bytes. `stated` counts FLOPs and bytes as the paper does: as
-many KV heads as heads in the weights, no causal mask, dense feed-forward, both embeddings read in every step.
-`of_shape` counts them from the model's real shape: grouped heads, latent attention, experts touched by a batch, KV
-heads replicated by tensor parallelism. Both give `PhaseCosts`; all other values follow from those.
+The model assumes FLOP-bound prefill and byte-bound decode. `stated` counts FLOPs and bytes as the paper does: as many
+KV heads as heads in the weights, no causal mask, dense feed-forward, both embeddings read in every step. `of_shape`
+counts them from the model's real shape: grouped heads, latent attention, experts touched by a batch, KV heads
+replicated by tensor parallelism. Both give `PhaseCosts`; all other values follow from those.
 
 Prices are per hour. The paper's "Tokens/USD" follows from its equations with 3,600 seconds to an hour, as its Table 1
-does. Eq. 14 adds the tokens per dollar of two phases, as if every dollar were spent on both: it ranks combos, and is
-not what a combo serves. Counts cancel (Eq. 15): 1:1 and 1:6 of the same types have one value. What a combo serves per
-dollar is its goodput over its price: `served_tokens_per_usd`.
+does. Eq. 14 adds the tokens per dollar of two phases, as if every dollar were spent on both. It ranks combos, but is
+not the number of tokens that a combo serves. Counts cancel (Eq. 15): 1:1 and 1:6 of the same types have one value. The
+tokens that a combo serves per dollar are its goodput over its price: `served_tokens_per_usd`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PhaseCosts(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def stated(model: Model) -> PhaseCosts:
-    """C1 to C4 as the paper writes them (Eq. 1, 2, 6, 7)."""
+    """C1 to C4 as stated in the paper (Eq. 1, 2, 6, 7)."""
     layers, h, i = float(model.num_layers), float(model.hidden_size), float(model.intermediate_size)
     d = weight_dtype_bytes(model)
     return PhaseCosts(
@@ -81,14 +81,14 @@ def a2(costs: PhaseCosts, batch: float, r_in: float, r_out: float) -> float:
 
 
 def tokens_per_usd(tokens_per_s: float, usd_per_hour: float) -> float | None:
-    """None: the price is 0."""
+    """Tokens per dollar; None if the price is 0."""
     return None if usd_per_hour == 0 else HOUR_S * tokens_per_s / usd_per_hour
 
 
 def summed_tokens_per_usd(
     prefill_tokens_s: float, prefill_usd_per_hour: float, decode_tokens_s: float, decode_usd_per_hour: float
 ) -> float | None:
-    """CE from the throughput and price of each phase's GPUs (Eq. 14); None, for infinite: a phase costs nothing."""
+    """CE from the throughput and price of each phase's GPUs (Eq. 14); None, meaning infinite, if a phase is free."""
     prefill = tokens_per_usd(prefill_tokens_s, prefill_usd_per_hour)
     decode = tokens_per_usd(decode_tokens_s, decode_usd_per_hour)
     return None if prefill is None or decode is None else prefill + decode
@@ -109,9 +109,9 @@ def closed_form(
 
 
 def served_tokens_per_usd(goodput_rps: float, r_in: float, r_out: float, usd_per_hour: float) -> float | None:
-    """Prompt and output tokens that a combo serves for a dollar; None: it costs nothing.
+    """Prompt and output tokens that a combo serves per dollar; None if it is free.
 
-    This is the paper's measured CE: its Table 3 follows from goodput, the prices of Table 1 and 819 to 831 tokens a
-    request; its example of 3.3.2 from 390 to 395.
+    This is the paper's measured CE: its Table 3 follows from goodput, the prices of Table 1 and 819 to 831 tokens per
+    request; its example of 3.3.2 follows from 390 to 395.
     """
     return tokens_per_usd(goodput_rps * (r_in + r_out), usd_per_hour)

@@ -1,10 +1,11 @@
-"""Cauchy's deployment program service by service: the ways to meet each demand, and a choice of ways that fit together.
+"""Solves Cauchy's deployment program service by service: enumerates covers of each demand, and chooses covers that fit
+together.
 
-A *cover* of a service is a number of each of its candidates that together meet its demand, with none to spare. With a
-price on GPUs of limited types, the sum of the cheapest covers is a lower bound for the whole plan, and far higher than
-the bound with fractions of combos. Once that bound and the cost of a plan are close, a better plan can only consist of
-covers that exceed the cheapest cover by no more than their difference. There are few of those, and a program chooses
-one for each service. The result is exact.
+A *cover* of a service is a number of each of its candidates that together meet its demand, without a superfluous combo.
+With prices on GPUs of limited types, the sum of the cheapest covers is a lower bound for the whole plan, and much
+higher than the bound with fractions of combos. Once this bound and the cost of a plan are close, a better plan can only
+consist of covers that exceed the cheapest cover by at most the difference. There are few such covers, and a program
+chooses one for each service. The result is exact.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import numpy as np
 from headway.planning.solver import CENT, Expression, Floats, Model, dot, integers, minimise, new_model, reals
 
 MOST_NODES = 60_000
-"""Of one search for covers; beyond it the whole program goes to the solver."""
+"""Most nodes of one search for covers; beyond it the solver gets the whole program."""
 MOST_COVERS = 1_200
-"""Of all services together, to choose plans from."""
+"""Most covers of all services together to choose plans from."""
 ROUNDS = 24
 FIRST = 0.001
 """Share of the bound by which the first covers may exceed the cheapest; doubled in each round."""
@@ -28,7 +29,7 @@ WIDENINGS = 12
 SMALLEST = 1 / 300
 """Share of a demand that the smallest candidate may serve; with smaller ones there are too many covers."""
 ENOUGH = 1e-9
-"""Share of a demand by which rounding may miss it."""
+"""Share of a demand by which rounding may miss the demand."""
 
 Cover = tuple[tuple[int, int], ...]
 """(candidate of a service, how many), in order."""
@@ -51,7 +52,8 @@ class _Demand:
         return self._search(self.cost + prices @ self.use, budget)
 
     def _search(self, cost: Floats, budget: float | None) -> list[tuple[float, dict[int, int]]] | None:
-        """Depth first, lowest price per share first. Without a budget, each cover is cheaper than the one before.
+        """Depth-first search, lowest price per share first. Without a budget, each cover is cheaper than the one
+        before.
 
         None: more than MOST_NODES.
         """
@@ -91,14 +93,15 @@ def _counts(order: np.ndarray, chosen: tuple[int, ...]) -> dict[int, int]:
 
 
 class Covers:
-    """Minimise `cost @ x` (each cost 0 or more), `shares @ x >= 1` and `use @ x <= limits`, x in whole numbers."""
+    """Minimise `cost @ x` (costs are not negative), subject to `shares @ x >= 1` and `use @ x <= limits`, with x in
+    whole numbers."""
 
     def __init__(self, cost: Floats, shares: Floats, use: Floats, limits: Floats) -> None:
         limited = np.isfinite(limits)
         in_cents = bool((np.abs(cost / CENT - np.round(cost / CENT)) < 1e-9).all())
         self.cost = np.round(cost / CENT) if in_cents else cost / max(float(cost.max(initial=0.0)), 1e-300)
         self.step = 0.99 if in_cents else 0.0
-        """The least difference between the costs of two plans."""
+        """The smallest possible difference between the costs of two plans."""
         self.use, self.limits = use[limited], limits[limited]
         self.shares = shares
         self.demands = []
@@ -106,10 +109,10 @@ class Covers:
             columns = np.flatnonzero(row > 0)
             self.demands.append(_Demand(columns.tolist(), row[columns], self.cost[columns], self.use[:, columns]))
         self.known: list[dict[Cover, tuple[float, Floats]]] = [{} for _ in self.demands]
-        """Of each demand: covers with their cost and GPUs."""
+        """Known covers of each demand, with cost and GPUs."""
 
     def solve(self, time_limit_s: float) -> Floats | None:
-        """The best x; None: there is none, or the search grows too large."""
+        """The best x; None if there is none, or the search grows too large."""
         if not self.demands:
             return np.zeros(len(self.cost))
         if any(each.shares.min(initial=1.0) < SMALLEST or not len(each.shares) for each in self.demands):
@@ -135,7 +138,7 @@ class Covers:
         return cost - bound <= self.step + 1e-9 * abs(cost)
 
     def _first_prices(self) -> Floats | None:
-        """Prices of GPUs in the program with fractions of combos; None: even that is infeasible."""
+        """Prices of GPUs in the program with fractions of combos; None if even that is infeasible."""
         model = new_model()
         x = reals(model, np.full(len(self.cost), inf))
         for share in self.shares:
@@ -144,7 +147,8 @@ class Covers:
         return _dual_prices(model, dot(self.cost, x), gpus)
 
     def _improve(self, prices: Floats) -> tuple[float | None, Floats]:
-        """The best lower bound and its prices: in turn, covers for prices, and prices at which covers share GPUs."""
+        """The best lower bound and its prices, by alternating between covers for prices and prices at which covers
+        share GPUs."""
         best: float | None = None
         best_prices = prices
         for _ in range(ROUNDS):
@@ -181,9 +185,9 @@ class Covers:
         return model, chosen, dot([cost for cost, _ in known], flat), use
 
     def _mix(self) -> tuple[float | None, Floats]:
-        """Fractions of known covers within the limits, where further GPUs have a prohibitive price.
+        """Fractions of known covers within the limits; GPUs beyond the limits have a prohibitive price.
 
-        The cost, None if further GPUs are bought; and the prices of GPUs.
+        Returns the cost (None if GPUs beyond the limits are bought) and the prices of GPUs.
         """
         model, chosen, cost, use = self._cover_model(is_integer=False)
         bought = reals(model, np.full(len(use), inf))
@@ -199,7 +203,7 @@ class Covers:
         return (model.getObjectiveValue() if sum(model.vals(bought)) < 1e-7 else None), prices
 
     def _enumerate(self, prices: Floats, budget: float) -> bool:
-        """Remember all covers that exceed the cheapest by no more than the budget; False: too many."""
+        """Store all covers that exceed the cheapest by at most the budget. False if there are too many."""
         for i, demand in enumerate(self.demands):
             first = demand.cheapest(prices)
             covers = None if first is None else demand.within(prices, first[0] + budget + 1e-9 * (1 + first[0]))
@@ -211,7 +215,7 @@ class Covers:
         return sum(map(len, self.known)) <= MOST_COVERS
 
     def _choose(self, time_limit_s: float) -> tuple[float, Floats] | None:
-        """One known cover for each demand: cost, and x."""
+        """One known cover for each demand: cost and x."""
         model, chosen, cost, use = self._cover_model(is_integer=True)
         for covers in chosen:
             model.addConstr(dot(np.ones(len(covers)), covers) == 1.0)
@@ -229,7 +233,7 @@ class Covers:
 
 
 def _dual_prices(model: Model, cost: Expression, limits: list[Any]) -> Floats | None:
-    """Minimise `cost` over real variables; how much cheaper one unit more of each limit makes it. None: infeasible."""
+    """Minimise `cost` over real variables. Returns how much one more unit of each limit saves; None if infeasible."""
     from highspy import HighsModelStatus
 
     model.minimize(cost)
@@ -240,7 +244,8 @@ def _dual_prices(model: Model, cost: Expression, limits: list[Any]) -> Floats | 
 
 
 def _undominated(known: dict[Cover, tuple[float, Floats]]) -> dict[Cover, tuple[float, Floats]]:
-    """Without covers that cost no less than another one and use no fewer GPUs of any type; of equals one stays."""
+    """The covers without those that cost at least as much as another and use at least as many GPUs of each type; one of
+    equal covers stays."""
     best: dict[bytes, tuple[float, Cover]] = {}
     for counts, (cost, use) in known.items():
         key = use.tobytes()

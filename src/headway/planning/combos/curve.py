@@ -1,12 +1,13 @@
-"""Combos for demand that moves: static plans for quantiles of it, or Algorithm 1 with room to spare, by rehearsal.
+"""Plans combos for demand that varies over time: static plans for quantiles of the rate, or Algorithm 1 with reserve
+capacity, by rehearsal.
 
 A plan for the mean of a demand curve is late in every peak, and one for its highest rate pays for the peak all day.
 Between them there are two ways: rent for a quantile of the rate, or scale. Algorithm 1 (Cauchy 3.5.1) tolerates a rate
-20% above the goodput that it counts on, averages two minutes, and starts in 90 s, so it needs room: at size k it
-counts on a kth of every goodput. Which quantile and which k are enough, and which costs less, depends on the curve. So
-each way is rehearsed from its smallest size, on all of the scenario's own arrivals, until enough requests are in time.
-Then the same size must do so for other arrivals of the same curve. The cheapest of what keeps both is planned, by what
-it costs while requests arrive.
+20% above the assumed goodput, averages two minutes, and starts in 90 s, so it needs a reserve: at size k it assumes a
+kth of every goodput. The curve determines which quantile and which k suffice, and which costs less. Each way is
+therefore rehearsed from its smallest size, on all of the scenario's own arrivals, until enough requests are in time.
+Then the same size must suffice for other arrivals of the same curve. The cheapest size that meets both is planned, by
+its cost while requests arrive.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ from headway.workload.generate import generate
 from headway.workload.spec import WorkloadSpec
 
 QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
-"""Of the rate: sizes of a static plan."""
+"""Quantiles of the rate: sizes of a static plan."""
 BEYOND = (1.15, 1.3, 1.5)
-"""Of the highest rate: further sizes of a static plan, whose goodput is that of a steady rate."""
+"""Multiples of the highest rate: further sizes of a static plan, because goodput is measured at a steady rate."""
 SIZES = (1.0, 1.15, 1.3, 1.5, 1.75, 2.0, 2.5)
-"""k: sizes of a scaled plan."""
+"""Values of k: sizes of a scaled plan."""
 WINDOW_S = 120.0
-"""Over which rates are counted, as Algorithm 1 does; less where the curve is shorter than ten of them."""
+"""Window over which rates are counted, as in Algorithm 1; shorter if the curve has fewer than ten windows."""
 MOST_KINDS = 6
-"""Combos that the autoscaler chooses from: those of the plan, and the best others."""
+"""Combos from which the autoscaler chooses: those of the plan, and the best others."""
 OTHER = 1
-"""Added to the scenario's seed, for other arrivals of the same curve."""
+"""Added to the scenario's seed to draw other arrivals of the same curve."""
 Way = Literal["static", "scaled"]
 
 
 class Kept(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a fleet keeps and costs over one run of the curve, while requests arrive."""
+    """Attainment and cost of a fleet over one run of the curve, while requests arrive."""
 
     num_requests: int
     attainment: float
@@ -64,21 +65,21 @@ class Kept(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sizing(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A fleet for the curve, and what it keeps."""
+    """A fleet for the curve and its results."""
 
     way: Way
     k: float
-    """Planned rate over the mean."""
+    """Planned rate over the mean rate."""
     quantile: float | None
-    """Of the rate, of a static plan."""
+    """Quantile of the rate, for a static plan."""
     planned_rps: float
     chance: float
-    """Share of the time in which demand is no more than the goodput of the fleet at first."""
+    """Share of the time in which demand does not exceed the initial fleet's goodput."""
     plan: ComboPlan
-    """The fleet at first."""
+    """The initial fleet."""
     run: Kept
     other: Kept | None = None
-    """On other arrivals; None: the first run misses."""
+    """Results on other arrivals; None if the first run misses."""
     is_met: bool = False
     """Whether enough requests of both runs are in time."""
 
@@ -87,12 +88,12 @@ class CurveAnswer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     service: str
     mean_rps: float
     peak_rps: float
-    """The highest rate of a window."""
+    """The highest rate of any window."""
     window_s: float
     sizings: tuple[Sizing, ...]
-    """All that were rehearsed, by way and size."""
+    """All rehearsed sizes, by way and size."""
     best: int | None
-    """Of `sizings`, the cheapest that is met; None: none is."""
+    """Index in `sizings` of the cheapest that is met; None if none is."""
     selection: Selection
     num_simulated: int
     num_found: int
@@ -154,13 +155,13 @@ class CurveRehearsal:
     num_simulated: int = 0
 
     def static(self) -> tuple[Sizing, ...]:
-        """Static plans for rising quantiles of the rate, until one is met; equal plans once."""
+        """Static plans for increasing quantiles of the rate, until one is met. Equal plans are tried once."""
         demand = self._demand()
         sizes = [(q, demand.at(q)) for q in QUANTILES] + [(1.0, factor * demand.at(1.0)) for factor in BEYOND]
         return tuple(self._until_met(("static", q, rps) for q, rps in sizes))
 
     def scaled(self) -> tuple[Sizing, ...]:
-        """Plans of rising size that Algorithm 1 scales, until one is met."""
+        """Plans of increasing size that Algorithm 1 scales, until one is met."""
         mean_rps = float(self.rates.mean())
         return tuple(self._until_met(("scaled", None, k * mean_rps) for k in SIZES))
 
@@ -239,7 +240,7 @@ def sized_document(
     way: Way,
     k: float,
 ) -> dict[str, Any]:
-    """The scenario on a fleet of size k; scaled, with the best other combos, of which there are none at first."""
+    """The scenario with a fleet of size k. If scaled, it includes the best other combos, with no initial instances."""
     kinds = [(each.combo, each.count, each.goodput_rps) for each in found.combos]
     if way == "static":
         named = [(combo, count, goodput_rps, f"combo-{i}") for i, (combo, count, goodput_rps) in enumerate(kinds)]

@@ -1,7 +1,7 @@
-"""Throughput of a combo by the step-time model, with requests of mean length and no queues.
+"""Throughput of a combo by the step-time model, for requests of mean length without queues.
 
-`InstanceSpeed` has calibrated counterparts of the closed forms in `cost_efficiency`. `FluidEstimate` estimates goodput:
-a simulation stays below it, because lengths vary and queues form. A simulation may exceed it only where idle prefill
+`InstanceSpeed` has calibrated counterparts of the closed forms in `cost_efficiency`. `FluidEstimate` estimates goodput.
+A simulation gives less, because lengths vary and queues form. A simulation may exceed it only where idle prefill
 instances decode, which the estimate does not count.
 """
 
@@ -31,7 +31,7 @@ class InstanceSpeed:
         return max(1, min(self.engine.max_num_seqs, int(self.kv_tokens / context)))
 
     def prompts_s(self, pattern: WorkloadPattern, num: int) -> float:
-        """Seconds to prefill `num` prompts together; tokens beyond the token budget take further iterations."""
+        """Seconds to prefill `num` prompts together. Tokens beyond the token budget take further iterations."""
         left, before, total_s = round(pattern.prompt_tokens), 0, 0.0
         budget = max(1, self.engine.max_num_batched_tokens // num)
         while left > 0:
@@ -41,7 +41,7 @@ class InstanceSpeed:
         return total_s
 
     def prompt_s(self, pattern: WorkloadPattern, ttft_s: float = inf) -> float:
-        """Seconds per prompt in the largest batch that ends within `ttft_s`; infinite if no batch does."""
+        """Seconds per prompt in the largest batch that ends within `ttft_s`; infinite if none does."""
         most = max(1, self.engine.max_num_batched_tokens // round(pattern.prompt_tokens))
         if self.prompts_s(pattern, 1) > ttft_s:
             return inf
@@ -85,7 +85,7 @@ class InstanceSpeed:
         return self._answers_rps(pattern, slo, prompt_s)
 
     def _answers_rps(self, pattern: WorkloadPattern, slo: ServiceSlo, prompt_s: float) -> float:
-        """Answers per second where each comes with `prompt_s` of prefill on the same instance."""
+        """Answers per second if each includes `prompt_s` of prefill on the same instance."""
         tokens = pattern.output_tokens - 1
         limit_s = _limit(slo.tpot_s)
 
@@ -100,7 +100,7 @@ class InstanceSpeed:
 
 
 class FluidEstimate:
-    """A `Profiler` without a simulation. Keeps the speeds of instances."""
+    """A `Profiler` without simulation. Caches the speeds of instances."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class FluidEstimate:
         network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S,
         coefficients: Callable[[str], Coefficients] | None = None,
     ) -> None:
-        """`coefficients`: of step times on a GPU, by its name; None: the catalog's."""
+        """`coefficients`: step times on a GPU, by its name; None: the catalog's."""
         self.models, self.gpus, self.engine, self.coefficients = models, gpus, engine, coefficients
         self.network_bytes_per_s = network_bytes_per_s
         self._speeds: dict[tuple[str, str, int], InstanceSpeed] = {}
@@ -123,7 +123,7 @@ class FluidEstimate:
         return self._speeds[key]
 
     def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
-        """Requests per second within the SLO; 0: none at any rate."""
+        """Requests per second within the SLO; 0 if no rate is possible."""
         first, second = combo.phases
         if combo.aggregated is not None:
             return first.instances * self.speed(combo.model, first).aggregated_rps(workload, slo)
@@ -142,7 +142,7 @@ def _limit(seconds: float | None) -> float:
 
 
 def _largest(most: int, is_met: Callable[[int], bool]) -> int:
-    """The largest number from 1 to `most` for which `is_met`, given that 1 and everything smaller meets it."""
+    """The largest number from 1 to `most` that satisfies `is_met`, if 1 does and `is_met` is monotone."""
     low, high = 1, most
     while low < high:
         middle = (low + high + 1) // 2

@@ -53,15 +53,15 @@ from headway.workload.spec import WorkloadSpec, resolved
 
 OBJECTIVES: tuple[Objective, ...] = ("co", "mc", "mce")
 ROUTINGS: tuple[str, ...] = ("cauchy", "least-loaded", "least-kv")
-"""Routers that a plan is rehearsed with; of equals, the first is taken."""
+"""Routers rehearsed with a plan; among equals, the first is chosen."""
 LONGEST = 16
 """The longest rehearsal of a plan, as a multiple of `ComboOptions.num_requests`."""
 MOST_PLANS = 12
-"""Plans that are rehearsed until one lasts."""
+"""Most plans that are rehearsed until one lasts."""
 MOST_RPS = 1e6
-"""Of one service: what one combo serves must be some share of it."""
+"""Highest rate of one service, because a single combo must serve a noticeable share of it."""
 ABOVE = 1 + 1e-6
-"""A plan for this multiple of another plan's goodput is another plan."""
+"""A plan for this multiple of another plan's goodput counts as a different plan."""
 
 
 class ComboOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -72,16 +72,16 @@ class ComboOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     attainment: float = ATTAINMENT
     num_requests: int = MOST_REQUESTS
     per_pair: int | None = 2
-    """Sizes of each pair of GPU types that are profiled, the likeliest ones; None: all."""
+    """Profiled sizes for each pair of GPU types, those with the highest estimate; None: all."""
     directions: Directions = "estimate"
-    """How the better direction of a pair of types is chosen."""
+    """How to choose the better direction of a pair of types."""
     ranking: Ranking = "goodput"
     top: int | None = None
-    """Candidates of each service that are planned with, the best by `ranking`; None: all."""
+    """Candidates for planning per service, the best by `ranking`; None: all."""
     routings: tuple[str, ...] = ROUTINGS
 
     def __post_init__(self) -> None:
-        """HeadwayError for a value that is none."""
+        """HeadwayError for an invalid value."""
         if not 0 < self.attainment <= 1:
             raise HeadwayError(f"attainment: {self.attainment:g}; expected more than 0, 1 at most")
         if not self.routings:
@@ -92,21 +92,21 @@ class ComboAnswer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     plan: ComboPlan
     selection: Selection
     others: dict[str, ComboPlan]
-    """Plans of the other objectives, by short profiles, and not rehearsed."""
+    """Plans for the other objectives, from short profiles and without rehearsal."""
     rehearsals: dict[str, ServiceRehearsal] = {}
-    """Of the plan, by service; empty if the plan is short."""
+    """Rehearsals of the plan by service; empty if the plan is short."""
     num_simulated: int
     num_found: int
 
 
 def own_gpus(documents: Sequence[Mapping[str, Any]], places: Places) -> Callable[[str], Gpu]:
-    """Looks up GPUs in the `gpus` sections of documents, then in the catalog."""
+    """A lookup of GPUs: first in the `gpus` sections of documents, then in the catalog."""
     entries = {each.get("name", i): each for document in documents for i, each in enumerate(document.get("gpus") or ())}
     return own_hardware(list(entries.values()), (), (), places).gpu
 
 
 def offer_of(text: str, per_server: int | None = None, find: Callable[[str], Gpu] = catalog.gpu) -> Offer:
-    """The offer of "type", "type:count", "type:count:price" or "type:count:price:interruptions"."""
+    """The offer written as "type", "type:count", "type:count:price" or "type:count:price:interruptions"."""
     name, *rest = text.strip().split(":")
     count, price, interruptions, *surplus = *rest, *("" for _ in range(3 - len(rest)))
     try:
@@ -118,7 +118,8 @@ def offer_of(text: str, per_server: int | None = None, find: Callable[[str], Gpu
     except HeadwayError:
         raise
     except ValueError as error:
-        is_text = str(error).startswith(("invalid literal", "could not convert"))  # Python's words for no number
+        # Python's messages for invalid numbers
+        is_text = str(error).startswith(("invalid literal", "could not convert"))
         why = "" if is_text else f" ({error})"
         raise HeadwayError(f"{text.strip()!r}; expected type:count:price:interruptions{why}") from None
 
@@ -126,7 +127,7 @@ def offer_of(text: str, per_server: int | None = None, find: Callable[[str], Gpu
 def service_scenario(source: Source, simulator: Simulator, rps: float | None = None) -> ServiceScenario:
     """The service of a scenario, and its demand: `rps`, or the rate of its arrivals.
 
-    HeadwayError where the scenario has no SLO, no rate, or nothing to plan, or `rps` is no rate.
+    HeadwayError if the scenario has no SLO, no rate or nothing to plan, or `rps` is invalid.
     """
     if rps is not None and not 0 < rps <= MOST_RPS:
         raise HeadwayError(f"rps: {rps:g}; expected more than 0 requests per second, {MOST_RPS:g} at most")
@@ -183,8 +184,8 @@ def _means(workload: WorkloadSpec, seed: int, base_dir: Path) -> tuple[float, fl
 def plan(scenarios: Sequence[ServiceScenario], options: ComboOptions, resources: Resources) -> ComboAnswer:
     """The plan of an objective, and of the others.
 
-    A plan must last: its combos are profiled over more requests, and each service's part of it is rehearsed whole. A
-    service that falls behind is planned for anew, with more goodput than that plan had.
+    A plan must last: its combos are profiled over more requests, and each service's part of it is rehearsed whole. If a
+    service falls behind, it is planned again with more goodput than that plan had.
     """
     profiler, selection = profiled(scenarios, options, resources)
     whole = WholeRehearsal(
@@ -246,7 +247,7 @@ def _others(problem: ComboProblem) -> dict[str, ComboPlan]:
             try:
                 others[objective] = deploy(other, explain=False)
             except HeadwayError:
-                continue  # mce cannot weigh a combo without a price or a limit
+                continue  # mce needs a price and a limit for each combo
             verify(other, others[objective])
     return others
 
@@ -258,7 +259,8 @@ def _lasting(
     profiler: GoodputProfiler,
     whole: WholeRehearsal,
 ) -> tuple[ComboPlan, Selection, dict[str, ServiceRehearsal]]:
-    """A plan of which every service's part lasts, the candidates with its combos' long profiles, and the rehearsals."""
+    """A plan in which every service's part lasts, the candidates with long profiles of its combos, and the
+    rehearsals."""
     asked = list(scenarios)
     for round_ in range(MOST_PLANS):
         best, selection = _profiled(asked, options, selection, profiler, whole.together)
@@ -292,7 +294,7 @@ def _profiled(
 ) -> tuple[ComboPlan, Selection]:
     """A plan of combos with long profiles.
 
-    Short profiles are too high, if anything, so a plan whose combos all have long ones is the best of all.
+    Short profiles can only be too high, so a plan whose combos all have long profiles is the best plan.
     """
     efficiencies = {each.service.name: Efficiencies(each.service, options.offers) for each in asked}
     while True:
@@ -315,7 +317,7 @@ def _profiled(
 
 
 def _as_demanded(best: ComboPlan, scenarios: Sequence[ServiceScenario], asked: Sequence[ServiceScenario]) -> ComboPlan:
-    """The plan beside the services' own demands, with a note for each that needs more goodput than its demand."""
+    """The plan stated for the services' own demands, with a note for each that needs more goodput than its demand."""
     demand = {each.service.name: each.rps for each in scenarios}
     notes = []
     for each in asked:
@@ -346,7 +348,7 @@ def problem_of(
 
 
 def scenario_yaml(answer: ComboAnswer, chosen: ServiceScenario) -> str:
-    """One service's part of the plan, as a scenario file. HeadwayError if the plan has nothing for it."""
+    """One service's part of the plan as a scenario file. HeadwayError if the plan has no combos for it."""
     planned = [each for each in answer.plan.combos if each.service == chosen.service.name]
     if not planned:
         raise HeadwayError(f"{chosen.service.name}: the plan has nothing for it")

@@ -1,4 +1,4 @@
-"""A deployment of GPU combos: what is planned for, what may be deployed, and the plan. Values only, fit for JSON.
+"""A deployment problem of GPU combos: the demands, the possible deployments, and the plan. Values only, fit for JSON.
 
 A combo is the unit of deployment (Cauchy 3.1, 3.3.1): GPUs of one type that prefill and GPUs of one type that decode,
 or GPUs of one type that do both. The GPUs of a phase form instances with the highest tensor parallelism that a server
@@ -31,9 +31,9 @@ EFFICIENCIES: dict[Efficiency, str] = {
 TOLERANCE = 1e-6
 """Share of a demand by which a plan may miss it: the solver's tolerance."""
 DEFAULT_NETWORK_BYTES_PER_S = 12.5e9
-"""Of one instance, in each direction; equal to a pool's default."""
+"""Bandwidth of one instance in each direction; equals a pool's default."""
 RESTART_S = 90.0
-"""Until a new instance serves (Cauchy 3.5.1)."""
+"""Time until a new instance serves (Cauchy 3.5.1)."""
 
 
 class Group(Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +49,7 @@ class Group(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def label(self) -> str:
-        """As in "4 x h20-96gb (tp 2)"."""
+        """A label such as "4 x h20-96gb (tp 2)"."""
         return f"{self.num_gpus} x {self.gpu}" + (f" (tp {self.tp})" if self.tp > 1 else "")
 
 
@@ -58,7 +58,7 @@ class GpuCombo(Struct, frozen=True, forbid_unknown_fields=True):
 
     model: str
     usd_per_hour: float
-    """Price of the whole combo for an hour in which it serves, interruptions included: see `usd_per_hour`."""
+    """Price of the whole combo per hour of service, including interruptions: see `usd_per_hour`."""
     prefill: Group | None = None
     decode: Group | None = None
     aggregated: Group | None = None
@@ -70,7 +70,7 @@ class GpuCombo(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Prefill and decode, or the aggregated group alone."""
+        """Prefill and decode groups, or only the aggregated group."""
         return tuple(group for group in (self.prefill, self.decode, self.aggregated) if group is not None)
 
     @property
@@ -83,22 +83,22 @@ class GpuCombo(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def label(self) -> str:
-        """As in "<2 x h800-80gb-sxm (tp 2), 4 x h20-96gb (tp 2)>"."""
+        """A label such as "<2 x h800-80gb-sxm (tp 2), 4 x h20-96gb (tp 2)>"."""
         return f"<{', '.join(group.label for group in self.groups)}>"
 
 
 class Offer(Struct, frozen=True, forbid_unknown_fields=True):
     gpu: Gpu
     limit: int | None = None
-    """How many there are; None: no limit."""
+    """Available GPUs; None: no limit."""
     usd_per_hour: float | None = None
-    """Of one GPU; None: the catalog's price."""
+    """Price of one GPU; None: the catalog's."""
     gpus_per_server: int | None = None
-    """The most GPUs that one instance may span; None: the catalog's node."""
+    """Most GPUs that one instance may span; None: the catalog's node."""
     interruptions_per_hour: float = 0.0
-    """Of one instance, by the provider, as for spot GPUs."""
+    """Interruptions of one instance by the provider, as for spot GPUs."""
     restart_s: float = RESTART_S
-    """Paid for after an interruption until the combo serves again."""
+    """Paid time from an interruption until the combo serves again."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit > 0:
@@ -114,7 +114,7 @@ class Offer(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def server(self) -> int:
-        """The most GPUs that one instance may span."""
+        """Most GPUs that one instance may span."""
         return self.gpu.gpus_per_node if self.gpus_per_server is None else self.gpus_per_server
 
 
@@ -125,7 +125,7 @@ class Counts(Struct, frozen=True, forbid_unknown_fields=True):
     decode: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
     aggregated: tuple[int, ...] = (1, 2, 4)
     same_type: bool = True
-    """Whether separate prefill and decode groups may be of one type."""
+    """Whether separate prefill and decode groups may have the same type."""
 
     def __post_init__(self) -> None:
         _require_at_least(1, counts=min((*self.prefill, *self.decode, *self.aggregated), default=1))
@@ -156,7 +156,7 @@ class ServiceSlo(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ComboService(Struct, frozen=True, forbid_unknown_fields=True):
-    """A model under one kind of workload, with its SLO."""
+    """A model with one kind of workload and its SLO."""
 
     name: str
     model: Model
@@ -164,15 +164,15 @@ class ComboService(Struct, frozen=True, forbid_unknown_fields=True):
     pattern: WorkloadPattern
     slo: ServiceSlo
     network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S
-    """Of one instance, in each direction; split combos send KV caches over it."""
+    """Bandwidth of one instance in each direction. Split combos send KV caches over it."""
     coefficients: dict[str, Coefficients] = {}
-    """Of step times, by GPU; of others the catalog's."""
+    """Step times by GPU; missing ones come from the catalog."""
 
     def coefficients_on(self, gpu: str) -> Coefficients:
         return self.coefficients.get(gpu) or catalog.coefficients(gpu, self.engine.name, self.engine.version)
 
     def uncalibrated(self, combo: GpuCombo) -> tuple[str, ...]:
-        """What of a combo's step times was not measured, as in "h20-96gb: kernels of h100-80gb-sxm"."""
+        """Unmeasured step times of a combo, such as "h20-96gb: kernels of h100-80gb-sxm"."""
         missing = {group.gpu: self.coefficients_on(group.gpu).estimated for group in combo.groups}
         return tuple(f"{gpu}: {', '.join(estimated)}" for gpu, estimated in missing.items() if estimated)
 
@@ -181,30 +181,30 @@ class Profiler(Protocol):
     """Measures the goodput of combos. The same arguments give the same result."""
 
     def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
-        """Requests per second served within the SLO; 0: none at any rate."""
+        """Requests per second served within the SLO; 0 if no rate is possible."""
         ...
 
 
 class ComboCandidate(Struct, frozen=True, forbid_unknown_fields=True):
-    """A combo for a service. Tokens per dollar count prompts and outputs; None: the combo costs nothing."""
+    """A combo for a service. Tokens per dollar count prompts and outputs; None if the combo is free."""
 
     service: str
     combo: GpuCombo
     goodput_rps: float
     tokens_per_usd: float | None
-    """Tokens served at its goodput: the paper's measured CE."""
+    """Tokens per dollar at its goodput: the paper's measured CE."""
     closed_form_tokens_per_usd: float | None = None
-    """Eq. 15 as the paper states it."""
+    """Eq. 15 as stated in the paper."""
     shape_tokens_per_usd: float | None = None
     """Eq. 14 with FLOPs and bytes of the model's real shape."""
     step_tokens_per_usd: float | None = None
     """Eq. 14 with the step-time model's throughputs."""
     is_lasting: bool = False
-    """Whether the goodput is that of a long profile; a short one may be too high."""
+    """Whether the goodput comes from a long profile. A short profile may be too high."""
     calibrated: bool = True
     """Whether step times of all its GPUs were measured with its engine."""
     uncalibrated: tuple[str, ...] = ()
-    """What of them was not, by GPU."""
+    """Unmeasured step times, by GPU."""
 
 
 class Rejected(Struct, frozen=True, forbid_unknown_fields=True):
@@ -222,12 +222,12 @@ class Selection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServiceDemand(Struct, frozen=True, forbid_unknown_fields=True):
-    """The rate that a service must be able to serve within its SLO."""
+    """The rate that must be servable within the service's SLO."""
 
     service: str
     rps: float
     tokens_per_request: float | None = None
-    """Prompt and output, for the plan's tokens per dollar; None: unknown."""
+    """Prompt and output tokens, for the plan's tokens per dollar; None: unknown."""
 
     def __post_init__(self) -> None:
         _require_at_least(0, rps=self.rps)
@@ -237,10 +237,10 @@ class ComboProblem(Struct, frozen=True, forbid_unknown_fields=True):
     demands: tuple[ServiceDemand, ...]
     candidates: tuple[ComboCandidate, ...]
     limits: dict[str, int] = {}
-    """GPUs by type; a type that is absent has no limit."""
+    """GPUs by type; a missing type has no limit."""
     objective: Objective = "co"
     efficiency: Efficiency = "served"
-    """The cost-efficiency that is used as C."""
+    """The cost-efficiency used as C."""
 
 
 class PlannedCombo(Struct, frozen=True, forbid_unknown_fields=True):
@@ -248,14 +248,14 @@ class PlannedCombo(Struct, frozen=True, forbid_unknown_fields=True):
     combo: GpuCombo
     count: int
     goodput_rps: float
-    """Of one combo."""
+    """Goodput of one combo."""
     usd_per_hour: float
-    """Of one combo."""
+    """Price of one combo."""
     tokens_per_usd: float | None
     calibrated: bool = True
     """Whether step times of all its GPUs were measured with its engine."""
     uncalibrated: tuple[str, ...] = ()
-    """What of them was not, by GPU."""
+    """Unmeasured step times, by GPU."""
 
 
 class ServiceGoodput(Struct, frozen=True, forbid_unknown_fields=True):
@@ -266,28 +266,28 @@ class ServiceGoodput(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RouterResult(Struct, frozen=True, forbid_unknown_fields=True):
-    """A router on a service's part of the plan."""
+    """The result of a router on a service's part of the plan."""
 
     routing: str
     run: Stability
     is_met: bool
     """Whether enough requests were in time, and waits did not grow."""
     ties: bool
-    """It is met, and its attainment is within the interval of the best one's."""
+    """Whether it is met, and its attainment is within the interval of the best one."""
 
 
 class ServiceRehearsal(Struct, frozen=True, forbid_unknown_fields=True):
-    """A service's part of the plan, simulated whole at the service's demand."""
+    """A service's part of the plan, simulated as a whole at the service's demand."""
 
     service: str
     routing: str
     """The planned router."""
     runs: tuple[Stability, ...]
-    """With that router, each longer than the one before."""
+    """Runs with that router, each longer than the one before."""
     is_met: bool
     """Whether enough requests of the longest run were in time, and waits did not grow."""
     routers: tuple[RouterResult, ...] = ()
-    """All routers that were compared, with as many requests as the longest run, the planned one first."""
+    """All compared routers, with as many requests as the longest run, the planned one first."""
 
 
 class ComboBinding(Struct, frozen=True, forbid_unknown_fields=True):
@@ -304,19 +304,19 @@ class ComboBinding(Struct, frozen=True, forbid_unknown_fields=True):
 class ComboPlan(Struct, frozen=True, forbid_unknown_fields=True):
     status: Literal["optimal", "feasible", "short"]
     """`feasible`: demands are met, but the time limit ended the proof of the optimum. `short`: demands cannot be met,
-    or no plan was found in time; the plan serves what it can, and `why` says what is missing."""
+    or no plan was found in time; the plan serves as much as possible, and `why` names the shortage."""
     planner: str
     objective: float | None
-    """In the units of `planner`; of a short plan, the sum of the served shares of demand."""
+    """In the units of `planner`; for a short plan, the sum of the served shares of demand."""
     bound: float | None
     """No plan is better."""
     gap: float | None
-    """Between the two, relative to the objective."""
+    """Difference between the two, relative to the objective."""
     combos: tuple[PlannedCombo, ...]
     gpus: dict[str, int]
     usd_per_hour: float
     tokens_per_usd: float | None
-    """Tokens of the served demands per dollar; None: unknown lengths, or the plan costs nothing."""
+    """Tokens of the served demands per dollar; None for unknown lengths or a free plan."""
     services: tuple[ServiceGoodput, ...]
     binding: tuple[ComboBinding, ...]
     why: str = ""
@@ -365,7 +365,7 @@ def check(problem: ComboProblem) -> None:
 def tokens_per_usd(
     demands: tuple[ServiceDemand, ...], services: tuple[ServiceGoodput, ...], usd_per_hour: float
 ) -> float | None:
-    """Tokens of the served demands per dollar; None: unknown lengths, or a price of 0."""
+    """Tokens of the served demands per dollar; None for unknown lengths or a price of 0."""
     total = 0.0
     for demand, service in zip(demands, services, strict=True):
         if demand.tokens_per_request is None:

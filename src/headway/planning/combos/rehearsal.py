@@ -1,4 +1,4 @@
-"""The goodput of combos by simulation: the highest rate at which enough requests of a service are in time."""
+"""Measures the goodput of combos by simulation: the highest rate at which enough requests of a service are in time."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from headway.planning.stability import LENGTHEN
 HORIZON_S = 10.0
 """Least duration of arrivals in one simulation of a profile, as far as `MOST_REQUESTS` permits."""
 LIVES = 4
-"""Duration of a profile in lives of a request that is as slow as its SLO allows; the first life is not counted. In a
-shorter run fewer requests wait and decode than in the long term, and any rate looks sustainable."""
+"""Duration of a profile in lifetimes of a request that is as slow as its SLO allows. The first lifetime is not counted.
+In a shorter run fewer requests wait and decode than in the long term, so any rate looks sustainable."""
 PATIENCE_S = 0.05
-"""Seconds a token, for the length of a life, where the SLO has no limit per token."""
+"""Seconds per token for the lifetime, if the SLO has no limit per token."""
 MOST_REQUESTS = 6000
 FEWEST_REQUESTS = 150
 ATTAINMENT = 0.9
 """Share of requests in time at which a rate still counts as served, as in DistServe."""
 START, LOWEST, HIGHEST = 0.97, 1 / 16, 2.0
-"""First, lowest and highest rate that a profile tries, as shares of the fluid estimate."""
+"""First, lowest and highest rate of a profile, as shares of the fluid estimate."""
 PRECISION = 1.06
-"""Ratio of a rate that is not served to one that is, where a profile stops."""
+"""A profile stops when the ratio of an unserved rate to a served one is below this."""
 GROWTH, LASTING_GROWTH = 0.02, 0.005
-"""Growth of waits, in seconds a second, up to which a rate counts as sustained, in a short and in a long profile: about
-the share by which the rate may exceed what is served."""
+"""Growth of waits, in seconds per second, up to which a rate counts as sustained, in a short and in a long profile. It
+is about the share by which the rate exceeds the served rate."""
 NEGLIGIBLE_S = 0.05
-"""Growth of waits that does not count."""
+"""Growth of waits that is ignored."""
 
 
 @dataclass
 class ServiceScenario:
-    """A service, its demand, and the scenario that profiles simulate."""
+    """A service, its demand, and the scenario simulated by profiles."""
 
     service: ComboService
     document: dict[str, Any]
@@ -58,9 +58,9 @@ class ServiceScenario:
     rps: float
     handover: dict[str, Any]
     most_requests: int | None = None
-    """Of a simulation; None: as many as are asked for. A trace has no more than it has."""
+    """Most requests of a simulation; None: unlimited. A trace has a fixed number."""
     find_gpu: Callable[[str], Gpu] = catalog.gpu
-    """In the scenario's own GPUs, then in the catalog."""
+    """Looks up a GPU in the scenario, then in the catalog."""
 
 
 @dataclass(frozen=True)
@@ -98,22 +98,23 @@ class GoodputProfiler:
     _lock: Lock = field(default_factory=Lock)
     """Held while the cache or the counter is used."""
     _profiled: dict[str, float] = field(default_factory=dict)
-    """Goodputs of this profiler, by key, for plans without a cache."""
+    """This profiler's goodputs by key, for plans without a cache."""
 
     def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
-        """The highest rate served; 0: none. Without a name, all requests have the workload's mean lengths."""
+        """The highest served rate; 0 if none. Without a name, all requests have the workload's mean lengths."""
         return self._known_rps(self._service(combo, workload, slo), combo, None)
 
     def lasting_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
-        """The same with `LENGTHEN` times the requests, in which waits may grow by no more than `LASTING_GROWTH`.
+        """The same with `LENGTHEN` times the requests, where waits may grow by at most `LASTING_GROWTH`.
 
-        In a short profile a queue that grows slowly stays within the SLO, so its goodput may be too high.
+        In a short profile a slowly growing queue stays within the SLO, so the goodput may be too high.
         """
         short_rps = self.goodput_rps(combo, workload, slo)
         return self._known_rps(self._service(combo, workload, slo), combo, short_rps) if short_rps > 0 else 0.0
 
     def _known_rps(self, chosen: ServiceScenario, combo: GpuCombo, short_rps: float | None) -> float:
-        """A goodput from the cache, or by a search; `short_rps`: that of the short profile, where a long one starts."""
+        """A goodput from the cache or by a search. `short_rps`: the short profile's goodput, from which a long profile
+        starts."""
         is_long = short_rps is not None
         scenario = assemble(self._document(chosen, combo, 1.0), Places(), chosen.base_dir)
         key = scenario_key(scenario, self.attainment, self.num_requests, is_long)
@@ -138,7 +139,7 @@ class GoodputProfiler:
         return replace(like, service=service, document={**like.document, "workload": lengths})
 
     def _search(self, chosen: ServiceScenario, combo: GpuCombo, short_rps: float | None) -> float:
-        """A search around the fluid estimate, or around a short profile's goodput. Every rate has the same requests."""
+        """A search around the fluid estimate, or around a short profile's goodput. All rates use the same requests."""
         service, longer, growth = chosen.service, 1, GROWTH
         if short_rps is not None:
             longer, growth = LENGTHEN, LASTING_GROWTH
@@ -160,7 +161,7 @@ class GoodputProfiler:
     def strains(
         self, chosen: ServiceScenario, combo: GpuCombo, rate: float, longer: int = 1, growth: float = GROWTH
     ) -> Strains:
-        """How near a rate is to the limit: a simulation of a profile with `longer` times the requests."""
+        """How near a rate is to the limit, by a simulation of a profile with `longer` times the requests."""
         scenario = assemble(self._document(chosen, combo, rate, longer), Places(), chosen.base_dir)
         task = RateTask(scenario, chosen.service.slo, self.attainment, growth, self.simulator)
         with self._lock:
@@ -182,11 +183,12 @@ def span_s(service: ComboService) -> float:
 
 
 def strains(measured: Sample, end_s: float, attainment: float, most_growth: float = GROWTH) -> Strains:
-    """How near a run is to the limit of a served rate: its latencies, the first token's alone, and growing waits.
+    """How near a run is to the limit of a served rate, by three strains: all latencies, TTFT alone, and growth of
+    waits.
 
-    A latency counts as a share of its SLO, at the quantile `attainment`; the first strain takes the worst latency of
-    each request. Waits that grow with time show that a rate is too high before SLOs are missed. `end_s`: the end of
-    arrivals. `most_growth`: the growth of waits at the limit. The first life is not counted.
+    A latency counts as a share of its SLO at the quantile `attainment`; the first strain takes the worst latency of
+    each request. Growing waits reveal a rate that is too high before SLOs are missed. `end_s`: the end of arrivals.
+    `most_growth`: the growth of waits at the limit. The first lifetime is not counted.
     """
     ttft = _log_ratio(measured.ttft_s, measured.slo_s("ttft"))
     tpot = _log_ratio(measured.tpot_s, measured.slo_s("tpot"))
@@ -199,12 +201,12 @@ def strains(measured: Sample, end_s: float, attainment: float, most_growth: floa
     grown_s = float(np.nanmedian(waits_s[-quarter:]) - np.nanmedian(waits_s[quarter : 2 * quarter]))
     growth = (grown_s - NEGLIGIBLE_S) / (end_s * (1 - 1 / LIVES) / 2)
     excess = growth - most_growth
-    # Above the limit, growth says by which share the rate is too high; below it, little.
+    # Above the limit, growth shows by which share the rate is too high; below it, growth shows little.
     return (*late, SLOPE * excess if excess > 0 else SLOPE * GROWTH * excess / most_growth)
 
 
 def _log_ratio(values_s: Floats, limits_s: Floats) -> Floats:
-    """Logarithm of each value over its limit; -inf where either is missing."""
+    """Logarithm of each value over its limit; -inf if either is missing."""
     with np.errstate(divide="ignore"):
         ratios = np.log(values_s / limits_s)
     return np.asarray(np.where(np.isnan(ratios), -inf, ratios))
@@ -216,10 +218,11 @@ def fleet_sections(
     routing: str = "cauchy",
     pools: bool = True,
 ) -> dict[str, Any]:
-    """`fleet`, `combos` and routing of a scenario: (combo, how many, goodput of one, name).
+    """The sections `fleet`, `combos` and routing of a scenario, from (combo, count, goodput of one, name).
 
-    An aggregated combo alone becomes a pool, which the gateway can serve. Beside other combos it becomes a combo with
-    a goodput, so that routing gives it its share of the requests; so it does without `pools`, to be scaled.
+    An aggregated combo alone becomes a pool, which the gateway can serve. Beside other combos it becomes a combo with a
+    goodput, so that routing gives it its share of the requests. Without `pools` it always becomes a combo, so that it
+    can be scaled.
     """
     fleet, sections = [], []
     for combo, count, goodput_rps, name in combos:

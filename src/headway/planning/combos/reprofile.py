@@ -1,9 +1,9 @@
-"""Goodputs of a fleet's combos, measured anew with the requests that the fleet got.
+"""Measures the goodputs of a fleet's combos again, with the requests that the fleet received.
 
-A goodput holds for one mix of prompts and answers, and the mix of a service moves. Routing weighs combos by their
-goodput, and Algorithm 1 counts on it. So the requests that a gateway recorded are simulated on one combo of each kind,
-at rising rates, and the highest rate that is served in time replaces `goodput_rps` in the fleet file. A gateway that
-serves the file reloads it.
+A goodput is valid for one mix of prompts and answers, and a service's mix changes over time. Routing weighs combos by
+their goodput, and Algorithm 1 relies on it. The recorded requests of a gateway are therefore simulated on one combo of
+each kind at increasing rates, and the highest rate served in time replaces `goodput_rps` in the fleet file. A gateway
+that serves the file reloads it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class Reprofiled(Struct, frozen=True, forbid_unknown_fields=True):
     combo: str
     label: str
     before_rps: float | None
-    """As the file has it; None: it has none."""
+    """Value in the file; None if it has none."""
     goodput_rps: float
-    """Of one, with the requests that were recorded; 0: none is in time at any rate."""
+    """Goodput of one combo with the recorded requests; 0 if no rate is served in time."""
 
 
 class ReprofileAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     combos: tuple[Reprofiled, ...]
     num_requests: int
-    """Recorded requests whose lengths the profiles have."""
+    """Recorded requests whose lengths were used."""
     prompt_tokens: float
-    """Mean."""
+    """Mean prompt tokens."""
     output_tokens: float
-    """Mean."""
+    """Mean output tokens."""
     num_simulated: int
     num_found: int
 
@@ -143,7 +143,7 @@ def _mean_rps(requests: Path) -> float:
 
 
 def shape_of(combo: Combo) -> GpuCombo:
-    """A fleet's combo as the planner has it."""
+    """A fleet's combo in the planner's representation."""
     groups = [Group(part.gpu.name, part.parallel.tp, part.replicas) for part in combo.parts]
     usd = sum(part.usd_per_hour * part.replicas for part in combo.parts)
     model = combo.parts[0].model.name
@@ -153,9 +153,9 @@ def shape_of(combo: Combo) -> GpuCombo:
 
 
 def with_goodputs(text: str, answer: ReprofileAnswer) -> str:
-    """The text of the fleet file with the new goodputs and no other change, comments included.
+    """The text of the fleet file with the new goodputs; everything else, including comments, is unchanged.
 
-    A combo that serves nothing in time keeps its old goodput.
+    A combo that serves no rate in time keeps its old goodput.
     """
     rates = {each.combo: f"{each.goodput_rps:.4g}" for each in answer.combos if each.goodput_rps > 0}
     changes: list[tuple[int, int, str]] = []

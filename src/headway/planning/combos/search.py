@@ -1,4 +1,4 @@
-"""How many of which combo: Cauchy's deployment program (3.3.2, Eq. 16), its variants (4.3) and its fallback.
+"""Numbers of combos: Cauchy's deployment program (3.3.2, Eq. 16), its variants (4.3) and its fallback.
 
 Sets and parameters
     m in M      services, with demand D_m > 0 in requests per second
@@ -59,14 +59,14 @@ from headway.planning.combos.problem import (
 from headway.planning.solver import NEGLIGIBLE, Floats, Model, Solution, dot, integers, minimise, new_model, reals
 
 ROUNDING = 1e-9
-"""Relative; far below the tolerance of a demand."""
+"""Relative rounding, far below the tolerance of a demand."""
 Numbers = dict[ComboCandidate, int]
 
 
 def deploy(problem: ComboProblem, time_limit_s: float = 10.0, explain: bool = True) -> ComboPlan:
-    """The best deployment. `time_limit_s` is for each solve; `explain` solves again without each limit and demand.
+    """The best deployment. `time_limit_s` applies to each solve; `explain` solves again without each limit and demand.
 
-    HeadwayError if parts of the problem contradict each other, or `mce` meets a candidate that it cannot weigh.
+    HeadwayError if parts of the problem contradict each other, or `mce` has a candidate that it cannot weigh.
     """
     check(problem)
     program = DeploymentProgram(problem, time_limit_s)
@@ -83,7 +83,7 @@ def deploy(problem: ComboProblem, time_limit_s: float = 10.0, explain: bool = Tr
 
 
 def _binding(program: DeploymentProgram, numbers: Numbers, objective: float) -> Iterator[ComboBinding]:
-    """Limits and demands that bind: each is left out in turn."""
+    """Limits and demands that bind, found by leaving each one out."""
     used, limits = program.gpus(numbers), program.problem.limits
     if program.problem.objective == "mce":  # unbounded without limits
         for gpu, num in used.items():
@@ -102,7 +102,7 @@ def _binding(program: DeploymentProgram, numbers: Numbers, objective: float) -> 
 
 
 def _if_better(program: DeploymentProgram, solution: Solution, objective: float) -> float | None:
-    """The objective of a solution, if it is better than `objective`."""
+    """The objective of a solution if it is better than `objective`."""
     if not solution.values and solution.status != "optimal":
         return None
     other = program.objective(program.numbers(solution))
@@ -137,7 +137,7 @@ def _binding_short(program: DeploymentProgram, numbers: Numbers, total: float) -
 
 
 def _why_short(program: DeploymentProgram, numbers: Numbers) -> str:
-    """Services that fall short even with all GPUs to themselves; else the shortfalls."""
+    """Services that fall short even with all GPUs to themselves; otherwise the shortfalls."""
     reasons = []
     for demand in program.demands:
         if not any(each.service == demand.service for each in program.candidates):
@@ -197,7 +197,7 @@ class DeploymentProgram:
         self.limits = np.array([float(problem.limits[gpu]) for gpu in self.limited])
 
     def _weight(self, each: ComboCandidate) -> float:
-        """P / C, P, or C."""
+        """The weight of a candidate: P / C, P, or C."""
         price = each.combo.usd_per_hour
         if self.problem.objective == "mc":
             return price
@@ -210,7 +210,7 @@ class DeploymentProgram:
         return value if self.problem.objective == "mce" else price / value
 
     def solve(self, without_gpus: Sequence[str] = (), without_service: str | None = None) -> Solution:
-        """The optimum; without the limits of some GPU types, or without a demand, where those are given."""
+        """The optimum, without the limits of some GPU types or without one demand if given."""
         limits = self.limits_without(without_gpus)
         least = np.array([float(demand.service != without_service) for demand in self.demands])
         if not len(self.cost):
@@ -223,7 +223,7 @@ class DeploymentProgram:
         return self._most_efficient(limits, least)
 
     def _minimised(self, cost: Floats, limits: Floats, least: Floats, no_less: Floats | None = None) -> Solution:
-        """Counts of the least cost; their sum with `no_less` is 0 or more, within a tolerance."""
+        """Counts of the lowest cost, subject to the sum with `no_less` not being negative, within a tolerance."""
         model = new_model()
         variables = integers(model, self._upper(limits))
         for share, at_least in zip(self.shares, least, strict=True):
@@ -234,7 +234,8 @@ class DeploymentProgram:
         return minimise(model, dot(cost, variables), self.time_limit_s)
 
     def _most_efficient(self, limits: Floats, least: Floats) -> Solution:
-        """Dinkelbach's iteration for `mce`, from the cheapest plan; of the most efficient plans, the cheapest."""
+        """Dinkelbach's iteration for `mce`, starting from the cheapest plan. Of the most efficient plans, the
+        cheapest."""
         price = np.array([each.combo.usd_per_hour for each in self.candidates])
         efficiency = self.cost / self.cost.min()
         best = self._minimised(price, limits, least)
@@ -244,7 +245,7 @@ class DeploymentProgram:
                 return Solution("optimal", tuple(x), 0.0)
             ratio = float(efficiency * price @ x / (price @ x))
             gains = (efficiency - ratio) * price
-            gains[abs(gains) <= NEGLIGIBLE * price.max()] = 0.0  # rounding errors of 0
+            gains[abs(gains) <= NEGLIGIBLE * price.max()] = 0.0  # removes rounding errors
             better = self._minimised(-gains, limits, least)
             if better.status != "optimal":
                 return Solution("feasible", best.values)
@@ -255,7 +256,7 @@ class DeploymentProgram:
         return best
 
     def serve_most(self, limits: Floats) -> tuple[Solution, float]:
-        """The largest sum of served shares at its least price, and that sum."""
+        """The largest sum of served shares at its lowest price, and that sum."""
         num_services = len(self.demands)
         if not len(self.cost):
             return Solution("optimal", (), 0.0), 0.0
@@ -285,14 +286,15 @@ class DeploymentProgram:
                 model.addConstr(dot(use, x) <= limit)
 
     def _upper(self, limits: Floats) -> Floats:
-        """Per combo: its GPUs over the limits, and, if more of it cost something, what its service needs."""
+        """Upper bound for each combo: from the GPU limits, and from its service's need if more combos would cost
+        more."""
         with np.errstate(divide="ignore", invalid="ignore"):
             allowed = np.where(self.use > 0, np.floor(limits[:, None] / self.use), inf).min(axis=0, initial=inf)
             needed = np.ceil(1.0 / self.shares.sum(axis=0))
         return np.asarray(allowed if self.sign < 0 else np.minimum(allowed, needed))
 
     def limits_without(self, gpus: Sequence[str]) -> Floats:
-        """The limits; those of `gpus` are infinite."""
+        """The limits, with infinity for `gpus`."""
         lifted = np.array([gpu in gpus for gpu in self.limited], dtype=bool)
         return np.asarray(np.where(lifted, inf, self.limits))
 
@@ -301,7 +303,7 @@ class DeploymentProgram:
         return {each: round(value) for each, value in pairs if round(value) > 0}
 
     def objective(self, numbers: Numbers) -> float:
-        """In the planner's units and sign, from whole numbers."""
+        """The objective in the planner's units and sign, from whole numbers."""
         if self.problem.objective == "mce":
             usd = sum(number * each.combo.usd_per_hour for each, number in numbers.items())
             spent = sum(number * each.combo.usd_per_hour * -self.weights[each] for each, number in numbers.items())
@@ -369,12 +371,13 @@ def _undominated(
     demand_rps: Mapping[str, float],
     keep: bool = False,
 ) -> list[ComboCandidate]:
-    """Candidates without those that others replace in any plan, in an order that the input's order does not change.
+    """Candidates without those that others can replace in any plan. The order of the input does not affect the result's
+    order.
 
-    k of one candidate replace another of its service, with k as many as serve no less, if they weigh no more (in an
-    objective that is minimised) and take no more GPUs of any limited type. Goodput beyond the whole demand does not
-    count. So a combo that equals two of a smaller one at a higher price goes; of equals, one stays. `keep`: all stay,
-    where the objective is not a sum.
+    k of one candidate replace another of its service, where k is the number that serves at least as much, if they weigh
+    no more (in a minimised objective) and take no more GPUs of any limited type. Goodput beyond the whole demand does
+    not count. A combo that equals two smaller ones but costs more is therefore dropped; of equal combos one stays.
+    `keep`: keep all, if the objective is not a sum.
     """
     ordered = sorted(candidates, key=lambda each: (each.service, weights[each], each.combo.label, each.goodput_rps))
     if keep:
@@ -389,7 +392,8 @@ def _undominated(
             replaces = _replaces(weight, goodput, gpus)
             np.fill_diagonal(replaces, False)
             stays = np.ones(len(some), dtype=bool)
-            for b in reversed(range(len(some))):  # last first, so that a candidate that stays replaces each that goes
+            # in reverse order, so that a remaining candidate replaces each dropped one
+            for b in reversed(range(len(some))):
                 stays[b] = not (replaces[:, b] & stays).any()
             kept += [each for each, stay in zip(some, stays, strict=True) if stay]
     return kept

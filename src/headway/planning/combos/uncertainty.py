@@ -1,4 +1,4 @@
-"""Deployments for uncertain demand: the cost of certainty. Pure."""
+"""Deployments for uncertain demand: the cost of certainty."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ DEFAULT_QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 
 class UncertainDemand(Struct, frozen=True, forbid_unknown_fields=True):
-    """A service's demand as quantiles, as a forecast gives it; straight lines between them."""
+    """A service's demand as forecast quantiles, with linear interpolation between them."""
 
     service: str
     quantiles: tuple[float, ...]
-    """Rising, within 0 to 1."""
+    """Increasing quantiles within 0 to 1."""
     rps: tuple[float, ...]
-    """Of each quantile; never falling."""
+    """Rate at each quantile, nondecreasing."""
     tokens_per_request: float | None = None
 
     def __post_init__(self) -> None:
@@ -46,7 +46,8 @@ class UncertainDemand(Struct, frozen=True, forbid_unknown_fields=True):
         return float(np.interp(quantile, self.quantiles, self.rps))
 
     def chance(self, rps: float) -> float:
-        """That demand is no more than this, at least: 0 below the first quantile, the last one above all."""
+        """Lower bound of the probability that demand does not exceed this rate: 0 below the first quantile, the last
+        quantile above all."""
         if rps < self.rps[0]:
             return 0.0
         at = max(i for i, each in enumerate(self.rps) if each <= rps)
@@ -57,22 +58,22 @@ class UncertainDemand(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Robust(Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan for one quantile of every service's demand, and how likely it is to be enough.
+    """A plan for one quantile of every service's demand, and the probability that it suffices.
 
-    Whole combos serve more than what they are bought for, so the chances are those of the plan's goodput.
+    Whole combos serve more than the demand they were bought for, so the probabilities refer to the plan's goodput.
     """
 
     quantile: float
     plan: ComboPlan
     usd_per_hour: float
     chances: dict[str, float]
-    """By service."""
+    """Probability by service."""
     least_chance_of_all: float
-    """That every service is served, however their demands hang together."""
+    """Probability that every service is served, for any dependence of their demands."""
     independent_chance_of_all: float
-    """The same where they do not."""
+    """The same probability for independent demands."""
     most_chance_of_all: float
-    """The same where they rise and fall as one."""
+    """The same probability for demands that rise and fall together."""
 
 
 def frontier(
@@ -81,7 +82,7 @@ def frontier(
     quantiles: Sequence[float] = DEFAULT_QUANTILES,
     time_limit_s: float = 10.0,
 ) -> tuple[Robust, ...]:
-    """Cost against the chance of being enough. The problem's own demands are ignored."""
+    """Cost against the probability of sufficing. The problem's own demands are ignored."""
     return tuple(robust(problem, demands, quantile, time_limit_s) for quantile in quantiles)
 
 

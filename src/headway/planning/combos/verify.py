@@ -1,4 +1,4 @@
-"""Check a deployment without the program that found it: sums over the planned combos alone."""
+"""Checks a deployment without the program that found it, from sums over the planned combos only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headway.planning.combos.problem import EFFICIENCIES, TOLERANCE, ComboPlan, 
 
 
 def verify(problem: ComboProblem, plan: ComboPlan) -> None:
-    """Raise HeadwayError if a plan breaks a limit, or if a number in it does not follow from its combos."""
+    """Raise HeadwayError if a plan violates a limit, or if one of its numbers does not follow from its combos."""
     if wrong := faults(problem, plan):
         raise HeadwayError(f"the {plan.planner} plan does not hold: {'; '.join(wrong)}")
 

@@ -1,4 +1,4 @@
-"""A service's part of a plan, rehearsed whole: until it is clear whether it lasts, and with every router."""
+"""Rehearses a service's part of a plan as a whole, until it is clear whether it lasts, with every router."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def planned_document(chosen: ServiceScenario, planned: Planned, routing: str) ->
 
 @dataclass(frozen=True)
 class WholeTask:
-    """A service's part of a plan, to be simulated in any process."""
+    """A service's part of a plan, to simulate in any process."""
 
     scenario: Scenario
     slo: ServiceSlo
@@ -51,25 +51,25 @@ class WholeRehearsal:
     simulator: Simulator
     cache: RehearsalCache
     attainment: float
-    """Share of requests that must be in time."""
+    """Required share of requests in time."""
     num_requests: int
-    """Of the first run."""
+    """Requests of the first run."""
     most_requests: int
-    """Of the longest run."""
+    """Requests of the longest run."""
     progress: Progress | None = None
     num_simulated: int = 0
     pool: Executor | None = None
     _lock: Lock = field(default_factory=Lock)
     """Held while the cache or the counter is used."""
     _rehearsed: dict[str, Stability] = field(default_factory=dict)
-    """Runs of this object, by key, for plans without a cache."""
+    """This object's runs by key, for plans without a cache."""
 
     @property
     def together(self) -> Together:
         return together_in(self.pool)
 
     def rehearse(self, chosen: ServiceScenario, planned: Planned, routings: Sequence[str]) -> ServiceRehearsal:
-        """With the first of the routers that lasts; if none does, with the one that reaches the most."""
+        """Rehearse with the first router that lasts; if none does, with the one that reaches the most."""
         tried: list[ServiceRehearsal] = []
         for routing in routings:
             runs = self._lasting(chosen, planned, routing)
@@ -81,7 +81,7 @@ class WholeRehearsal:
     def compared(
         self, chosen: ServiceScenario, planned: Planned, found: ServiceRehearsal, routings: Sequence[str]
     ) -> ServiceRehearsal:
-        """The same with every router at the same length; the planned router is the first of the best ones."""
+        """The same rehearsal with every router at the same length. The planned router is the first of the best."""
         num = found.runs[-1].num_requests
         results_of = self.together([partial(self._run, chosen, planned, each, num) for each in routings])
         runs: dict[str, Stability] = dict(zip(routings, results_of, strict=True))

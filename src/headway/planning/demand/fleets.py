@@ -27,12 +27,12 @@ from headway.workload.generate import generate
 from headway.workload.spec import TraceSpec, WorkloadSpec
 
 SAME_RATE = 1.02
-"""Weeks whose busiest hours differ by a smaller factor have one fleet, that of the higher rate."""
+"""Weeks whose busiest hours differ by a smaller factor share the fleet of the higher rate."""
 FLEET_WEEK_HEADS = ("week from", "busiest hour", "p50 rps", "planned rps", "GPUs", "router", "$/h", "$")
 
 
 class FleetWeek(Struct, frozen=True, forbid_unknown_fields=True):
-    """The fleet of one week, for its busiest hour."""
+    """The fleet of one week, sized for its busiest hour."""
 
     begins: str
     num_hours: int
@@ -40,28 +40,28 @@ class FleetWeek(Struct, frozen=True, forbid_unknown_fields=True):
     p50_requests_per_s: float
     planned_requests_per_s: float
     by_model_requests_per_s: dict[str, float]
-    """What is planned for, by model; empty where requests name none."""
+    """Planned rate by model; empty if requests name none."""
     gpus: dict[str, int]
-    """Empty: the GPUs at hand are not enough."""
+    """Empty if the available GPUs do not suffice."""
     router: str
     usd_per_hour: float | None
     usd: float | None
-    """For the whole week."""
+    """Cost of the whole week."""
 
 
 class FleetDemandPlan(Struct, frozen=True, forbid_unknown_fields=True):
     status: Literal["met", "short"]
     chance: float
-    """The quantile of each hour's demand that is planned for: the chance that it is no higher. The error of the step
-    times is not in it."""
+    """The planned quantile of each hour's demand: the probability that demand is no higher. It excludes the error of
+    the step times."""
     weeks: tuple[FleetWeek, ...]
     always: dict[str, int]
-    """GPUs that every week has: what to reserve."""
+    """GPUs that every week needs, to be reserved."""
     rented_gpu_hours: dict[str, float]
-    """The others, over the forecast."""
+    """GPU-hours of all other GPUs over the forecast."""
     usd_per_month: float | None
     largest: FleetPlan
-    """Of the week with the most demand."""
+    """The fleet of the week with the most demand."""
     num_plans: int
     num_simulated: int
     num_found: int
@@ -94,9 +94,9 @@ def plan(
 ) -> tuple[FleetDemandPlan, Source]:
     """The fleet of each week, and the scenario of the week with the most demand.
 
-    The requests are those of the busiest recorded hour; each model's rate is its
-    forecast share of the planned rate. A fleet that serves more demand for less is taken for weeks with less demand,
-    too, so that more demand never costs less. HeadwayError as of fleet plans.
+    The requests are those of the busiest recorded hour; each model's rate is its forecast share of the planned rate. A
+    fleet that serves more demand at a lower price is also used for weeks with less demand, so that cost never falls
+    with demand. HeadwayError as for fleet plans.
     """
     check_chance(chance)
     document, progress = source.document, resources.progress
@@ -142,7 +142,7 @@ def _add(progress: Progress, before: int, num: int, expected: int) -> None:
 
 
 def _recorded(trace: Mapping[str, Any]) -> dict[str, float]:
-    """Requests per second of the recorded hour, by the model that they are served by."""
+    """Requests per second of the recorded hour, by the serving model."""
     rows = generate(WorkloadSpec(trace=TraceSpec(**trace)), 0, Path())
     span_s = max(float(rows.arrival_s[-1] - rows.arrival_s[0]), 1e-9)
     if "model" not in rows.columns:
@@ -170,7 +170,8 @@ def _workload(
     if len(recorded) < 2 or not by_model:
         return {"trace": {**trace, "rate_scale": rate / sum(recorded.values())}}
     ratios = {name: by_model.get(name, 0.0) / value for name, value in recorded.items()}
-    scale = max(ratios.values())  # of the model that has grown most: all its requests, and a share of the others'
+    # set by the model that has grown most: all its requests, and a share of the other models'
+    scale = max(ratios.values())
     return {
         "trace": {**trace, "rate_scale": scale},
         "models": {name: min(ratio / scale, 1.0) for name, ratio in ratios.items() if ratio > 0},
@@ -229,7 +230,7 @@ def _costed(weeks: tuple[FleetWeek, ...], largest: FleetPlan, chance: float, num
 
 
 def sentences(found: FleetDemandPlan) -> list[str]:
-    """What each week needs, what to reserve, and the cost of a month."""
+    """Sentences on the need of each week, the reservation, and the monthly cost."""
     if found.status == "short":
         without = [week.begins[:10] for week in found.weeks if not week.gpus]
         return [f"The GPUs at hand are not enough in the weeks from {', '.join(without)}: {found.largest.why}"]
@@ -269,6 +270,6 @@ def week_rows(found: FleetDemandPlan) -> list[list[str]]:
 
 
 def check_chance(chance: float) -> None:
-    """HeadwayError for a chance that is no quantile to plan for."""
+    """HeadwayError for an invalid quantile."""
     if not 0.5 <= chance < SUREST:
         raise HeadwayError(f"chance: {chance}; expected 0.5 or more, and less than {SUREST}")

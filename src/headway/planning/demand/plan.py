@@ -1,4 +1,5 @@
-"""`headway plan capacity --demand`: the kind of replica for the busiest recorded hour, and how many by week."""
+"""`headway plan capacity --demand`: the kind of replica for the busiest recorded hour, and the number of replicas by
+week."""
 
 from __future__ import annotations
 
@@ -37,17 +38,17 @@ from headway.workload.generate import generate
 from headway.workload.spec import TraceSpec, WorkloadSpec
 
 LOW_LOAD = STEP**-28
-"""A quarter of the recorded rate: at which a fleet's step times decide the chance, and no queue."""
+"""A quarter of the recorded rate, at which step times and not queues decide the probability."""
 SUREST, LEAST_LEVEL = 0.995, 0.001
-"""Quantiles of the demand that are looked at."""
+"""Examined quantiles of the demand."""
 START_S = 300.0
-"""Of a replica whose pool does not say how long it takes to start, for the schedule."""
+"""Start time for the schedule, if a pool does not give one."""
 
 
 class DemandPlanOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     capacity: CapacityOptions = field(default_factory=CapacityOptions)
     chance: float = DEFAULT_CHANCE
-    """Least chance that the busiest hour of each week meets the targets."""
+    """Least probability that the busiest hour of each week meets the targets."""
     prices: DemandPrices = field(default_factory=DemandPrices)
 
     def __post_init__(self) -> None:
@@ -56,7 +57,7 @@ class DemandPlanOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def recorded_hour(forecast: DemandForecast) -> dict[str, Any]:
-    """The busiest recorded hour as a workload's `trace`. HeadwayError where the records are gone."""
+    """The busiest recorded hour as a workload's `trace`. HeadwayError if the records are gone."""
     busiest = forecast.busiest
     if not Path(busiest.path).exists():
         raise HeadwayError(f"{busiest.path}: the recorded hour that is rehearsed is gone; keep it, or forecast anew")
@@ -70,7 +71,7 @@ def _workload(document: Mapping[str, Any], trace: Mapping[str, Any]) -> dict[str
 
 
 def _extracted(trace: Mapping[str, Any], folder: Path) -> Path:
-    """The hour's requests in a file of their own: the days need not be read for each rehearsal."""
+    """The hour's requests in a separate file, so that rehearsals need not read whole days."""
     name = content_key([trace, Path(trace["path"]).stat().st_mtime_ns])
     path = folder / f"{name}.parquet"
     if not path.exists():
@@ -114,14 +115,14 @@ def _model(document: Mapping[str, Any]) -> str:
 
 
 def _other_models(forecast: DemandForecast, document: Mapping[str, Any]) -> list[str]:
-    """The forecast's models but the planned one; none if that is not among them."""
+    """The forecast's models without the planned one; empty if the planned one is not among them."""
     names = [each.model for each in forecast.by_model]
     return [name for name in names if name != _model(document)] if _model(document) in names else []
 
 
 def _at_rate_of(busiest: RecordedHour, hour: Path) -> RecordedHour:
-    """The recorded hour, of which the file has the requests of one model."""
-    from headway.workload.read import read  # with pyarrow, which other plans do not need
+    """The recorded hour, whose file contains the requests of one model."""
+    from headway.workload.read import read  # imports pyarrow; other plans do not need it
 
     num = len(read(hour))
     share = num / max(busiest.num_requests, 1)
@@ -188,9 +189,10 @@ class _DemandPlanner:
         )
 
     def _model_chance(self) -> tuple[float | None, list[str]]:
-        """The chance that the step times must leave, and what is to be said of it.
+        """The probability that the step times must leave, and notes on it.
 
-        The chance is split evenly between demand and step times, unless these leave less even at a low load.
+        The probability is divided evenly between demand and step times, unless step times leave less even at a low
+        load.
         """
         candidate, replicas, low = self.choice.candidate, self.choice.replicas or 1, Situation(load=LOW_LOAD)
         found = likely_targets(self.rehearsal, candidate, replicas, self.rehearsal(candidate, replicas, low))
@@ -235,7 +237,8 @@ class _DemandPlanner:
         )
 
     def _chance(self, replicas: int, at: slice) -> float:
-        """The quantile of the busiest hour's demand that these replicas serve, times the chance of the step times."""
+        """The quantile of the busiest hour's demand that these replicas serve, times the probability of the step
+        times."""
         most = self.served.rate(replicas) * (1 + 1e-9)
 
         def serves(quantile: float) -> bool:
@@ -288,7 +291,8 @@ class _DemandPlanner:
         )
 
     def _schedule(self, needs: list[int], base: int) -> tuple[ScheduledNumber, ...]:
-        """The most replicas of each hour of the day over the forecast; a replica is asked for before it is needed."""
+        """The largest number of replicas at each hour of the day over the forecast. A replica is requested before it is
+        needed."""
         hour = [self.forecast.hour(step).hour for step in range(len(needs))]
         start_s = (self.rehearsal.document["fleet"][0] or {}).get("start_s")
         early_s = 60 * ceil((START_S if start_s is None else start_s) / 60)
@@ -304,7 +308,7 @@ class _DemandPlanner:
 
 
 def scenario_yaml(found: DemandPlan, rehearsal: CapacityRehearsal, forecast: DemandForecast) -> str:
-    """The plan as a scenario: the last whole week's busiest hour, on a pool with the month's minimums by schedule.
+    """The plan as a scenario: the last whole week's busiest hour, on a pool with scheduled minimums for the month.
 
     HeadwayError if there is no plan.
     """

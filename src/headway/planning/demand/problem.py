@@ -13,7 +13,7 @@ DEFAULT_CHANCE = 0.8
 
 
 class DemandPrices(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Prices of one GPU for an hour. None: not known."""
+    """Prices of one GPU-hour. None: unknown."""
 
     reserved_usd_per_gpu_hour: float | None = None
     spot_usd_per_gpu_hour: float | None = None
@@ -26,36 +26,36 @@ class DemandPrices(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class WeekPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """The replicas of one week, for its busiest hour."""
+    """The replicas of one week, sized for its busiest hour."""
 
     begins: str
     num_hours: int
-    """A last week may be shorter."""
+    """Hours of the week; the last week may be shorter."""
     busiest_begins: str
     p50_requests_per_s: float
-    """Of the busiest hour, as the next two."""
+    """Demand of the busiest hour, as for the next two fields."""
     p90_requests_per_s: float
     planned_requests_per_s: float
-    """At the quantile of the demand that is planned for."""
+    """Demand at the planned quantile."""
     replicas: int | None
-    """None: more than may be tried."""
+    """None: more than allowed."""
     num_gpus: int | None
     chance: float | None
-    """Least chance that the busiest hour meets its targets."""
+    """Lower bound of the probability that the busiest hour meets its targets."""
     chance_with_one_less: float | None
     usd: float | None
-    """Of these replicas for the whole week, on demand."""
+    """Cost of these replicas for the whole week, on demand."""
 
 
 class DueReplicas(Struct, frozen=True, forbid_unknown_fields=True):
-    """From a day on, so many replicas are needed."""
+    """The number of replicas needed from a day on."""
 
     from_day: str
     replicas: int
 
 
 class ScheduledNumber(Struct, frozen=True, forbid_unknown_fields=True):
-    """More replicas than always, at the same time of each day: a scheduled minimum of a pool."""
+    """Additional replicas at the same time of each day: a scheduled minimum of a pool."""
 
     cron: str
     duration_s: float
@@ -64,7 +64,7 @@ class ScheduledNumber(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReservePlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """What to reserve, and what to rent by the hour, as the need of each hour has it."""
+    """Replicas to reserve, and replicas to rent by the hour, from the need of each hour."""
 
     reserved_replicas: int
     num_reserved_gpus: int
@@ -75,37 +75,37 @@ class ReservePlan(Struct, frozen=True, forbid_unknown_fields=True):
     reserved_usd_per_gpu_hour: float | None
     spot_usd_per_gpu_hour: float | None
     break_even_utilisation: float | None
-    """Share of the hours for which a GPU must be needed so that it is cheaper reserved than rented; None: no reserved
-    price is known, and the base is what every hour needs."""
+    """Share of hours above which a reserved GPU is cheaper than a rented one. None: no reserved price is known, and the
+    base is the need of every hour."""
     used_share: tuple[float, ...]
-    """By replica, the first one first: share of the hours that need it."""
+    """By replica, starting with the first: share of the hours that need it."""
     usd_per_month: float
     usd_per_month_all_on_demand: float
-    """With the busiest week's replicas always on, rented."""
+    """Cost with the busiest week's replicas always on and rented."""
     schedule: tuple[ScheduledNumber, ...]
 
 
 class DemandPlan(Struct, frozen=True, forbid_unknown_fields=True):
     status: Literal["met", "short", "infeasible"]
-    """`short`: a week needs more replicas than may be tried. `infeasible`: no number of replicas has the chance."""
+    """`short`: a week needs more replicas than allowed. `infeasible`: no number of replicas reaches the probability."""
     chance: float
-    """Asked for."""
+    """The requested probability."""
     demand_quantile: float | None
-    """Of each hour's demand that is planned for."""
+    """The planned quantile of each hour's demand."""
     model_chance: float | None
-    """Least chance that the step times are good enough; with the quantile it gives `chance`. None: the errors of these
-    predictions are not known, and are left out."""
+    """Lower bound of the probability that the step times are good enough; with the quantile it gives `chance`. None:
+    the errors of these predictions are unknown, and ignored."""
     replica: str
-    """The kind of replica, as in "h100-80gb-sxm tp 1, least-loaded"."""
+    """The kind of replica, such as "h100-80gb-sxm tp 1, least-loaded"."""
     gpus_per_replica: int
     usd_per_replica_hour: float
     at_recorded: CapacityPlan
-    """The plan for the busiest recorded hour, which chose the kind of replica."""
+    """The plan for the busiest recorded hour, which determined the kind of replica."""
     weeks: tuple[WeekPlan, ...] = ()
     due: tuple[DueReplicas, ...] = ()
-    """The days from which more replicas are needed than on any day before; the first one is the beginning."""
+    """The days from which more replicas are needed than ever before; the first entry is the beginning."""
     reserve: ReservePlan | None = None
     served: tuple[tuple[int, float], ...] = ()
-    """(replicas, highest requests per second that they serve with `model_chance`), as rehearsed."""
+    """(replicas, highest requests per second that they serve with `model_chance`), by rehearsal."""
     num_rehearsals: int = 0
     notes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""How many replicas a rate takes, from rehearsals at the busiest hours alone; and what of them to reserve. Pure.
+"""The number of replicas for a rate, from rehearsals of the busiest hours alone, and the number to reserve.
 
 Sets and parameters
     n in 1..N   replicas
@@ -7,8 +7,8 @@ Sets and parameters
 Result          K(n) = the largest k for which ok(n, k);  need(r) = the least n for which b s^K(n) >= r
 Assumed         ok(n, k + 1) implies ok(n, k): each K(n) is found by bisection.
 
-K does not depend on the forecast, so that a higher rate never needs fewer replicas, whichever forecast it is from.
-K of 1, 2, 4, ... is rehearsed, and of every number that a week's need comes to; between, log K is linear in log n.
+K does not depend on the forecast, so a higher rate never needs fewer replicas in any forecast. K is rehearsed for 1, 2,
+4, ... and for every number that a week needs. Between them, log K is interpolated linearly in log n.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headway.planning.together import Together, in_turn
 
 STEP = 1.05
 LEAP = 8
-"""Grid steps by which the search leaves its first guess."""
+"""Grid steps of the search's first move."""
 LOWEST, HIGHEST = -160, 120
 """Grid steps: a load from 1/2500 to 350 times the recorded one."""
 CLOSE = 1e-9
@@ -30,14 +30,14 @@ IsMet = Callable[[int, float], bool]
 
 
 class ServedRates:
-    """The highest rate that each number of replicas serves, rehearsed when it is asked for."""
+    """The highest rate that each number of replicas serves, rehearsed on demand."""
 
     def __init__(
         self, is_met: IsMet, recorded_rps: float, replicas_at_recorded: int, most: int, together: Together = in_turn
     ) -> None:
-        """`replicas_at_recorded` serve the recorded rate: where the search begins. `most`: replicas, at most.
+        """`replicas_at_recorded` serve the recorded rate, where the search begins. `most`: largest number of replicas.
 
-        The rates are the same however `together` makes calls.
+        The rates do not depend on the order in which `together` makes calls.
         """
         self._is_met, self._recorded_rps, self.most = is_met, recorded_rps, most
         self._together = together
@@ -47,7 +47,7 @@ class ServedRates:
 
     @property
     def known(self) -> dict[int, float]:
-        """Requests per second by replicas, of the numbers that were rehearsed."""
+        """Requests per second by number of replicas, for the rehearsed numbers."""
         return {n: self._rate(k) for n, k in sorted(self._highest.items())}
 
     @property
@@ -55,13 +55,13 @@ class ServedRates:
         return len(self._met)
 
     def rate(self, n: int) -> float:
-        """The highest rate that n replicas serve; 0: none of the grid."""
+        """The highest rate that n replicas serve; 0 if they serve none of the grid."""
         if n not in self._highest:
             self._highest[n] = self._search(n)
         return self._rate(self._highest[n])
 
     def need(self, rps: float) -> int | None:
-        """The least number of replicas, rehearsed itself; None: more than `most`."""
+        """The smallest sufficient number of replicas, confirmed by rehearsal; None if it exceeds `most`."""
         n = self.roughly(rps)
         while n is not None and n <= self.most and self.rate(n) < rps * (1 - CLOSE):
             n += 1
@@ -72,7 +72,7 @@ class ServedRates:
         return n
 
     def roughly(self, rps: float) -> int | None:
-        """As `need`, between the numbers that were rehearsed by interpolation; None: more than `most`."""
+        """Like `need`, with interpolation between the rehearsed numbers; None if it exceeds `most`."""
         self._reach(rps)
         known = [(n, rate) for n, rate in self.known.items() if rate > 0]
         above = next((pair for pair in known if pair[1] >= rps * (1 - CLOSE)), None)
@@ -86,7 +86,7 @@ class ServedRates:
         return min(max(ceil(between - 1e-6), below[0] + 1), above[0])
 
     def _reach(self, rps: float) -> None:
-        """Rehearse 1, 2, 4, ... replicas, up to the first number that serves the rate."""
+        """Rehearse 1, 2, 4, ... replicas up to the first number that serves the rate."""
         n = 1
         while self.rate(n) < rps * (1 - CLOSE) and n < self.most:
             n = min(2 * n, self.most)
@@ -100,7 +100,7 @@ class ServedRates:
         return self._met[n, k]
 
     def _ahead(self, n: int, steps: Sequence[int]) -> None:
-        """Rehearse steps that the search may come to side by side, where calls are made so."""
+        """Rehearse steps that the search may need in parallel, if calls can run in parallel."""
         if self._together is not in_turn:
             wanted = [k for k in dict.fromkeys(steps) if (n, k) not in self._met and LOWEST <= k <= HIGHEST]
             self._together([partial(self._ok, n, k) for k in wanted])
@@ -129,15 +129,16 @@ class ServedRates:
 
 
 def used_share(needs: Sequence[int]) -> tuple[float, ...]:
-    """By replica, the first one first: share of the hours that need it."""
+    """By replica, starting with the first: share of the hours that need it."""
     return tuple(sum(need >= n for need in needs) / len(needs) for n in range(1, max(needs) + 1))
 
 
 def to_reserve(needs: Sequence[int], reserved_usd: float | None, rented_usd: float) -> int:
-    """The number of replicas for the least cost, if each hour's others are rented; dollars of one replica for an hour.
+    """The cheapest number of replicas to reserve, if each hour's other replicas are rented. Prices are for one replica
+    and hour.
 
-    A replica is reserved where the share of the hours that need it is above the ratio of the prices. Without a price of
-    what is reserved: what every hour needs.
+    A replica is reserved if the share of hours that need it exceeds the ratio of the prices. Without a reserved price:
+    the number that every hour needs.
     """
     if reserved_usd is None:
         return min(needs)
@@ -145,7 +146,7 @@ def to_reserve(needs: Sequence[int], reserved_usd: float | None, rented_usd: flo
 
 
 def hours_of_day(needs: Sequence[int], hour: Sequence[int]) -> dict[int, int]:
-    """The most replicas of any day at each hour of the day."""
+    """For each hour of the day: the largest number of replicas on any day."""
     most: dict[int, int] = {}
     for need, at in zip(needs, hour, strict=True):
         most[at] = max(most.get(at, 0), need)
@@ -153,7 +154,8 @@ def hours_of_day(needs: Sequence[int], hour: Sequence[int]) -> dict[int, int]:
 
 
 def runs(by_hour: Mapping[int, int], base: int) -> list[tuple[int, int, int]]:
-    """(first hour, hours, replicas) of the times of day with one number above the base; midnight may lie within."""
+    """(first hour, hours, replicas) of the times of day with a constant number above the base. A time may contain
+    midnight."""
     raised = {hour: n for hour, n in by_hour.items() if n > base}
     if len(raised) == 24 and len(set(raised.values())) == 1:
         return [(0, 24, raised[0])]

@@ -24,7 +24,7 @@ def headline(plan: DemandPlan) -> str:
 
 
 def sentences(plan: DemandPlan) -> list[str]:
-    """The chance, when the next replica is due, what to reserve, and the cost of a month."""
+    """Sentences on the probability, the next due replica, the reservation, and the monthly cost."""
     lines = []
     if plan.demand_quantile is not None:
         model = "" if plan.model_chance is None else f", times {plan.model_chance:.1%} for the step times"
@@ -95,7 +95,7 @@ def _row(week: WeekPlan) -> list[str]:
 
 
 def week_name(begins: str, num_hours: int) -> str:
-    """The day on which a week begins, and how long it is if that is not seven days."""
+    """The day on which a week begins, and its length if it is not seven days."""
     return begins[:10] if num_hours == WEEK_HOURS else f"{begins[:10]} ({num_hours} h)"
 
 

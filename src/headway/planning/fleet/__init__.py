@@ -1,1 +1,1 @@
-"""Fleet plans: GPUs at hand for several models, with router, disaggregation and tiers decided."""
+"""Fleet plans: allocate the available GPUs to several models, and decide router, disaggregation and tiers."""

@@ -1,8 +1,8 @@
-"""Which model gets which of the GPUs at hand: the program of `plan combos` over sized options, checked by rehearsals.
+"""Allocates the available GPUs to models: the program of `plan combos` over sized options, checked by rehearsals.
 
 An option of which n units serve a model's requests of D per second counts D / n for each unit. For options of one kind
-this is exact. Fleets that mix kinds are rehearsed; where one misses, its model is planned for with more than that fleet
-had, as in `plan combos`.
+this is exact. Fleets that mix kinds are rehearsed. If a fleet misses, its model is planned again with more goodput than
+that fleet had, as in `plan combos`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ ROUNDING = 1 + 1e-9
 MOST_PLANS = 12
 Parts = tuple[FleetPart, ...]
 Holds = Callable[[Sequence[Parts]], list[bool]]
-"""Whether fleets for one model each keep enough of its requests in time."""
+"""Whether each of some fleets for one model keeps enough requests in time."""
 
 
 def cheapest(
     options: Sequence[SizedOption], rates: Mapping[str, float], offers: Sequence[Offer], holds: Holds
 ) -> tuple[Parts, str]:
-    """The cheapest parts for all models within the limits; or none, and what is missing."""
+    """The cheapest parts for all models within the limits; or none, and the shortage."""
     sized = [each for each in options if each.least is not None]
     without = [model for model in rates if all(each.model != model for each in sized)]
     if without:
@@ -55,19 +55,19 @@ def by_model(parts: Parts) -> dict[str, Parts]:
 
 
 def one_less(parts: Parts, part: FleetPart) -> Parts:
-    """The parts without one unit of one of them."""
+    """The parts with one unit of one part removed."""
     fewer = FleetPart(part.model, part.unit, part.count - 1, part.calibrated, part.uncalibrated)
     return tuple(fewer if each == part else each for each in parts if each != part or part.count > 1)
 
 
 def one_more(parts: Parts, part: FleetPart) -> Parts:
-    """The parts with one more unit of one of them."""
+    """The parts with one unit of one part added."""
     more = FleetPart(part.model, part.unit, part.count + 1, part.calibrated, part.uncalibrated)
     return tuple(more if each == part else each for each in parts)
 
 
 def fits(parts: Parts, offers: Sequence[Offer]) -> bool:
-    """Whether the GPUs at hand are enough."""
+    """Whether the available GPUs suffice."""
     used = gpus(parts)
     return all(offer.limit is None or used.get(offer.gpu.name, 0) <= offer.limit for offer in offers)
 
@@ -85,7 +85,7 @@ def usd(parts: Parts) -> float:
 
 
 def _is_sized(parts: Parts, options: Sequence[SizedOption]) -> bool:
-    """Whether the parts are one sized option, of which enough units are known."""
+    """Whether the parts are a single sized option with a sufficient number of units."""
     if len(parts) > 1:
         return False
     part = parts[0]

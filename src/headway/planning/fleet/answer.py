@@ -30,7 +30,7 @@ GROUPS: dict[PointKind, str] = {
 SYMBOLS = ("star", "circle", "triangle-down", "triangle-up", "diamond", "square", "hexagon", "cross")
 TICKS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
 MARGIN = 0.06
-"""Share of the range of costs that is left free at either side."""
+"""Free share of the range of costs at either side."""
 
 
 def planned(source: Source, options: FleetOptions, resources: Resources) -> Planned:
@@ -102,7 +102,7 @@ def headline(plan: FleetPlan) -> str:
 
 
 def decision(plan: FleetPlan) -> Figure:
-    """Cost against SLO attainment of all fleets that were rehearsed whole, with intervals over seeds."""
+    """Cost against SLO attainment of all completely rehearsed fleets, with intervals over seeds."""
     kinds = list(dict.fromkeys(each.kind for each in plan.points))
     traces = [_trace(kind, [each for each in plan.points if each.kind == kind]) for kind in reversed(kinds)]
     target = nines(plan.target)
@@ -146,7 +146,7 @@ def decision(plan: FleetPlan) -> Figure:
 
 
 def nines(attainment: float) -> float:
-    """The height of an attainment: 1 for 90%, 2 for 99%; `TICKS` end at all requests but one in 10,000."""
+    """The plot height of an attainment: 1 for 90%, 2 for 99%; `TICKS` end at one miss in 10,000 requests."""
     return -log10(max(1.0 - attainment, 1.0 - TICKS[-1]))
 
 

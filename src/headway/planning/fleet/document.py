@@ -1,4 +1,4 @@
-"""A trace of several models as a scenario to plan a fleet for."""
+"""Turns a trace of several models into a scenario for a fleet plan."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def of_trace(
 ) -> dict[str, Any]:
     """A scenario with the trace's requests, and a pool for each of its models.
 
-    `models`: requested names -> models of the catalog, folders with a config.json, or repositories in the hub's local
-    cache; names that are missing are such models themselves. `assume`: as of `catalog.model_from_config`.
-    HeadwayError for a model that is in neither, or if the trace names none and `models` is not one model.
+    `models` maps requested names to models of the catalog, folders with a config.json, or repositories in the hub's
+    local cache; a missing name stands for such a model itself. `assume`: as in `catalog.model_from_config`.
+    HeadwayError for an unknown model, or if the trace names none and `models` is not one model.
     """
     names = read(path, limit=limit).models
     if not names:
@@ -55,14 +55,14 @@ def of_trace(
 
 
 def _is_listed(name: str) -> bool:
-    """Whether the catalog has the model; else its name is the place of a config."""
+    """Whether the catalog has the model. Otherwise its name locates a config."""
     with suppress(HeadwayError):
         return bool(catalog.model(name))
     return False
 
 
 def _name_of(path: Path, name: str, models: Mapping[str, str], assume: bool) -> str:
-    """A model's name in the catalog, or where its config is. HeadwayError if there is neither."""
+    """A model's name in the catalog, or the place of its config. HeadwayError if there is neither."""
     wanted = models.get(name, name)
     if Path(wanted).exists() and not _is_listed(wanted):
         wanted = str(Path(wanted).absolute())

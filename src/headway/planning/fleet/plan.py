@@ -1,4 +1,5 @@
-"""`headway plan fleet`: models sized on each type of GPU, GPUs allocated, routers and tiers compared, all rehearsed."""
+"""`headway plan fleet`: sizes models on each type of GPU, allocates GPUs, and compares routers and tiers, all by
+rehearsal."""
 
 from __future__ import annotations
 
@@ -47,26 +48,27 @@ R = TypeVar("R")
 ROUTINGS: tuple[str, ...] = ("least-loaded", "least-kv", "headway")
 ATTAINMENT = 0.99
 SEEDS, FEWER_SEEDS, FEW_REQUESTS = 5, 3, 20_000
-"""Seeds by default, and of more than so many requests; not by time, so that a busy machine plans the same."""
+"""Default seeds, and the default for more requests than the third value. The choice does not depend on time, so a busy
+machine gives the same plan."""
 DROPPED = ("fleet", "combos", "policies", "variants", "faults", "roles", "cascade", "gateway", "provisioning",
            "gpu_limits")  # fmt: skip
-"""Sections of the scenario that a plan does without while it rehearses."""
+"""Sections of the scenario that rehearsals of a plan ignore."""
 DECAYS = (0.5, 2.0)
-"""Of the headroom of tiers."""
+"""Decays of the headroom of tiers."""
 
 
 class FleetOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     offers: tuple[Offer, ...]
-    """The GPUs at hand."""
+    """The available GPUs."""
     attainment: float = ATTAINMENT
-    """Share of each model's requests that must meet their SLOs."""
+    """Required share of each model's requests that meet their SLOs."""
     tps: tuple[int, ...] = (1, 2, 4, 8)
     routings: tuple[str, ...] = ROUTINGS
-    """Routers that are compared; models are sized with the first."""
+    """Compared routers; models are sized with the first."""
     split: bool = True
     """Consider separate prefill and decode replicas."""
     seeds: int | None = None
-    """Of every fleet that is rehearsed whole; None: 5, or 3 where a run takes more than 2 s."""
+    """Seeds of every completely rehearsed fleet; None: 5, or 3 for large traces."""
 
 
 @dataclass
@@ -87,10 +89,10 @@ class FleetPlanner:
     seeds: int = 1
     notes: list[str] = field(default_factory=list)
     unservable: dict[str, str] = field(default_factory=dict)
-    """As of `FleetPlan`."""
+    """As in `FleetPlan`."""
 
     def sized(self) -> tuple[SizedOption, ...]:
-        """Every model on every type of GPU, and on pairs of types that prefill and decode."""
+        """Every model on every type of GPU, and on pairs of types for prefill and decode."""
         tasks = []
         for model in self.rates:
             alone = [((offer,), False) for offer in self.options.offers]
@@ -116,7 +118,7 @@ class FleetPlanner:
         return tuple(option for each in found for option in each.options)
 
     def holds(self, fleets: Sequence[Parts]) -> list[bool]:
-        """As in `allocation.Holds`, with the requests as they are and the first router."""
+        """As in `allocation.Holds`, with the original requests and the first router."""
         return self._hold(fleets, self.options.routings[0])
 
     def _hold(self, fleets: Sequence[Parts], routing: str) -> list[bool]:
@@ -143,14 +145,15 @@ class FleetPlanner:
         )
 
     def choose_seeds(self) -> None:
-        """The number of seeds of every whole fleet."""
+        """Choose the number of seeds for whole fleets."""
         default = SEEDS if len(self.requests.table()) <= FEW_REQUESTS else FEWER_SEEDS
         self.seeds = self.options.seeds or default
 
     def with_best_router(self, parts: Parts) -> tuple[FleetPoint, list[FleetPoint]]:
         """The fleet with the best router, and with the others.
 
-        Best: the highest attainment; of those that the seeds do not tell apart, the lowest TTFT p99; then the first.
+        The best router has the highest attainment. Among routers that the seeds do not distinguish, the lowest TTFT p99
+        decides, then the order.
         """
         points = [self.point("router", f"router {each}", parts, {"routing": each}) for each in self.options.routings]
         flat = tuple(
@@ -165,7 +168,7 @@ class FleetPlanner:
         return best, [each for each in points if each is not best]
 
     def trimmed(self, parts: Parts, routing: str) -> Parts:
-        """The parts without units that the plan's router does not need, the dearest first."""
+        """The parts without units that the plan's router does not need, most expensive first."""
         left = True
         while left:
             left = False
@@ -177,7 +180,7 @@ class FleetPlanner:
         return parts
 
     def neighbours(self, plan: FleetPoint) -> Iterator[FleetPoint]:
-        """One unit less of the cheapest kind of each model, and one more for the model with the lowest mean."""
+        """One unit less of each model's cheapest kind, and one unit more for the model with the lowest mean."""
         for model, own in by_model(plan.parts).items():
             part = min(own, key=lambda each: each.unit.usd_per_hour)
             fewer = one_less(plan.parts, part)
@@ -220,7 +223,7 @@ class FleetPlanner:
             yield run
 
     def _run_tasks(self, work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
-        """The results of tasks, in their order, from worker processes if there are any."""
+        """The results of tasks in order, from worker processes if there are any."""
         self.num_expected += len(tasks)
         results: Iterable[R] = map(work, tasks) if self.resources.pool is None else self.resources.pool.map(work, tasks)
         for result in results:
@@ -274,7 +277,7 @@ def _plan(planner: FleetPlanner) -> FleetPlan:
 def _compared(
     planner: FleetPlanner, common: FleetPlan, sized: Sequence[SizedOption], parts: Parts, without: Parts
 ) -> FleetPlan:
-    """The plan among the fleets that are near it, all rehearsed whole."""
+    """The best plan among similar fleets, all completely rehearsed."""
     planner.choose_seeds()
     best, routers = planner.with_best_router(parts)
     fewer = planner.trimmed(parts, best.router)
@@ -304,7 +307,7 @@ def _compared(
 def _split(
     planner: FleetPlanner, sized: Sequence[SizedOption], best: FleetPoint, without: Parts
 ) -> tuple[SplitVerdict, FleetPoint | None]:
-    """Whether separate prefill and decode is worth it, and the best fleet of the other sort."""
+    """Whether separate prefill and decode is worthwhile, and the best fleet of the other kind."""
     if not planner.options.split:
         return SplitVerdict("not tried"), None
     offers = planner.options.offers
@@ -327,7 +330,7 @@ def _split(
 
 
 def split_verdict(usd_split: float | None, usd_together: float, is_met: bool = True) -> SplitVerdict:
-    """On the cheapest fleet that separates the phases, which is met or not; None: there is none."""
+    """The verdict from the cheapest fleet with separate phases and whether it is met; None without such a fleet."""
     if usd_split is None:
         return SplitVerdict("impossible", None, usd_together)
     is_worth = is_met and usd_split * (1 + WORTH) < usd_together
@@ -335,7 +338,7 @@ def split_verdict(usd_split: float | None, usd_together: float, is_met: bool = T
 
 
 def _of_one_type(planner: FleetPlanner, sized: Sequence[SizedOption], best: FleetPoint) -> Iterator[FleetPoint]:
-    """The cheapest fleet of each type of GPU alone, where there are enough and it is not the plan."""
+    """The cheapest fleet of each single type of GPU, if the GPUs suffice and it is not the plan."""
     types = [offer.gpu.name for offer in planner.options.offers]
     for gpu in types if len(types) > 1 else []:
         alone = [each for each in sized if not each.is_split and list(each.unit.gpus) == [gpu]]
@@ -405,7 +408,7 @@ def _planner(source: Source, options: FleetOptions, resources: Resources, folder
 
 
 def _unservable(rows: Workload, models: Sequence[Model], spec: Spec, attainment: float) -> dict[str, str]:
-    """The models of which more requests are longer than the context than may be late. HeadwayError: none counts."""
+    """The models for which more requests exceed the context than may be late. HeadwayError if no request counts."""
     found: dict[str, str] = {}
     counted, warmup_s = rows.arrival_s >= spec.simulation.warmup_s, spec.simulation.warmup_s
     for model in models:
@@ -420,7 +423,7 @@ def _unservable(rows: Workload, models: Sequence[Model], spec: Spec, attainment:
 
 
 def _left_out(document: Mapping[str, Any], options: FleetOptions) -> list[str]:
-    """That the scenario's own policies are not used, if it has any."""
+    """A note that the scenario's own policies are not used, if it has any."""
     if not document.get("policies") and not document.get("variants"):
         return []
     routers = ", ".join(options.routings)
@@ -430,7 +433,7 @@ def _left_out(document: Mapping[str, Any], options: FleetOptions) -> list[str]:
 def _template(
     document: Mapping[str, Any], places: Places, base_dir: Path, offers: Sequence[Offer]
 ) -> tuple[FleetTemplate, Spec, list[Model]]:
-    """What stays of the scenario, its specification, and the models of its pools."""
+    """The retained part of the scenario, its specification, and the models of its pools."""
     pools = document.get("fleet")
     if not isinstance(pools, list) or not pools:
         raise places.error(("fleet",), "expected a pool for each model")
@@ -454,7 +457,7 @@ def _slo(document: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _tiered(num_tiers: int, decay: float) -> dict[str, Any]:
-    """Policies that give earlier tiers room and precedence."""
+    """Policies that give earlier tiers reserve capacity and precedence."""
     return {
         "routing": {"name": "freest", "num_tiers": num_tiers, "decay": decay},
         "ordering": {"name": "priority", "preemptive": False},

@@ -13,19 +13,19 @@ PointKind = Literal["plan", "router", "one less", "one more", "disaggregated", "
 
 
 class SizedOption(Struct, frozen=True, forbid_unknown_fields=True):
-    """A unit of GPUs for a model, and how many of them serve all of its requests within the SLOs."""
+    """A unit of GPUs for a model, and the number of units that serves all of its requests within the SLOs."""
 
     model: str
     unit: GpuCombo
     """One replica, or one set of prefill and decode replicas."""
     least: int | None
-    """The fewest units with which enough requests are in time; None: no number that was tried."""
+    """The fewest units with which enough requests are in time; None: no tried number."""
     attainment: float | None
-    """With so many units; None: not known."""
+    """Attainment with this many units; None: unknown."""
     reason: str = ""
-    """Why no number is enough."""
+    """Why no number suffices."""
     uncalibrated: tuple[str, ...] = ()
-    """What of its step times was not measured on its GPUs and engine."""
+    """Step times that were not measured on its GPUs and engine."""
 
     @property
     def is_split(self) -> bool:
@@ -33,19 +33,19 @@ class SizedOption(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Price of the fewest units that are enough; None: no number is."""
+        """Price of the fewest sufficient units; None if no number suffices."""
         return None if self.least is None else self.least * self.unit.usd_per_hour
 
 
 class FleetPart(Struct, frozen=True, forbid_unknown_fields=True):
-    """Units of one kind that a fleet has for a model."""
+    """Units of one kind in a fleet for a model."""
 
     model: str
     unit: GpuCombo
     count: int
     calibrated: bool = True
     uncalibrated: tuple[str, ...] = ()
-    """What of its step times was not measured on its GPUs and engine."""
+    """Step times that were not measured on its GPUs and engine."""
 
     @property
     def usd_per_hour(self) -> float:
@@ -57,7 +57,7 @@ class FleetPart(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def label(self) -> str:
-        """As in "2 H100 (tp 2)" or "1 x (1 h100-80gb-sxm prefill, 2 l40s decode)"."""
+        """A label such as "2 H100 (tp 2)" or "1 x (1 h100-80gb-sxm prefill, 2 l40s decode)"."""
         if self.unit.aggregated is not None:
             group = self.unit.aggregated
             return _group(Group(group.gpu, group.tp, self.count * group.instances))
@@ -70,24 +70,24 @@ def _group(group: Group) -> str:
 
 
 class FleetRun(Struct, frozen=True, forbid_unknown_fields=True):
-    """A rehearsal of a whole fleet. A latency of None: no request finished."""
+    """A rehearsal of a whole fleet. A latency is None if no request finished."""
 
     attainment: float
     """Share of all requests that met their SLOs."""
     by_model: dict[str, float]
-    """The same for each model."""
+    """The same share for each model."""
     ttft_p99_s: float | None
     tpot_p99_s: float | None
     e2e_p99_s: float | None
     num_requests: int
     is_growing: bool
-    """Whether waits grew over the run."""
+    """Whether waits grew during the run."""
     kwh_per_day: float | None = None
-    """Of the GPUs, at their mean power in the run; None: not known."""
+    """Energy of the GPUs at their mean power in the run; None: unknown."""
     longest: dict[str, float] = {}
-    """By kind of SLO, the factor on predicted latencies that 9 of 10 measured runs stay below; empty: not known."""
+    """By kind of SLO: the factor on predicted latencies that 90% of measured runs stay below; empty: unknown."""
     by_model_if_longest: dict[str, float] = {}
-    """As `by_model`, if all latencies were longer by these factors."""
+    """`by_model` if all latencies were longer by these factors."""
 
     @property
     def worst(self) -> float:
@@ -96,26 +96,26 @@ class FleetRun(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FleetPoint(Struct, frozen=True, forbid_unknown_fields=True):
-    """A fleet that was considered, rehearsed with every seed."""
+    """A considered fleet, rehearsed with every seed."""
 
     kind: PointKind
     label: str
     policies: dict[str, Any]
-    """As in a scenario."""
+    """Policies in a scenario's notation."""
     parts: tuple[FleetPart, ...]
     usd_per_hour: float
     runs: tuple[FleetRun, ...]
-    """By seed, the requests as they are first."""
+    """Runs by seed; the first has the original requests."""
     attainment: float
-    """Mean over seeds, of the model with the lowest."""
+    """Mean over seeds of the lowest model's attainment."""
     interval: Estimate | None
-    """Of that mean, at 95%; None for one seed."""
+    """95% interval of that mean; None for one seed."""
     is_met: bool
-    """Whether every model's attainment meets the target, with the requests as they are."""
+    """Whether every model's attainment meets the target with the original requests."""
 
     @property
     def router(self) -> str:
-        """The name of the router that the fleet's scenario has."""
+        """The name of the router in the fleet's scenario."""
         return router_of(self.policies)
 
 
@@ -129,16 +129,16 @@ WORTH = 0.01
 
 
 class SplitVerdict(Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether separate prefill and decode replicas are worth it."""
+    """Whether separate prefill and decode replicas are worthwhile."""
 
     status: Literal["worth it", "not worth it", "impossible", "not tried"]
-    """`impossible`: no such fleet meets the SLOs with the GPUs at hand."""
+    """`impossible`: no such fleet meets the SLOs with the available GPUs."""
     usd_per_hour_split: float | None = None
-    """Of the cheapest fleet that separates them for one model at least."""
+    """Price of the cheapest fleet with separate phases for at least one model."""
     usd_per_hour_together: float | None = None
-    """Of the cheapest fleet that does not; None: there is none."""
+    """Price of the cheapest fleet without separate phases; None if there is none."""
     is_met: bool = True
-    """Whether the whole fleet that separates them keeps enough requests in time."""
+    """Whether the whole fleet with separate phases keeps enough requests in time."""
 
 
 class TierVerdict(Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,41 +146,41 @@ class TierVerdict(Struct, frozen=True, forbid_unknown_fields=True):
 
     status: Literal["worth it", "not worth it", "one class"]
     num_classes: int = 1
-    """Of the requests."""
+    """Number of classes of the requests."""
     num_tiers: int = 1
-    """With which the most requests are in time."""
+    """Number of tiers with which the most requests are in time."""
     gain: Estimate | None = None
-    """Attainment with so many tiers less that of the plan's router without."""
+    """Attainment with this many tiers minus the attainment of the plan's router without tiers."""
 
 
 class FleetPlan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     status: Literal["met", "short"]
-    """`short`: the GPUs at hand do not serve all models within the SLOs; `why` says what is missing."""
+    """`short`: the available GPUs do not serve all models within the SLOs; `why` names the shortage."""
     sentences: tuple[str, ...]
     """The answer: fleet and router; disaggregation; tiers."""
     target: float
-    """Share of each model's requests that must meet their SLOs."""
+    """Required share of each model's requests that meet their SLOs."""
     slo: dict[str, float]
-    """Of requests without their own: ttft_s, tpot_s, e2e_s."""
+    """SLOs of requests without their own: ttft_s, tpot_s, e2e_s."""
     models: dict[str, int]
-    """Requests of each model."""
+    """Number of requests of each model."""
     limits: dict[str, int | None]
-    """GPUs at hand by type; None: as many as wanted."""
+    """Available GPUs by type; None: unlimited."""
     policies: dict[str, Any] = {}
-    """Of the plan, as in a scenario."""
+    """Policies of the plan, in a scenario's notation."""
     parts: tuple[FleetPart, ...] = ()
     gpus: dict[str, int] = {}
     usd_per_hour: float | None = None
     points: tuple[FleetPoint, ...] = ()
-    """Fleets that were rehearsed whole, the plan first."""
+    """Completely rehearsed fleets, the plan first."""
     options: tuple[SizedOption, ...] = ()
     split: SplitVerdict = SplitVerdict("not tried")
     tiers: TierVerdict = TierVerdict("one class")
     seeds: tuple[int, ...] = ()
     why: str = ""
     unservable: dict[str, str] = {}
-    """By model: why no fleet of any GPUs keeps enough of its requests in time. Empty: none that is known."""
+    """By model: why no fleet can keep enough of its requests in time; empty if no such model is known."""
     notes: tuple[str, ...] = ()
     num_simulated: int = 0
     num_found: int = 0
-    """Rehearsals that the cache had."""
+    """Rehearsals found in the cache."""

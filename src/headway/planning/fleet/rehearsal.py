@@ -1,4 +1,4 @@
-"""Fleets of several models as scenarios, simulated and kept in a cache by content."""
+"""Fleets of several models as scenarios, simulated and cached by content."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from headway.planning.stability import stability
 from headway.report.model_error import longest
 
 HANDOVER = {"mode": "layerwise", "degree": 8}
-"""Of prefill to decode replicas, without the scenario's own."""
+"""Hand-over from prefill to decode replicas, unless the scenario sets its own."""
 
 
 class FleetTemplate(Struct, frozen=True):
-    """What of a scenario stays, whatever fleet is planned."""
+    """The parts of a scenario that stay the same for all planned fleets."""
 
     document: dict[str, Any]
-    """Without fleet, combos and policies."""
+    """The document without fleet, combos and policies."""
     pools: dict[str, dict[str, Any]]
-    """A pool of each model, whose keys of model and engine are used."""
+    """A pool for each model, whose keys of model and engine are used."""
     prices: dict[str, float]
-    """Of a GPU and hour, where it is not the catalog's."""
+    """Price of a GPU-hour, if it differs from the catalog's."""
     base_dir: Path
 
     def fleet(self, parts: Sequence[FleetPart], policies: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class FleetTemplate(Struct, frozen=True):
 
 
 def _distinct(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The entries; of equal names, the second and later ones are numbered."""
+    """The entries, with numbers added to repeated names."""
     seen: dict[str, int] = {}
     named = []
     for entry in entries:
@@ -96,7 +96,7 @@ def prices_of(offers: Sequence[Offer]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class FleetTask:
-    """A fleet to be rehearsed, in any process."""
+    """A fleet to rehearse, in any process."""
 
     template: FleetTemplate
     parts: tuple[FleetPart, ...]
@@ -107,7 +107,7 @@ class FleetTask:
 
 
 def rehearse(task: FleetTask) -> tuple[FleetRun, bool]:
-    """The run, and whether the cache had it."""
+    """The run, and whether it came from the cache."""
     scenario = task.template.scenario(task.parts, task.policies, task.requests)
     cache = RehearsalCache(task.cache_dir)
     found = cache.get(scenario_key(scenario, "fleet"), FleetRun, lambda: _simulated(scenario, task.simulator))
@@ -115,7 +115,7 @@ def rehearse(task: FleetTask) -> tuple[FleetRun, bool]:
 
 
 def calibrated(template: FleetTemplate, parts: Sequence[FleetPart], requests: Path) -> tuple[FleetPart, ...]:
-    """The parts, each with what of its step times was not measured."""
+    """The parts, each with its unmeasured step times."""
     marked = []
     for part in parts:
         alone = template.scenario([part], {"routing": "least-loaded"}, requests)

@@ -1,4 +1,4 @@
-"""The requests that a fleet is planned for: by model, and drawn anew for other seeds."""
+"""The requests of a fleet plan: by model, and redrawn for other seeds."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from headway.workload.transform import arriving_at
 
 SHORTEST_S, LONGEST_S = 1.0, 60.0
 PER_WINDOW = 20
-"""Requests of a window within which arrivals are drawn anew, on average; within the limits above."""
+"""Mean number of requests in a window within which arrivals are redrawn, within the limits above."""
 
 
 @dataclass(frozen=True)
 class FleetRequests:
-    """A scenario's requests, in files that simulations read."""
+    """A scenario's requests in files that simulations read."""
 
     spec: WorkloadSpec
     base_dir: Path
     seed: int
     names: Mapping[str, str]
-    """The name of a request's model -> the planned model."""
+    """The requested model names, and the planned model of each."""
     folder: Path
 
     def table(self, i: int = 0) -> Workload:
-        """The requests as they are, and for `i` above 0 drawn anew.
+        """The original requests, or redrawn requests for a positive `i`.
 
-        A synthetic workload is generated with the next seeds. Of a trace, arrivals are drawn within windows of some
-        `PER_WINDOW` requests, so that its load over time stays; where requests share no prefix, they change places.
+        A synthetic workload is generated with the next seeds. For a trace, arrivals are redrawn within windows of about
+        `PER_WINDOW` requests, which keeps its load over time. Requests without shared prefixes also change places.
         """
         is_recorded = self.spec.trace is not None or isinstance(self.spec.arrivals, Replay)
         rows = generate(self.spec, self.seed if is_recorded else self.seed + i, self.base_dir)
@@ -47,7 +47,8 @@ class FleetRequests:
         return redrawn(rows, self.seed + i) if is_recorded and i else rows
 
     def file(self, i: int = 0, model: str | None = None, tier: Sequence[int] | None = None) -> Path:
-        """A Parquet file of the requests, or of one model's; with a tier for each class of requests, if given."""
+        """A Parquet file of the requests, or of one model's requests; with a tier for each class of requests, if
+        given."""
         rows = self.table(i)
         if model is not None:
             code = rows.models.index(model)
@@ -72,7 +73,7 @@ def check_workload(spec: WorkloadSpec) -> WorkloadSpec:
 
 
 def names_of(spec: WorkloadSpec, seed: int, base_dir: Path, models: Sequence[Model]) -> dict[str, str]:
-    """The models that requests name -> the planned models. HeadwayError where one is not planned."""
+    """The requested model names, and the planned model of each. HeadwayError if one is not planned."""
     rows = generate(spec, seed, base_dir)
     if not len(rows):
         raise HeadwayError("workload: there are no requests")
@@ -91,7 +92,7 @@ def names_of(spec: WorkloadSpec, seed: int, base_dir: Path, models: Sequence[Mod
 
 
 def redrawn(rows: Workload, seed: int) -> Workload:
-    """The same requests at arrival times drawn anew, uniformly within windows."""
+    """The same requests with arrival times redrawn uniformly within windows."""
     span_s = float(rows.arrival_s[-1] - rows.arrival_s[0]) if len(rows) > 1 else 0.0
     if span_s <= 0:
         return rows

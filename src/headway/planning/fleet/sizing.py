@@ -1,4 +1,5 @@
-"""How many GPUs of one kind serve all requests of one model within the SLOs, by the search of `plan capacity`."""
+"""The number of GPUs of one kind that serves all requests of one model within the SLOs, by the search of `plan
+capacity`."""
 
 from __future__ import annotations
 
@@ -42,21 +43,21 @@ from headway.workload.files import from_parquet
 
 MOST_UNITS = 64
 SPLITS = 3
-"""Pairs of GPU types that are tried for prefill and decode, the best by the estimate of tokens per dollar."""
+"""Pairs of GPU types that are tried for prefill and decode, the best by estimated tokens per dollar."""
 COUNTS = Counts(prefill=(1, 2), decode=(1, 2, 3, 4, 6), aggregated=())
 
 
 @dataclass(frozen=True)
 class SizingTask:
-    """A model's requests, and the GPUs to be tried; for any process."""
+    """A model's requests and the GPUs to try, in any process."""
 
     template: FleetTemplate
     model: str
     requests: Path
-    """Of this model alone."""
+    """Requests of this model only."""
     offers: tuple[Offer, ...]
     is_split: bool
-    """Separate prefill and decode replicas on pairs of the offers; else replicas of one type."""
+    """Whether to size separate prefill and decode replicas on pairs of the offers, and not replicas of one type."""
     tps: tuple[int, ...]
     attainment: float
     routing: str
@@ -119,7 +120,7 @@ def _reached(options: Sequence[CandidateResult]) -> float | None:
 
 
 def _split(task: SizingTask) -> SizedOptions:
-    """The fewest units of the likeliest pairs of GPU types, by the search of `plan capacity`."""
+    """The fewest units of the most promising pairs of GPU types, by the search of `plan capacity`."""
     units = list(_likely_units(task))
     if not units:
         return SizedOptions((), 0, 0)
@@ -166,7 +167,7 @@ def _most_units(unit: GpuCombo, offers: Sequence[Offer]) -> int:
 
 
 def _likely_units(task: SizingTask) -> Iterator[GpuCombo]:
-    """Of each pair of types, the unit with the most estimated tokens per dollar; the best pairs."""
+    """For each pair of types, the unit with the most estimated tokens per dollar; the best pairs first."""
     service = _service(task)
     if service is None:
         return
@@ -185,7 +186,7 @@ def _likely_units(task: SizingTask) -> Iterator[GpuCombo]:
 
 
 def _service(task: SizingTask) -> ComboService | None:
-    """The model's requests as a service of mean lengths; None if its memory fits no offer."""
+    """The model's requests as a service of mean lengths; None if the model fits into no offer."""
     rows = from_parquet(task.requests)
     pattern = WorkloadPattern(None, float(rows.prompt_tokens.mean()), float(rows.output_tokens.mean()))
     some = _some_scenario(task)

@@ -20,18 +20,18 @@ MODEL_HEADS = ("model", "requests", "GPUs", "$/h", "in time", "over seeds")
 
 
 def share(value: float) -> str:
-    """A share as in "99.9%", rounded down: 99.97% is not all; with another digit above 99.9%."""
+    """A share such as "99.9%", rounded down, because 99.97% is not all; with one more digit above 99.9%."""
     digits = 2 if 0.999 < value < 1 else 1
     return f"{floor(value * 100 * 10**digits + 1e-6) / 10**digits:.{digits}f}%".replace(".0%", "%")
 
 
 def sentences(plan: FleetPlan) -> tuple[str, ...]:
-    """What to run, whether to separate prefill from decode, and whether to have tiers."""
+    """What to run, whether to separate prefill from decode, and whether to use tiers."""
     return _fleet(plan), _split(plan), _tiers(plan)
 
 
 def if_longest(run: FleetRun) -> Iterator[str]:
-    """What is left of the attainment where latencies are as long as the errors of measured runs allow."""
+    """The remaining attainment if latencies are as long as the errors of measured runs allow."""
     if run.by_model_if_longest:
         worst = share(min(run.by_model_if_longest.values()))
         of = "at least {} of each model's" if len(run.by_model_if_longest) > 1 else "{} of the"
@@ -86,7 +86,7 @@ def _split(plan: FleetPlan) -> str:
 
 
 def _saving(verdict: SplitVerdict) -> str:
-    """Why a fleet that costs less is not chosen; nothing of one that costs as much or more."""
+    """Why a cheaper fleet was not chosen; empty for a fleet that costs at least as much."""
     apart, together = verdict.usd_per_hour_split or 0.0, verdict.usd_per_hour_together or 0.0
     if apart >= together:
         return ""
@@ -120,7 +120,7 @@ def _interval(each: Estimate | None) -> str:
 
 
 def point_rows(plan: FleetPlan) -> list[list[str]]:
-    """One row for each fleet that was rehearsed whole, the plan first, then by price."""
+    """One row for each completely rehearsed fleet, the plan first, then by price."""
     first, *rest = plan.points
     return [_point(each, plan.target) for each in (first, *sorted(rest, key=lambda each: each.usd_per_hour))]
 
@@ -144,7 +144,7 @@ def _point(each: FleetPoint, target: float) -> list[str]:
 
 
 def option_rows(plan: FleetPlan) -> list[list[str]]:
-    """Each model on each kind of GPUs: how many units serve all of its requests alone."""
+    """For each model and kind of GPUs: the number of units that serves all of its requests alone."""
     ordered = sorted(plan.options, key=lambda each: (each.model, each.usd_per_hour or float("inf")))
     return [_option(each) for each in ordered]
 
@@ -159,13 +159,13 @@ def _option(each: SizedOption) -> list[str]:
 
 
 def _unit(each: SizedOption) -> str:
-    """As in "1 x l40s", or "1 x l40s prefill, 3 x l40s decode"."""
+    """A text such as "1 x l40s", or "1 x l40s prefill, 3 x l40s decode"."""
     phases = (" prefill", " decode") if each.is_split else ("",)
     return ", ".join(f"{group.label}{phase}" for group, phase in zip(each.unit.groups, phases, strict=True))
 
 
 def model_rows(plan: FleetPlan) -> list[list[str]]:
-    """A row a model: requests, GPUs, price, attainment with the first seed, and its range over all seeds."""
+    """One row per model: requests, GPUs, price, attainment with the first seed, and its range over all seeds."""
     runs, rows = plan.points[0].runs, []
     for model, own in by_model(plan.parts).items():
         values = [run.by_model[model] for run in runs if model in run.by_model]

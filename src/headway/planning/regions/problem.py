@@ -38,9 +38,9 @@ from headway.core.errors import HeadwayError, unknown
 
 HOUR_S = 3600.0
 TOLERANCE = 1e-6
-"""Share of a demand by which a plan may miss it: the solver's tolerance."""
+"""Share of a demand by which a plan may miss the demand: the solver's tolerance."""
 NOTHING_TPS = 1e-6
-"""Demand up to which there is none: the rounding error of a forecast of 0."""
+"""Smaller demands count as zero: rounding errors of a forecast of 0."""
 
 
 class InstanceKind(Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +49,7 @@ class InstanceKind(Struct, frozen=True, forbid_unknown_fields=True):
     tps: float
     """theta: input tokens per second served within the SLO."""
     usd_per_hour: float
-    """Of all its GPUs."""
+    """Price of all its GPUs."""
     startup_s: float
     gpus: int = 1
 
@@ -73,7 +73,7 @@ class InstanceBounds(Struct, frozen=True, forbid_unknown_fields=True):
     gpu: str
     least: int = 0
     most: int | None = None
-    """None = any number."""
+    """None means unlimited."""
 
     def __post_init__(self) -> None:
         if self.least < 0 or (self.most is not None and self.most < self.least):
@@ -82,23 +82,23 @@ class InstanceBounds(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 RegionDemand = dict[str, dict[str, tuple[float, ...]]]
-"""Input tokens per second by model, region and window of one period; an absent key means 0."""
+"""Input tokens per second by model, region and window of one period; a missing key means 0."""
 
 
 class RegionProblem(Struct, frozen=True, forbid_unknown_fields=True):
     kinds: tuple[InstanceKind, ...]
     regions: tuple[str, ...]
     demand: tuple[RegionDemand, ...]
-    """By period; the paper plans for one."""
+    """Demand by period; the paper plans for one period."""
     have: tuple[PresentInstances, ...] = ()
     limits: dict[str, dict[str, int]] = {}
-    """GPUs by region and type; an absent type has no limit."""
+    """GPUs by region and type; a missing type has no limit."""
     epsilon: float = 1.0
     least: int = 0
-    """Instances of every model in every region."""
+    """Minimum number of instances of every model in every region."""
     period_s: float = HOUR_S
     bounds: tuple[InstanceBounds, ...] = ()
-    """Bounds of single kinds in single regions; others have none. Every plan keeps to them, short ones too."""
+    """Bounds of single kinds in single regions. Every plan obeys them, also short plans."""
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon <= 1:
@@ -112,7 +112,7 @@ class RegionProblem(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InstanceChange(Struct, frozen=True, forbid_unknown_fields=True):
-    """Instances of one kind in one region in one period; delta is `after - before`."""
+    """Instances of one kind in one region and period; delta is `after - before`."""
 
     period: int
     model: str
@@ -123,7 +123,7 @@ class InstanceChange(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RegionBinding(Struct, frozen=True, forbid_unknown_fields=True):
-    """A constraint with no instance to spare."""
+    """A constraint that is tight for whole instances."""
 
     kind: Literal["region demand", "global demand", "gpus", "least", "most"]
     name: str
@@ -131,23 +131,23 @@ class RegionBinding(Struct, frozen=True, forbid_unknown_fields=True):
     used: float
     limit: float
     objective_without: float | None = None
-    """Objective of the same problem without it; None: not computed."""
+    """Objective of the same problem without the constraint; None: not computed."""
 
 
 class RegionPlan(Struct, frozen=True, forbid_unknown_fields=True):
     status: Literal["optimal", "feasible", "short"]
-    """`feasible`: the gap or the time limit ended the proof. `short`: demand cannot be met; `why` says where."""
+    """`feasible`: the gap or the time limit ended the proof. `short`: demand cannot be met; `why` names the place."""
     objective_usd: float
     """gamma + mu."""
     vm_usd: float
-    """gamma: VMs, less the cost of keeping the present ones."""
+    """gamma: cost of VMs minus the cost of keeping the current ones."""
     deployment_usd: float
     """mu: the price of VMs while instances start on them."""
     bound_usd: float | None
     gap: float | None
     """Relative to the price of all instances and their starts, because gamma + mu may be 0."""
     changes: tuple[InstanceChange, ...]
-    """For every kind, region and period with instances before or after."""
+    """Changes of every kind, region and period with instances before or after."""
     binding: tuple[RegionBinding, ...]
     why: str = ""
 
@@ -174,7 +174,7 @@ class Requirement(Struct, frozen=True):
 
 
 def requirements(problem: RegionProblem) -> Iterator[Requirement]:
-    """Requirements above 0 of every period: of each region, each model, and each model in each region."""
+    """All positive requirements of every period: for each region, each model, and each model in each region."""
     for t, demand in enumerate(problem.demand):
         for model in problem.models:
             by_region = demand.get(model, {})

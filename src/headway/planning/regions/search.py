@@ -1,4 +1,4 @@
-"""Solves SageServe's program; sets, parameters and variables are those of `problem`, under the same letters."""
+"""Solves SageServe's program, with the sets, parameters, variables and letters of `problem`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from headway.planning.regions.problem import (
 from headway.planning.solver import Expression, Floats, Status, dot, integers, minimise, new_model, reals
 
 PROVED = 1e-9
-"""A gap within rounding."""
+"""A gap that counts as zero."""
 PlanStatus = Literal["optimal", "feasible", "short"]
 
 
 def plan(problem: RegionProblem, time_limit_s: float = 10.0, gap: float = 0.01, explain: bool = False) -> RegionPlan:
-    """The cheapest change of instances. `explain` solves again without each binding constraint, one by one.
+    """The cheapest change of instances. `explain` solves again without each binding constraint.
 
-    The search ends at this `gap`: to prove the last per cent can take a hundred times as long.
-    HeadwayError if parts of the problem contradict each other.
+    The search ends at this `gap`, because proving the last percent can take a hundred times as long. HeadwayError if
+    parts of the problem contradict each other.
     """
     check(problem)
     program = _RegionProgram(problem, time_limit_s, gap)
@@ -73,17 +73,17 @@ def _short_plan(program: _RegionProgram) -> RegionPlan:
 class _RegionSolution(Struct, frozen=True):
     status: Status
     x: Floats | None = None
-    """Instances, periods by places; None without a solution."""
+    """Instances by period and place; None without a solution."""
     bound: float | None = None
 
 
 class _RegionProgram:
     """The program over places, which are pairs of an instance kind (i, k) and a region j.
 
-    Bounds of places are bounds of the variables themselves, so no plan needs to be cut to them.
-    In the first period x is n + a - b, with b instances stopped; further periods have variables x and a. For a single
-    period that halves the time; for the further ones it would take a multiple. A variable that is 1 costs what the
-    present instances cost, so that the solver's gap is relative to the whole price.
+    Bounds of places are bounds of the variables themselves, so no plan needs to be clipped. In the first period x is n
+    + a - b, with b instances stopped; further periods have variables x and a. This substitution halves the time for a
+    single period, but multiplies it for further periods. A variable fixed to 1 has the cost of the current instances,
+    so that the solver's gap is relative to the whole price.
     """
 
     def __init__(self, problem: RegionProblem, time_limit_s: float, gap: float) -> None:
@@ -117,14 +117,14 @@ class _RegionProgram:
         return np.asarray(np.where(here, value, 0.0))
 
     def places_of(self, each: RegionBinding) -> npt.NDArray[np.bool_]:
-        """The places that a limit of GPUs, or the most instances of one place, is for."""
+        """The places that a limit of GPUs, or the bound of one place, applies to."""
         if each.kind == "most":
             return np.array([name == each.name for name in self.names])
         gpu, _, region = each.name.partition(" in ")
         return np.asarray(self.used(region, gpu) > 0)
 
     def upper(self, period: int, skip: RegionBinding | None) -> Floats:
-        """u, without the bound that is left out."""
+        """u, without the omitted bound."""
         if skip is None or skip.kind != "most" or skip.period != period:
             return self.u
         return np.array([inf if name == skip.name else most for name, most in zip(self.names, self.u, strict=True)])
@@ -139,9 +139,9 @@ class _RegionProgram:
         max_shortfall: float | None = None,
         skip: RegionBinding | None = None,
     ) -> _RegionSolution:
-        """The optimum. `skip` leaves out a limit of GPUs, or the most instances of a place, in its period.
+        """The optimum. `skip` omits a limit of GPUs, or the upper bound of a place, in its period.
 
-        `max_shortfall`: how much may be missing of the requirements in all, in shares of each; infinite: minimise the
+        `max_shortfall`: the allowed total shortfall of the requirements, as shares of each; infinite: minimise the
         shortfall in place of the cost. HeadwayError without highspy.
         """
         model = new_model()
@@ -213,7 +213,8 @@ class _RegionProgram:
         return RegionPlan(status, objective, gamma, mu, bound, gap, changes, binding)
 
     def binding(self, solution: _RegionSolution, every: Sequence[Requirement]) -> tuple[RegionBinding, ...]:
-        """Requirements that fail with one instance less of any kind; limits and bounds without room for one more."""
+        """Requirements that fail with one instance less of any kind, and limits and bounds without room for one
+        more."""
         x, tight = solution.x, []
         assert x is not None
         for each in every:
@@ -236,7 +237,7 @@ class _RegionProgram:
         return tuple(tight)
 
     def without(self, constraint: RegionBinding) -> RegionBinding:
-        """A binding constraint with the objective of the program without it."""
+        """A binding constraint, with the objective of the program without it."""
         left_out = (constraint.kind, constraint.name, constraint.period)
         every = [each for each in requirements(self.problem) if (each.kind, each.name, each.period) != left_out]
         solution = self.solve(every, skip=constraint)

@@ -1,1 +1,1 @@
-"""Which scaler, with which settings: GPU-hours against lateness."""
+"""Chooses a scaler and its settings: GPU-hours against lateness."""

@@ -96,7 +96,7 @@ def headline(answer: StartUpPlan, max_late: float) -> str:
 
 
 def sentences(answer: StartUpPlan) -> list[str]:
-    """What the plan says besides the choice."""
+    """The statements of the plan beyond the choice."""
     found = []
     best = None if answer.chosen is None else answer.results[answer.chosen]
     if best is not None and answer.clairvoyant_gpu_hours:
@@ -203,7 +203,7 @@ def _picture(answer: StartUpPlan, max_late: float) -> dict[str, Any]:
 
 
 def _points(name: str, results: Sequence[ScalerResult], color: str, dash: str = "solid") -> list[dict[str, Any]]:
-    """All settings of a scaler, and a line through those that its own other settings do not beat."""
+    """All settings of a scaler, and a line through those that its other settings do not beat."""
     best = sorted((each for each in results if is_on_frontier(each, results)), key=lambda each: each.gpu_hours)
     line = {
         "type": "scatter",

@@ -1,4 +1,4 @@
-"""The scalers that are compared, each with a ladder of the argument that sets its head-room."""
+"""The compared scalers, each with several values of the argument that sets its headroom."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from headway.sim.replica_resources import kv_blocks
 
 KV_USES = (0.4, 0.55, 0.7, 0.85)
 SHARES = (0.15, 0.3, 0.5, 0.75)
-"""Of the requests that fit into a replica's batch and KV cache."""
+"""Shares of the requests that fit into a replica's batch and KV cache."""
 THETA_FACTORS = (0.6, 0.85, 1.15, 1.5)
-"""Multiples of what a replica is simulated to serve in time."""
+"""Multiples of the simulated rate that a replica serves in time."""
 BATCH_TIER = 2
-"""Tier from which on the admission policy `queue-manager`, and long-term scalers, take requests for batch work."""
+"""Tier from which the admission policy `queue-manager` and long-term scalers treat requests as batch work."""
 
 
 class ScalerCandidate(Struct, frozen=True):
     family: str
-    """"headway", "HPA", "KEDA" ..."""
+    """Family such as "headway", "HPA" or "KEDA"."""
     setting: str
-    """The argument that sets the head-room, as in "use 0.7"."""
+    """The argument that sets the headroom, such as "use 0.7"."""
     scaling: dict[str, Any]
-    """The scaler, as in a scenario."""
+    """The scaler in a scenario's notation."""
     is_oracle: bool = False
-    """Whether it knows the trace."""
+    """Whether the scaler knows the trace."""
 
 
 class LadderInputs(Struct, frozen=True):
-    """What ladders are scaled by."""
+    """Inputs that scale the values of the arguments."""
 
     fleet: Fleet
     mean_tokens: float
-    """Of a request's prompt and output."""
+    """Mean prompt and output tokens of a request."""
     batch_tier: int | None
-    """Of `BATCH_TIER` where batch work waits for room; None: nothing waits."""
+    """`BATCH_TIER` if batch work waits for room; None if nothing waits."""
     served_tps: Callable[[], Mapping[str, float]]
     """Input tokens per second that a unit serves in time, by pool."""
     forecaster: Mapping[str, Any] | None = None
-    """Of scalers that forecast; None: their own default."""
+    """Forecaster for scalers that forecast; None: their default."""
 
 
 def _reactive(inputs: LadderInputs) -> list[ScalerCandidate]:
@@ -135,7 +135,7 @@ FAMILIES: Mapping[str, Callable[[LadderInputs], list[ScalerCandidate]]] = {
 
 
 def ladders(names: Sequence[str], inputs: LadderInputs) -> list[ScalerCandidate]:
-    """The candidates of these families. HeadwayError for an unknown one."""
+    """The candidates of these families. HeadwayError for an unknown family."""
     for name in names:
         if name not in FAMILIES:
             raise unknown("scaler", name, FAMILIES, "--scalers")
@@ -143,7 +143,7 @@ def ladders(names: Sequence[str], inputs: LadderInputs) -> list[ScalerCandidate]
 
 
 def _requests(inputs: LadderInputs) -> list[float]:
-    """Requests in flight of a unit, as shares of what fits into the smallest one."""
+    """Requests in flight of a unit, as shares of the requests that fit into the smallest unit."""
     units: list[Pool | Combo] = [*inputs.fleet.pools, *inputs.fleet.combos]
     fit = min(_fitting(unit, inputs.mean_tokens) for unit in units)
     return sorted({float(max(round(share * fit), 1)) for share in SHARES})

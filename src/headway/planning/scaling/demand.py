@@ -1,4 +1,4 @@
-"""Recorded demand as arrivals of a scenario: a CSV of rates, the answer of a Prometheus range query, or records."""
+"""Converts recorded demand into a scenario's arrivals: from a CSV of rates, a Prometheus range query, or records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headway.core.errors import HeadwayError
 
 TIMEOUT_S = 30.0
 UNEVEN = 0.01
-"""A step that is so much longer or shorter than the first, as a share, is an error."""
+"""A step that differs from the first by more than this share is an error."""
 RATE_COLUMNS = ("rate", "rps", "requests_per_s", "requests")
 MOST_STEPS = 200_000
 
@@ -26,8 +26,8 @@ MOST_STEPS = 200_000
 def with_demand(document: Mapping[str, Any], source: str, per_s: float, past_hours: float = 0.0) -> dict[str, Any]:
     """The document with the arrivals of a source, whose values are per `per_s` seconds.
 
-    The lengths of requests stay the scenario's own. Records of `headway serve` (a folder, or a Parquet file) replace
-    the whole workload; the run begins after their first `past_hours`. HeadwayError where the source cannot be read.
+    Request lengths stay the scenario's own. Records of `headway serve` (a folder, or a Parquet file) replace the whole
+    workload; the run begins after their first `past_hours`. HeadwayError if the source cannot be read.
     """
     workload = dict(document.get("workload") or {})
     path = Path(source)
@@ -73,7 +73,7 @@ def _rates(source: str) -> tuple[float, list[float]]:
 
 
 def read_bytes(source: str) -> bytes:
-    """A file, or what an address answers. HeadwayError where it cannot be read."""
+    """The content of a file or an address. HeadwayError if it cannot be read."""
     try:
         if _is_url(source):
             with urlopen(source, timeout=TIMEOUT_S) as answer:
@@ -92,7 +92,7 @@ class PrometheusSeries(msgspec.Struct):
     values: list[tuple[float, str]]
     """(time in seconds since the epoch, value)."""
     metric: dict[str, str] = {}
-    """Its labels."""
+    """Labels of the series."""
 
 
 class _Matrix(msgspec.Struct, rename="camel"):
@@ -109,7 +109,7 @@ class _Answer(msgspec.Struct):
 def prometheus_series(text: bytes, source: str) -> tuple[list[float], list[float]]:
     """Times and values of the answer to `/api/v1/query_range`, summed over its series.
 
-    A time at which a series has no value counts as 0 for it, one at which no series has any takes the value before.
+    A missing value of one series counts as 0. At a time without any value, the previous value is used.
     """
     sums: dict[float, float] = {}
     for series in range_query(text, source):
@@ -131,7 +131,7 @@ def prometheus_series(text: bytes, source: str) -> tuple[list[float], list[float
 
 
 def range_query(text: bytes, source: str) -> list[PrometheusSeries]:
-    """The series of the answer to `/api/v1/query_range`. HeadwayError for another answer."""
+    """The series in an answer to `/api/v1/query_range`. HeadwayError for another answer."""
     try:
         answer = msgspec.json.decode(text, type=_Answer)
     except msgspec.DecodeError as error:
@@ -144,7 +144,7 @@ def range_query(text: bytes, source: str) -> list[PrometheusSeries]:
 
 
 def rate_of(value: str, at_s: float, source: str) -> float:
-    """A value of a series. HeadwayError for what is no number from 0."""
+    """A value of a series. HeadwayError if it is not a nonnegative number."""
     number = _number(value)
     if number is None:
         raise HeadwayError(f"{source}: {value!r} at {at_s:g}; expected a number from 0")
@@ -152,7 +152,7 @@ def rate_of(value: str, at_s: float, source: str) -> float:
 
 
 def csv_series(text: str, source: str) -> tuple[list[float], list[float]]:
-    """Times and values of a CSV with a column `time` (seconds, or a date and time) and one of rates."""
+    """Times and values of a CSV with a column `time` (seconds, or a date and time) and a column of rates."""
     rows = list(csv.reader(text.splitlines()))
     heads = [head.strip().lower() for head in rows[0]] if rows else []
     if "time" not in heads:

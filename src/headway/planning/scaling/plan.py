@@ -1,4 +1,5 @@
-"""Which scaler for recorded demand: every candidate simulated, the frontier of GPU-hours against lateness, a choice."""
+"""Chooses a scaler for recorded demand: simulates every candidate, and finds the frontier of GPU-hours against
+lateness."""
 
 from __future__ import annotations
 
@@ -35,14 +36,14 @@ from headway.workload.generate import generate
 
 Assemble = Callable[[Mapping[str, Any]], Scenario]
 NEAR = 0.05
-"""An autoscaler of Kubernetes suffices if it takes at most so much more than the chosen scaler."""
+"""An autoscaler of Kubernetes suffices if it uses at most this share more GPU-hours than the chosen scaler."""
 KUBERNETES = ("HPA", "KEDA")
 
 
 class ScalingOptions(Struct, frozen=True):
     scalers: tuple[str, ...]
     startup_s: tuple[float | None, ...] = (None,)
-    """Start times to plan for, of every pool; None: the scenario's own."""
+    """Start times to plan for, applied to every pool; None: the scenario's own."""
     max_late: float = 0.01
     num_seeds: int = 1
     forecaster: Mapping[str, Any] | None = None
@@ -55,20 +56,20 @@ class ScalingOptions(Struct, frozen=True):
 
 
 class Rehearsed(Struct, frozen=True, forbid_unknown_fields=True):
-    """One candidate on one seed."""
+    """One candidate with one seed."""
 
     gpu_hours: float
-    """Of replicas that serve, drain or start."""
+    """GPU-hours of replicas that serve, drain or start."""
     late: float
     """Share of the requests with SLOs that missed one."""
     num_requests: int
     starts: int
     bound: float | None = None
-    """GPU-hours that no plan that serves the trace in time goes below, if asked for."""
+    """Lower bound of GPU-hours over all plans that serve the trace in time, if requested."""
 
 
 class ScalerResult(Struct, frozen=True, kw_only=True):
-    """One candidate, over all seeds."""
+    """One candidate over all seeds."""
 
     family: str
     setting: str
@@ -83,32 +84,32 @@ class ScalerResult(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True):
-    """The chosen scaler's GPU-hours against another one's, where both are as seldom late."""
+    """The GPU-hours of the chosen scaler against another one at equal lateness."""
 
     family: str
     ratio: float
-    """Chosen over other: the mean over the seeds."""
+    """Chosen over other: mean over the seeds."""
     interval: tuple[float, float] | None
-    """Of the mean, at 95%, paired by seed; None for one seed."""
+    """95% interval of the mean, paired by seed; None for one seed."""
 
 
 class StartUpPlan(Struct, frozen=True, kw_only=True):
     """All scalers with one start time."""
 
     startup_s: float | None
-    """None: the pools' own."""
+    """None: the pools' own start times."""
     results: tuple[ScalerResult, ...]
     clairvoyant: tuple[ScalerResult, ...]
-    """Timetables that know the trace, by head-room."""
+    """Timetables that know the trace, by headroom."""
     bound_gpu_hours: float | None
     chosen: int | None
-    """Of `results`; None: no scaler is late seldom enough."""
+    """Index in `results`; None if no scaler is late seldom enough."""
     kubernetes: int | None
-    """The best HPA or KEDA that is late seldom enough, if it takes hardly more than the chosen one."""
+    """The best HPA or KEDA that is late seldom enough, if it uses hardly more than the chosen one."""
     clairvoyant_gpu_hours: float | None
-    """Of the clairvoyant plan that is as seldom late as the chosen scaler."""
+    """GPU-hours of the clairvoyant plan with the chosen scaler's lateness."""
     against: tuple[Comparison, ...] = ()
-    """The chosen scaler against each other family, and the clairvoyant plan, that is ever as seldom late."""
+    """The chosen scaler against each other family, and against the clairvoyant plan, where equal lateness exists."""
 
 
 class ScalingPlan(Struct, frozen=True, kw_only=True):
@@ -171,8 +172,8 @@ class _Task:
 def plan(document: Mapping[str, Any], options: ScalingOptions, oracle: Oracle, resources: Resources) -> ScalingPlan:
     """Simulate all candidates for a scenario's document, for each start time.
 
-    Results are cached one by one, so that an interrupted plan resumes. HeadwayError where the scenario cannot be
-    scaled, or no request has an SLO.
+    Results are cached one by one, so that an interrupted plan resumes. HeadwayError if the scenario cannot be scaled,
+    or no request has an SLO.
     """
     cache = RehearsalCache(resources.cache_dir)
     cases = [StartUpCase(document, startup_s, options, oracle) for startup_s in options.startup_s]
@@ -193,7 +194,7 @@ def plan(document: Mapping[str, Any], options: ScalingOptions, oracle: Oracle, r
 
 
 class StartUpCase:
-    """One start time: its scenario and candidates."""
+    """One start time with its scenario and candidates."""
 
     def __init__(
         self,
@@ -294,14 +295,14 @@ class Point(Protocol):
 
 
 def comparisons(one: ScalerResult, results: Sequence[ScalerResult]) -> tuple[Comparison, ...]:
-    """A setting against the other families among the results, those left out that are always later."""
+    """A setting compared with the other families; families that are always later are left out."""
     families = dict.fromkeys(each.family for each in results if each.family != one.family)
     found = (compared(one, [each for each in results if each.family == family]) for family in families)
     return tuple(each for each in found if each is not None)
 
 
 def compared(one: ScalerResult, others: Sequence[ScalerResult]) -> Comparison | None:
-    """A setting against the settings of another family; None if they are always later on some seed."""
+    """A setting compared with the settings of another family; None if they are always later for some seed."""
     ratios = []
     for i, own in enumerate(one.by_seed):
         hours = hours_at([each.by_seed[i] for each in others], own.late)
@@ -326,7 +327,7 @@ def cheapest(results: Sequence[ScalerResult], max_late: float) -> int | None:
 
 
 def sufficient(results: Sequence[ScalerResult], chosen: int | None, max_late: float) -> int | None:
-    """The cheapest autoscaler of Kubernetes that is late seldom enough, if it takes hardly more than the chosen one."""
+    """The cheapest autoscaler of Kubernetes that is late seldom enough, if it uses hardly more than the chosen one."""
     able = [i for i, each in enumerate(results) if each.family in KUBERNETES and each.late <= max_late]
     best = min(able, key=lambda i: results[i].gpu_hours, default=None)
     if best is None or chosen is None or results[best].gpu_hours > (1.0 + NEAR) * results[chosen].gpu_hours:
@@ -335,9 +336,9 @@ def sufficient(results: Sequence[ScalerResult], chosen: int | None, max_late: fl
 
 
 def hours_at(results: Sequence[Point], late: float) -> float | None:
-    """GPU-hours at which these settings are so late, linear between the two nearest ones of their frontier.
+    """GPU-hours of these settings at this lateness, interpolated linearly on their frontier.
 
-    None where all are later. Where all are late less often, the fewest GPU-hours.
+    None if all settings are later. If all are late less often, the fewest GPU-hours.
     """
     frontier = sorted((each for each in results if is_on_frontier(each, results)), key=lambda each: each.gpu_hours)
     for i, each in enumerate(frontier):
@@ -351,7 +352,7 @@ def hours_at(results: Sequence[Point], late: float) -> float | None:
 
 
 def without_scaling(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy without variants and scaling; the first variant's other policies hold."""
+    """A copy without variants and scaling; the first variant's other policies apply."""
     made: dict[str, Any] = copy.deepcopy(dict(document))
     variants_ = made.pop("variants", None)
     policies = dict(made.get("policies") or {})
@@ -363,7 +364,7 @@ def without_scaling(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_start(document: Mapping[str, Any], startup_s: float) -> dict[str, Any]:
-    """A copy in which every replica is new and starts in so many seconds."""
+    """A copy in which every replica is new and starts in this many seconds."""
     made = without_scaling(document)
     made.pop("provisioning", None)
     for pool in made.get("fleet") or ():

@@ -1,1 +1,1 @@
-"""Tier plans: how many tiers of service, and how steeply headroom falls."""
+"""Tier plans: the number of service tiers, and the decay of headroom."""

@@ -1,4 +1,4 @@
-"""How many tiers a scenario needs: its tiers merged, and every setting rehearsed with several seeds."""
+"""Finds the number of tiers that a scenario needs: merges its tiers, and rehearses every setting with several seeds."""
 
 from __future__ import annotations
 
@@ -95,19 +95,19 @@ def plan(source: Source, options: TierOptions, resources: Resources) -> TierPlan
 
 @dataclass
 class TierRehearsal:
-    """(tiers, decay, seed) -> attainment. The workload is generated once per number of tiers and seed."""
+    """Maps (tiers, decay, seed) to attainment. The workload is generated once per number of tiers and seed."""
 
     scenario: Scenario
     simulator: Simulator
     folder: Path
-    """For merged workloads, which are simulated as traces."""
+    """Folder for merged workloads, which are simulated as traces."""
     total: int
     progress: Progress | None = None
     num_done: int = 0
     _traces: dict[tuple[int, int], Path] = field(default_factory=dict)
 
     def __call__(self, num_tiers: int, decay: float, seed: int) -> float:
-        """HeadwayError if no request has an SLO."""
+        """The attainment. HeadwayError if no request has an SLO."""
         spec = structs.replace(
             self.scenario.spec,
             seed=seed,
@@ -149,7 +149,7 @@ class TierRehearsal:
 
 
 def with_tiers(policies: PolicySpecs, num_tiers: int, decay: float) -> PolicySpecs:
-    """The same policies; those with tiers get this number of tiers, and those with headroom this decay."""
+    """The policies with this number of tiers where they have tiers, and this decay where they have headroom."""
     return structs.replace(
         policies, **{kind: _with_tiers(policy, num_tiers, decay) for kind, policy in structs.asdict(policies).items()}
     )

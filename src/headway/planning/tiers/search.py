@@ -27,7 +27,7 @@ from headway.core.errors import HeadwayError
 
 Ints = npt.NDArray[np.integer]
 TierEvaluator = Callable[[int, float, int], float]
-"""(number of tiers, decay, seed) -> value; higher is better."""
+"""Maps (number of tiers, decay, seed) to a value; higher is better."""
 Interval = Callable[[Sequence[float]], "tuple[float, float] | None"]
 """A confidence interval of the mean; None for too few values."""
 
@@ -38,7 +38,7 @@ class TierSetting:
     decay: float
     values: tuple[float, ...]
     loss: tuple[float, float]
-    """Interval of the loss against the best setting; (0, 0) for that setting itself."""
+    """Interval of the loss against the best setting; (0, 0) for the best setting."""
     is_tied: bool
     is_enough: bool
 
@@ -57,7 +57,7 @@ class TierPlan:
 
     @property
     def tied(self) -> tuple[TierSetting, ...]:
-        """Settings that these seeds do not distinguish from the best, the best included."""
+        """Settings that these seeds do not distinguish from the best, including the best."""
         return tuple(setting for setting in self.settings if setting.is_tied)
 
 
@@ -69,12 +69,12 @@ def plan(
     interval: Interval,
     tolerance: float = 0.01,
 ) -> TierPlan:
-    """Evaluate all pairs with all seeds. HeadwayError for no pair, or too few seeds for an interval."""
+    """Evaluate all pairs with all seeds. HeadwayError without a pair, or with too few seeds for an interval."""
     if not num_tiers or not decays:
         raise HeadwayError("tiers: nothing to choose from; expected one number of tiers and one decay at least")
     if len(seeds) < 2:
         raise HeadwayError(f"tiers: {len(seeds)} seeds; expected 2 or more, as the answer comes with its uncertainty")
-    # A single tier has no headroom, so its decay has no effect.
+    # a single tier has no headroom, so its decay has no effect
     pairs = list(dict.fromkeys((k, decays[0] if k == 1 else decay) for k, decay in product(num_tiers, decays)))
     values = {(k, decay): tuple(evaluate(k, decay, seed) for seed in seeds) for k, decay in pairs}
     top = max(pairs, key=lambda pair: fmean(values[pair]))
@@ -84,7 +84,7 @@ def plan(
 
 
 def merged(tier: Ints, num_classes: int, num_tiers: int) -> Ints:
-    """Merge classes 0 to `num_classes` - 1 into tiers: neighbours together, as evenly as possible."""
+    """Merge classes 0 to `num_classes` - 1 into tiers of neighbours, as evenly as possible."""
     return (tier.astype(np.int64) * num_tiers // num_classes).astype(tier.dtype)
 
 
