@@ -216,15 +216,15 @@ def test_framing_does_not_accept_what_the_parser_found_elsewhere() -> None:
     for ends, part in ((True, 0), (False, 1)):
         framing = RequestFraming()
         if part:
-            framing.begin_body(3)
+            framing.begin_body({b"content-length": b"3"}, "1.1", is_upgrade=False)
         data = head if ends else head[:-1]
         assert not framing.agrees(0, data, 0, len(data), False, 0)
     framing = RequestFraming()
-    framing.begin_body(3)
+    framing.begin_body({b"content-length": b"3"}, "1.1", is_upgrade=False)
     assert not framing.agrees(1, b"abc", 0, 3, False, 3)
-    framing.begin_body(3)
+    framing.begin_body({b"content-length": b"3"}, "1.1", is_upgrade=False)
     assert not framing.agrees(1, b"ab", 0, 2, True, 2)
-    framing.begin_body(3)
+    framing.begin_body({b"content-length": b"3"}, "1.1", is_upgrade=False)
     assert not framing.agrees(1, b"abc", 0, 3, True, 2)
-    framing.begin_body(3)
+    framing.begin_body({b"content-length": b"3"}, "1.1", is_upgrade=False)
     assert framing.agrees(1, b"abc", 0, 3, True, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from headway.control.live import Live
@@ -55,6 +56,7 @@ class OrderedScheduler:
     """
 
     now = 1.0
+    clock = SimpleNamespace(now=now)
 
     def __init__(self, replicas: Sequence[EngineEndpoint], scores: Sequence[float] = ()) -> None:
         self._replicas, self._scores = list(replicas), list(scores)
@@ -67,6 +69,7 @@ class OrderedScheduler:
 
     def place(self, request: InFlightRequest) -> None:
         """Place the request at the next replica."""
+        request.needs_score = bool(self._scores)
         if not self._replicas:
             request.outcome = Outcome.REJECTED
             return
@@ -88,9 +91,6 @@ class OrderedScheduler:
             request.move_target = None
             self.place(request)
 
-    def needs_score(self, live: Live) -> bool:
-        return bool(self._scores)
-
     def confidence_meter(self) -> ConfidenceMeter | None:
         return None
 
@@ -106,9 +106,6 @@ class OrderedScheduler:
             request.outcome = Outcome.FINISHED
         else:
             self.place(request)
-
-    def sending(self, request: InFlightRequest, read_s: float) -> None:
-        return
 
     def phase_changed(self, live: Live) -> None:
         self.phase_changes += 1

@@ -38,6 +38,13 @@ class Clock:
         return self._loop.call_later(max(time_s - self.now, 0.0), action, time_s, argument)
 
 
+class HasNow(Protocol):
+    """The part of a clock that says what time it is."""
+
+    @property
+    def now(self) -> float: ...
+
+
 class TimedCalls(Protocol):
     """The part of a clock that calls actions."""
 

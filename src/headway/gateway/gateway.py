@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -343,10 +344,8 @@ class Gateway:
                 await self.peers.restore(client_request.stream_key)
             request = self._admit_copied(client_request, features, caller, request_id)
         else:
-            is_streamed = client_request.stream
-            request = self.admission.admit(
-                features, lambda live: InFlightRequest(live, request_id, is_streamed), caller
-            )
+            new_request = partial(InFlightRequest, request_id=request_id, is_streamed=client_request.stream)
+            request = self.admission.admit(features, new_request, caller)
         return self._relay(client_request, request, writer)
 
     async def response_holder(self, id: str, owner: str) -> LiveReplica | None:
@@ -384,7 +383,7 @@ class Gateway:
         self.quarantine.check(client_request.raw, self.clock.now)
         features = client_request.features(self.clock.now)
         request = self.admission.admit(
-            features, lambda live: InFlightRequest(live, request_id, is_streamed=False), caller, deadline_s
+            features, partial(InFlightRequest, request_id=request_id, is_streamed=False), caller, deadline_s
         )
         return self._relay(client_request, request, writer)
 

@@ -119,6 +119,8 @@ class ApiKeys:
         """Counters by key id: at most `MAX_COUNTED_KEYS`, and one for the other keys."""
         self._callers: dict[str, Caller] = {}
         self._without_key = Caller(Key(sha256=""), clock, self._counts_of)
+        self.anonymous: Caller | None = None
+        """Every client, where there are neither keys nor a key store."""
         self.stored: tuple[Key, ...] | None = None
         """The keys of the database. None if they were not read yet."""
         self.replace(keys)
@@ -141,12 +143,13 @@ class ApiKeys:
             caller = self._callers[key.sha256] = before.get(key.sha256) or Caller(key, self._clock, self._counts_of)
             if caller.key != key:
                 caller.set(key)
+        self.anonymous = None if self._callers or self._has_store else self._without_key
 
     def authenticate(self, headers: MutableMapping[str, str]) -> Caller:
         """The caller that a request's key belongs to. The key is removed from the headers, so that engines do not see
         it. ApiError (401)."""
-        if not self._callers and not self._has_store:
-            return self._without_key
+        if self.anonymous is not None:
+            return self.anonymous
         # The lookup time may depend on the digest, but nobody can find the key from a digest.
         digest = key_digest(headers)
         caller = self._callers.get(digest)

@@ -87,8 +87,6 @@ class EngineStream:
                 if repeated is not None and repeated.is_set and (text := repeated.text_of(event)):
                     meter.measure_text(text)
                     output.append(event)
-                    if self._kept is not None:
-                        self._begin_with_progress(output)
                 elif not self._take_event(event, output, is_end):
                     break  # nothing after it belongs to the answer
                 if meter.is_beyond_limit:
@@ -128,7 +126,6 @@ class EngineStream:
             self._may_read = self._write_paced(self._pace, event, payload)
         else:
             output += self._rewrite(event, payload)
-            self._begin_with_progress(output)
         return True
 
     def _pass_plain(self, event: bytes, payload: bytes, output: list[bytes]) -> None:
@@ -147,8 +144,6 @@ class EngineStream:
                 if self._num_unlike & (self._num_unlike - 1) == 0 and self._repeated.learn(event, chunk):
                     self._num_unlike = 0
         output.append(event)
-        if self._kept is not None:
-            self._begin_with_progress(output)
 
     def _forget_end(self, event: bytes) -> None:
         """The client does not get this event: an end that it has is none."""
@@ -158,11 +153,15 @@ class EngineStream:
 
     def _write_out(self, output: list[bytes], is_end: bool) -> None:
         """Write the events of a read, or keep them: until the engine has begun to answer, or for the response's end."""
-        if self._kept is not None:
-            self._kept += output
-            if self.is_done or is_end:
-                self.last_events, self._kept = b"".join(self._kept), None
-        elif self.is_done or is_end:
+        kept, meter = self._kept, self._meter
+        if kept is not None:
+            kept += output
+            is_answer = meter.passthrough is None and (meter.has_progress or len(kept) > _MAX_KEPT)
+            if is_answer or self.is_done or is_end:
+                output, self._kept = kept, None
+            else:
+                return
+        if self.is_done or is_end:
             self.last_events += b"".join(output)
         elif output:
             self._may_read = self._write(b"".join(output))
@@ -191,11 +190,6 @@ class EngineStream:
             return
         output.append(event)
         if self._kept is not None and not passthrough.is_first:
-            self._begin(output)
-
-    def _begin_with_progress(self, output: list[bytes]) -> None:
-        """Send what was kept, once the engine has generated a token, or as it becomes too much."""
-        if self._kept is not None and (self._meter.has_progress or len(self._kept) + len(output) > _MAX_KEPT):
             self._begin(output)
 
     def _write_paced(self, pace: Callable[[bytes, int], bool], event: bytes, payload: bytes) -> bool:

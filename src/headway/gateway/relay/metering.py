@@ -42,15 +42,13 @@ class ResponseMeter:
     """Tokens that are still counted, and that the next engine generates again."""
     _is_in_think_tags = False
 
-    def __init__(
-        self, request: ClientRequest, in_flight: InFlightRequest, scheduler: Scheduler, needs_score: bool = False
-    ) -> None:
+    def __init__(self, request: ClientRequest, in_flight: InFlightRequest, scheduler: Scheduler) -> None:
         self._request, self._in_flight, self._live, self._scheduler = request, in_flight, in_flight.live, scheduler
         self.partial = PartialResponse(request)
         several = request.may_be_several and not request.is_single
         self._counts = ChoiceCounts(request.num_sequences, request.num_prompts) if several else None
         self.passthrough = passthrough.Passthrough() if request.is_passthrough else None
-        self.confidence: ConfidenceMeter | None = scheduler.confidence_meter() if needs_score else None
+        self.confidence: ConfidenceMeter | None = scheduler.confidence_meter() if in_flight.needs_score else None
         self.takes_texts = self._counts is None and self.confidence is None
         """A chunk that is a text alone can be measured by `measure_text`."""
         self.hides_logprobs = self.confidence is not None and not request.body.get("logprobs")
@@ -81,7 +79,7 @@ class ResponseMeter:
 
     def restore(self, part: StreamPart) -> None:
         """Go on after a stream that was sent to the client before it retried."""
-        partial, live, now = self.partial, self._live, self._scheduler.now
+        partial, live, now = self.partial, self._live, self._scheduler.clock.now
         partial.restore(part)
         live.generated_tokens, live.first_token_s = partial.tokens, now
         if partial.text:
@@ -250,7 +248,7 @@ class ResponseMeter:
         if live.generated_tokens > self._limit:
             self.is_beyond_limit = True
         if live.first_token_s != live.first_token_s and not self._in_flight.is_unstreamed:
-            live.first_token_s = now = self._scheduler.now
+            live.first_token_s = now = self._scheduler.clock.now
         if live.stage is not DECODING:
             live.stage = DECODING
             self._in_flight.can_move = self._request.stream and self._request.can_resume
@@ -269,7 +267,7 @@ class ResponseMeter:
             live.reasoning_tokens = live.generated_tokens
         if not has_answer:
             return False
-        live.answer_s = now if now == now else self._scheduler.now
+        live.answer_s = now if now == now else self._scheduler.clock.now
         live.phase = Phase.ANSWERING
         if not live.reasoning_tokens:
             return False
@@ -398,5 +396,5 @@ class ItlMeter:
             if tokens > 1:
                 self._histogram.observe(0.0, tokens - 1)
             if self._tokens:
-                self._in_flight.resumed_s = self._scheduler.now
+                self._in_flight.resumed_s = self._scheduler.clock.now
         self._tokens, self._last_s = live.generated_tokens, now

@@ -101,18 +101,16 @@ class Relay:
         self._headers = (
             f"Content-Type: {request.content_type}\r\nX-Request-Id: {in_flight.request_id}\r\n{request.engine_headers}"
         )
-        needs_score = scheduler.needs_score(self._live)
-        self.meter = ResponseMeter(request, in_flight, scheduler, needs_score)
+        self.meter = ResponseMeter(request, in_flight, scheduler)
         self._builder = RequestBuilder(request, in_flight, self.meter, scheduler, sends_priority)
-        if needs_score:
+        if in_flight.needs_score:
             self._response.begin_model(is_buffered=True)
 
     def _start_next_stage(self) -> None:
         """Forget the last model's response."""
-        needs_score = self._scheduler.needs_score(self._live)
-        self.meter = ResponseMeter(self._request, self.in_flight, self._scheduler, needs_score)
+        self.meter = ResponseMeter(self._request, self.in_flight, self._scheduler)
         self._builder.start_model(self.meter)
-        self._response.begin_model(is_buffered=needs_score)
+        self._response.begin_model(is_buffered=self.in_flight.needs_score)
 
     def _start_fallback(self) -> None:
         """Begin the attempts at one more model. Only the same one continues what another has begun."""
@@ -248,7 +246,7 @@ class Relay:
             self._finish_stream(self.meter.partial.closing_events(self._live.prompt_tokens))
             return
         if request.received_s is not None:
-            self._scheduler.sending(self.in_flight, request.received_s)
+            self._scheduler.metrics.count_send(self.in_flight, request.received_s, self._scheduler.clock.now)
             request.received_s = None
         if self.in_flight.prefill_leg is not None:
             await self._dispatch_to_pair(self.in_flight.prefill_leg, replica, path, body)
@@ -412,7 +410,7 @@ class Relay:
         is_known = length is not None and length.isdigit()
         self._response.start(200, content_type, int(length or 0) if is_known else None, extra)
         self.in_flight.is_unstreamed = True
-        self._live.first_token_s = self._live.answer_s = self._scheduler.now
+        self._live.first_token_s = self._live.answer_s = self._scheduler.clock.now
         while part := await connection.read_part():
             self._response.writer.write(part, more=True)
             if self._response.writer.is_full:
@@ -529,7 +527,7 @@ class Relay:
         breaks_off = failure is Failure.BROKEN_OFF and not is_moving and not response.is_opaque
         may_break = breaks_off and not self._quarantine.is_harmless(self._request.raw)
         if may_break:
-            self._quarantine.check(self._request.raw, self._scheduler.now)
+            self._quarantine.check(self._request.raw, self._scheduler.clock.now)
         has_output = meter.partial.tokens > 0 or meter.passthrough is not None
         situation = Situation(
             is_moving=is_moving,
@@ -548,7 +546,7 @@ class Relay:
         if reason is None:
             if attempts.is_quarantined:
                 log.warning("request %s is quarantined: %s", in_flight.request_id, self._failure().message)
-                self._quarantine.add(self._request.raw, self._scheduler.now)
+                self._quarantine.add(self._request.raw, self._scheduler.clock.now)
             raise self._failure()
         if reason is ReleaseReason.PREFILL_FAILED:
             log.warning("%s did not prefill: %s", replica.name, error)

@@ -266,9 +266,10 @@ class ClientRequest(Struct):
         session_id = None
         if self.session is not None:
             session_id = _number(hashlib.sha1(_bytes(self.session[:MAX_NAME_CHARS]), usedforsecurity=False).digest())
+        is_short = self.blocks is None and self.prompt_ids is None and len(self.text) < _BLOCK_TOKENS
         return Features(
             arrival_s, self.model, self.is_passthrough, len(self.text), num_tokens, self.max_tokens, self.tier,
-            self.region, session_id, self.prefix(),
+            self.region, session_id, () if is_short else self.prefix(),
             self.slo_ttft_s, self.slo_tpot_s, self.has_media, self.is_passthrough and self.path in _OF_ONE_MODEL,
             self.is_flex, self.cost() if has_cost else _NO_COST,
             self.previous_response_id if self.path == RESPONSES else None,
@@ -280,8 +281,6 @@ class ClientRequest(Struct):
             return self.blocks
         if self.prompt_ids is not None:
             return token_blocks.segments(self.prompt_ids, _BLOCK_TOKENS)
-        if len(self.text) < _BLOCK_TOKENS:
-            return ()
         data = memoryview(_bytes(self.text[: _MAX_SEGMENTS * BLOCK_BYTES]))
         chained, segments = hashlib.sha1(usedforsecurity=False), []
         for i in range(min(len(data) // BLOCK_BYTES, _MAX_SEGMENTS)):

@@ -106,7 +106,9 @@ class RequestBuilder:
         if reservation is not None and reservation.slot is not None:
             body["id_slot"] = reservation.slot
         if self._sends_priority or replica.engine_ordering or "priority" in body:
-            add_order(body, request, self._live, replica, self._sends_priority, partial.tokens, self._scheduler.now)
+            add_order(
+                body, request, self._live, replica, self._sends_priority, partial.tokens, self._scheduler.clock.now
+            )
         if self._meter.confidence is not None and path == request.path:
             body["logprobs"] = body.get("logprobs") or (True if request.is_chat else 1)
         if request.stream and not request.is_passthrough:

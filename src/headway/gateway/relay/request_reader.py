@@ -99,11 +99,12 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
     for message in messages if is_chat and isinstance(messages, list) else ():
         may_have_media |= not isinstance(message, dict) or not isinstance(message.get("content"), str)
     has_media = may_have_media and (b'_url"' in raw or b'"input_' in raw or b'"image"' in raw or b'"document"' in raw)
+    has_tier = fields.priority is not None or fields.service_tier is not None or "x-headway-tier" in headers
     request = ClientRequest(  # by position, as names take msgspec four times as long
         path, is_chat, not is_chat and path != COMPLETIONS, _can_resume(path, body, prompt_ids), body, raw,
         sent_fields, model, fields.stream is True and path in _STREAMED_PATHS,
         isinstance(fields.stream_options, dict) and bool(fields.stream_options.get("include_usage")),
-        _max_tokens(fields), text, prompt_ids, _tier(fields, headers),
+        _max_tokens(fields), text, prompt_ids, _tier(fields, headers) if has_tier else 0,
         _slo_s(headers, "ttft") if has_slo else None, _slo_s(headers, "tpot") if has_slo else None,
         headers.get("x-session-id") or cache_key, cut(region) if region else "",
         engine_headers, headers.get("x-headway-explain") == "1",

@@ -63,7 +63,7 @@ class TracedRelay(Relay):
         self._untraced_headers = "".join(
             f"{line}\r\n" for line in self._headers.split("\r\n") if line and not line.startswith(context_headers)
         )
-        self._epoch_ns = time_ns() - round(self._scheduler.now * 1e9)
+        self._epoch_ns = time_ns() - round(self._scheduler.clock.now * 1e9)
         self._held_since_s = self._live.arrival_s
         """The end of the last attempt or judgement."""
         self._operation = _OPERATIONS.get(request.path, "chat")
@@ -107,7 +107,7 @@ class TracedRelay(Relay):
         span, live, in_flight = self._request_span, self._live, self.in_flight
         outcome = Outcome.CANCELLED if in_flight.outcome is None else in_flight.outcome
         if in_flight.replica is None or not live.generated_tokens:
-            self._end_hold(self._scheduler.now)
+            self._end_hold(self._scheduler.clock.now)
         self._set_response_attributes(span)
         span.set_attributes(
             {
@@ -176,7 +176,7 @@ class TracedRelay(Relay):
         finally:
             self._set_response_attributes(span)
             span.end()
-            self._held_since_s = self._scheduler.now
+            self._held_since_s = self._scheduler.clock.now
 
     async def _judge(self) -> None:
         live = self._live
@@ -188,4 +188,4 @@ class TracedRelay(Relay):
             if len(live.quality) > num_scores:
                 span.set_attribute("headway.score", live.quality[-1][1])
             span.set_attribute("headway.accepted", self.in_flight.outcome is Outcome.FINISHED)
-        self._held_since_s = self._scheduler.now
+        self._held_since_s = self._scheduler.clock.now

@@ -64,7 +64,7 @@ class Driver:
         """`names` are the names that requests may use, by model. `on_ended(request, outcome, now)` and
         `on_role(replica, role, now)` are called after the event. `view` gives a replica as policies see it;
         None: as it is. `new_shadow` makes the policies of a model that decide beside, without effect."""
-        self._clock, self._scorer, self._seed, self._decisions = clock, scorer, seed, decisions
+        self.clock, self._scorer, self._seed, self._decisions = clock, scorer, seed, decisions
         self._recorder, self.metrics = recorder, metrics
         self._on_ended, self._on_role = on_ended, on_role
         self.charge: Callable[[str, str, int, int, int], Charge] | None = None
@@ -89,7 +89,7 @@ class Driver:
 
     @property
     def now(self) -> float:
-        return self._clock.now
+        return self.clock.now
 
     def change_policies(self, before: Policies, after: Policies) -> None:
         """Use other policies from now on. HeadwayError, before anything changes, if one cannot be created."""
@@ -117,15 +117,14 @@ class Driver:
         if self._reasoning and request.is_streamed and self._service_name(request.live) in self._reasoning:
             request.live.phase = Phase.REASONING
         try:
-            self.control.on_arrival(request.live, self._clock.now)
+            self.control.on_arrival(request.live, self.clock.now)
         except BaseException:
             self.control.reject(request.live, self.now)
             raise
+        if self.cascade is not None:
+            request.needs_score = self.needs_score(request.live)
         if request.live.stage is HELD:
             self.holds.start(request)
-
-    def sending(self, request: InFlightRequest, read_s: float) -> None:
-        self.metrics.count_send(request, read_s, self._clock.now)
 
     def _service_name(self, live: Live) -> str:
         service = self.services.get(live.model)
@@ -141,7 +140,7 @@ class Driver:
         if reason is FINISHED:
             request.detach()
             if request.outcome is None:
-                self.control.on_finished(request.live, self._clock.now)
+                self.control.on_finished(request.live, self.clock.now)
             return
         match reason:
             case ReleaseReason.REFUSED:
@@ -326,6 +325,7 @@ class Driver:
         else:
             live.quality += ((model, score),)
             self.control.on_judged(live, score, self.now)
+        request.needs_score = self.needs_score(live)
         escalated = live.stage_index != stage
         self.metrics.count_judgement(model, "unscored" if score is None else "escalated" if escalated else "accepted")
         if escalated:

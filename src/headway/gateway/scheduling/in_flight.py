@@ -209,6 +209,8 @@ class InFlightRequest:
     """The request has left a replica before its end, and its stays are recorded."""
     is_away: bool = False
     """It has left its last one, and is at none."""
+    needs_score: bool = False
+    """The answer of the present model decides whether the cascade escalates."""
     awaits_score: bool = False
     """A model of a cascade has answered, and the answer is neither accepted nor escalated."""
     scoring: asyncio.Task[float] | None = None

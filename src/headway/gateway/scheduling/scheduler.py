@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from headway.control.live import Live
+from headway.gateway.clock import HasNow
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.scorer import ConfidenceMeter
 from headway.gateway.telemetry.metrics import PrometheusMetrics
@@ -18,11 +19,8 @@ class Scheduler(Protocol):
         """Of this process."""
 
     @property
-    def now(self) -> float:
+    def clock(self) -> HasNow:
         """Seconds since the gateway started."""
-
-    def needs_score(self, live: Live) -> bool:
-        """The present model's answer decides whether the cascade escalates."""
 
     def confidence_meter(self) -> ConfidenceMeter | None:
         """A meter of the model's confidence, if answers are scored by it."""
@@ -34,9 +32,6 @@ class Scheduler(Protocol):
 
     async def accept_or_escalate(self, request: InFlightRequest, score: float | None) -> None:
         """Let the cascade accept the answer, or place the request at the next model."""
-
-    def sending(self, request: InFlightRequest, read_s: float) -> None:
-        """Count the gateway's overhead: the request's last byte was read at `read_s`, and it is sent now."""
 
     def phase_changed(self, live: Live) -> None:
         """Reasoning has ended, and the answer begins."""

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -63,7 +63,7 @@ class CompletionsApp:
         self._reader = ThreadPoolExecutor(max_workers=1)
         """Reads long bodies, one at a time, because each competes with the event loop for the interpreter."""
         self._relays: set[Relay] = set()
-        self._request_ids = _random_ids()
+        self._request_ids = chain.from_iterable(iter(_random_ids, None))
         self._memory = BodyMemory()
         self.num_responses: defaultdict[tuple[str, int], int] = defaultdict(int)
         """Answers by path and HTTP status. The path is empty if no application has seen the request."""
@@ -111,7 +111,8 @@ class CompletionsApp:
     ) -> tuple[Exception | None, ClientWriter]:
         """Write the response. Returns an error to write in its place, and the writer for it."""
         try:
-            caller = self.gateway.keys.authenticate(headers)
+            keys = self.gateway.keys
+            caller = keys.anonymous or keys.authenticate(headers)
             if caller.is_limited:
                 writer = HookedWriter(writer, lambda status, sent: [*sent, *limit_headers(caller.limits())])
             await self._relay(scope, headers, caller, request_id, receive, writer)
@@ -172,12 +173,10 @@ class CompletionsApp:
         return await asyncio.get_running_loop().run_in_executor(self._reader, read)
 
 
-def _random_ids() -> Iterator[str]:
+def _random_ids() -> list[str]:
     """Random ids of 128 bits. Random bytes for many ids are fetched from the system at once."""
-    while True:
-        digits = os.urandom(_ID_BYTES * _IDS_PER_CALL).hex()
-        for start in range(0, len(digits), 2 * _ID_BYTES):
-            yield digits[start : start + 2 * _ID_BYTES]
+    digits = os.urandom(_ID_BYTES * _IDS_PER_CALL).hex()
+    return [digits[start : start + 2 * _ID_BYTES] for start in range(0, len(digits), 2 * _ID_BYTES)]
 
 
 def _read_encoded(path: str, body: bytes, headers: dict[str, str], encoding: str, max_bytes: int) -> ClientRequest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 MAX_HEAD_BYTES = 64 << 10
 """Limit of a request's first line and headers."""
 MAX_HEADERS = 256
@@ -34,15 +36,23 @@ class RequestFraming:
         self._last = b""
         """The end of the lines so far, which may be the first half of a blank line."""
 
-    def begin_body(self, length: int) -> None:
-        self.part = BODY if length else END
+    def begin_body(self, headers: Mapping[bytes, bytes], version: str, is_upgrade: bool) -> str | None:
+        """The head is complete, and a body follows that it frames. Returns what was expected instead, if the request
+        cannot be served. `is_upgrade`: the client asks to change the protocol."""
+        coding, length = headers.get(b"transfer-encoding"), int(headers.get(b"content-length", 0))
+        if version != "1.1" and version != "1.0":
+            return f"expected HTTP/1.1 or HTTP/1.0, got {version}"
+        if is_upgrade and (coding is not None or length):
+            return "a request with a body cannot change the protocol; expected no Upgrade"
+        if coding is not None and (coding.lower() != b"chunked" or version == "1.0"):
+            return "expected transfer-encoding: chunked, with HTTP/1.1"
         self.num_outside = self._num_inside = 0
-        self._num_left = length
-
-    def begin_chunks(self) -> None:
-        self.part = CHUNK_HEADER
-        self.num_outside = self._num_inside = 0
-        self._size_line = b""
+        self._num_left, self._size_line = length, b""
+        if coding is None:
+            self.part = BODY if length else END
+        else:
+            self.part = CHUNK_HEADER
+        return None
 
     def end_of_part(self, data: bytes, start: int) -> int:
         """The end of the part of `data[start:]` that the parser gets next. After the parser, call `agrees`."""

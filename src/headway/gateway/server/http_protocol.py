@@ -337,7 +337,8 @@ class HttpProtocol(asyncio.Protocol):
                 self._refusal = self._check_origin(self._hosts, *origin)
                 self._accepted = origin if self._refusal is None else ()
         if self._refusal is None:
-            self._refusal = self._begin_body(found, version)
+            why = self._framing.begin_body(found, version, bool(self._parser.should_upgrade()))
+            self._refusal = None if why is None else ApiError(400, why, "invalid_http")
         if self._refusal is not None:
             return
         path = url.path.decode("ascii")
@@ -398,23 +399,6 @@ class HttpProtocol(asyncio.Protocol):
             return ApiError(403, what, "unknown_origin")
         if media_type is not None and media_type.lower().startswith(b"text/plain"):
             return ApiError(415, "expected content-type: application/json", "unsupported_media_type")
-        return None
-
-    def _begin_body(self, found: dict[bytes, bytes], version: str) -> ApiError | None:
-        """Prepare for the body. Returns the error if the version or the body's framing is not acceptable."""
-        if version != "1.1" and version != "1.0":
-            return ApiError(400, f"expected HTTP/1.1 or HTTP/1.0, got {version}", "invalid_http")
-        coding, length = found.get(b"transfer-encoding"), int(found.get(b"content-length", 0))
-        if self._parser.should_upgrade() and (coding is not None or length):
-            return ApiError(
-                400, "a request with a body cannot change the protocol; expected no Upgrade", "invalid_http"
-            )
-        if coding is None:
-            self._framing.begin_body(length)
-        elif coding.lower() != b"chunked" or version == "1.0":
-            return ApiError(400, "expected transfer-encoding: chunked, with HTTP/1.1", "invalid_http")
-        else:
-            self._framing.begin_chunks()
         return None
 
     def on_body(self, body: bytes) -> None:

@@ -62,7 +62,7 @@ class PendingRequest(InFlightRequest):
         self._on_progress = on_progress
         self.reply: asyncio.Future[None] | None = None
         """Completed by the scheduler's next message about the request."""
-        self.needs_score = self.has_progress = False
+        self.has_progress = False
         self.slot: int | None = None
         self.waits_for_slot = False
 
@@ -150,7 +150,7 @@ class RemoteScheduler:
         handlers: Mapping[type[Any], Callable[[Any], None]] = MappingProxyType({}),
     ) -> None:
         """`handlers` get the messages that are about neither a request nor a replica."""
-        self._clock, self._scorer, self._on_lost = clock, scorer, on_lost
+        self.clock, self._scorer, self._on_lost = clock, scorer, on_lost
         self.link = Link(protocol.FromScheduler, self._receive, self._link_lost)
         self.is_gone = self.is_silent = False
         self.requests: dict[int, PendingRequest] = {}
@@ -181,7 +181,7 @@ class RemoteScheduler:
 
     @property
     def now(self) -> float:
-        return self._clock.now
+        return self.clock.now
 
     async def submit(self, client_request: ClientRequest, owner: str, request_id: str) -> PendingRequest:
         """Have the scheduler accept a request. ApiError if it does not."""
@@ -239,10 +239,6 @@ class RemoteScheduler:
 
     # Calls of relays.
 
-    def needs_score(self, live: Live) -> bool:
-        request = self.requests.get(live.id)
-        return request is not None and request.needs_score
-
     def confidence_meter(self) -> ConfidenceMeter | None:
         return None if self._scorer is None else self._scorer.confidence_meter()
 
@@ -259,10 +255,6 @@ class RemoteScheduler:
             live.quality += ((live.model, score),)
         self.link.send(protocol.AnswerScored(live.id, score))
         await self._reply(pending)
-
-    def sending(self, request: InFlightRequest, read_s: float) -> None:
-        self.metrics.count_send(request, read_s, self.now)
-        self.schedule_report()
 
     def phase_changed(self, live: Live) -> None:
         """Do nothing: the phase is reported with the tokens."""

@@ -44,7 +44,6 @@ class RemoteRequest(InFlightRequest):
         """Once it has brought tokens, another replica can continue the answer."""
         self.is_assigned = False
         """The worker has sent the request to a replica, or will."""
-        self.needs_score = False
         self.awaits_end = False
         """The worker expects a message when control ends the request."""
         self.counted_prompt_tokens = 0
