@@ -22,9 +22,9 @@ from click import echo
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from headway.core.record import Outcome
-from lived import lived, simulated
 from picker_days import BY_HASH, POLICIES, day_of, decide_alike, largest_difference_s, name_of
 from stepped_envoy import SteppedEnvoy
+from virtual_time import lived, simulated
 
 NUM_ENGINES = 4
 

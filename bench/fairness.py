@@ -27,7 +27,7 @@ from headway import scenario
 from headway.core.record import Outcome, Records
 from headway.scenario import presets
 from keys import digest
-from lived import both
+from virtual_time import both
 
 FLOOD = 20
 QUIET_SHARE = 0.2

@@ -18,11 +18,11 @@ import click
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
-from asgi import Inside
+from gateway_in_process import Inside
 from headway.control.shadow import ShadowPlan
 from headway.gateway.scheduling.shadows import Shadows
 from headway.policies.resolve import router
-from hops import traced
+from traced_calls import traced
 
 BODY = json.dumps({"model": "qwen3-8b", "messages": [{"role": "user", "content": "say hello"}], "max_tokens": 9})
 

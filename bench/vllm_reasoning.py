@@ -28,7 +28,7 @@ TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
 sys.path.insert(0, str(TESTS / "support"))
 
-from asgi import Reply, send_request
+from gateway_in_process import Reply, send_request
 from headway.core.pacer import Pacer
 from headway.core.request import Request
 from headway.metrics.qoe import VIOLATED

@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("httptools")
 
 import serving
-from asgi import Inside
 from attacking import SCALE, answers, longest_turn_s, memory_ceiling, turn_is_short
+from gateway_in_process import Inside
 from scripted import WELL, ScriptedEngine, started
 from serving import MODEL
 

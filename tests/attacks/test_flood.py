@@ -19,8 +19,8 @@ pytest.importorskip("uvicorn")
 from headway import scenario
 from headway.core.record import Records
 from keys import digest
-from lived import both, lived
 from serving import MODEL
+from virtual_time import both, lived
 
 URL = "http://127.0.0.1:10001"
 FLOOD = 20

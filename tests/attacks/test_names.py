@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("grpc")
 pytest.importorskip("httptools")
 
-from asgi import Inside, send_request
 from ext_proc import Call, Desk, desk, picked
+from gateway_in_process import Inside, send_request
 from headway.control.decisions import Decision
 from headway.gateway.names import MAX_CHARS, OTHER, KnownNames, cut
 from headway.gateway.server.access_log import AccessLog

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("httptools")
 
-from asgi import Inside
 from attacking import longest_turn_s, turn_is_short
+from gateway_in_process import Inside
 from serving import MODEL
 
 NUM_TIERS = 2000

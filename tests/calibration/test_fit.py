@@ -22,7 +22,7 @@ from headway.core.errors import HeadwayError
 from headway.perf.operators import CAST_BYTES
 from headway.perf.operators import tiled_rows as perf_tiled_rows
 from headway.perf.roofline import roofline_s
-from measured import GPU, KERNELS, all_reduce, attention, gemm, write
+from made_up_measurements import GPU, KERNELS, all_reduce, attention, gemm, write
 
 
 def fitted(path: Path) -> dict[str, FitResult]:

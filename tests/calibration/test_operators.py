@@ -11,7 +11,7 @@ import pytest
 from headway.calibration.operators import COLUMNS, OperatorTable, read
 from headway.calibration.peaks import peaks, plausible
 from headway.core.errors import HeadwayError
-from measured import GPU, Row, all_reduce, attention, gemm, write
+from made_up_measurements import GPU, Row, all_reduce, attention, gemm, write
 
 
 def used(reading: OperatorTable) -> int:

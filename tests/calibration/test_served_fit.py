@@ -14,7 +14,7 @@ from headway.calibration.serving import ServingExperiment
 from headway.calibration.solve import FitResult
 from headway.catalog.coefficients import Coefficients
 from headway.core.errors import HeadwayError
-from measured import GPU, KNOWN, TRUE, experiments
+from made_up_measurements import GPU, KNOWN, TRUE, experiments
 
 ENGINE = catalog.engine("vllm-0.15")
 Found = tuple[FitResult, Coefficients, list[str]]

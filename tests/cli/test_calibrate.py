@@ -13,7 +13,7 @@ import pytest
 from headway import catalog
 from headway.catalog.coefficients import CoefficientFile
 from headway.cli import main
-from measured import all_reduce, attention, gemm, runs, write
+from made_up_measurements import all_reduce, attention, gemm, runs, write
 
 needs_data = pytest.mark.skipif("HEADWAY_DATA" not in os.environ, reason="HEADWAY_DATA is unset")
 SIMULATE = (

@@ -12,7 +12,7 @@ from headway.calibration.steps.read import StepLog
 from headway.cli import main
 from headway.cli.measured_fleet import MeasuredFleet, found_runs, of_steps
 from headway.core.errors import HeadwayError
-from measured import experiments, runs
+from made_up_measurements import experiments, runs
 
 FLEET = """
 workload: {builtin: chat}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import pytest
 from headway.config.scenario import assemble
 from headway.config.strict_yaml import parse
 from headway.scenario.run import run
-from hops import Call, missing_step, traced
+from scripted import DONE, OK, chunk, event
+from traced_calls import Call, missing_step, traced
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -19,7 +19,6 @@ SCENARIO = """
 workload: {num_requests: 1, arrivals: 1, prompt_tokens: 500, output_tokens: 20}
 fleet: [{model: llama-3.1-8b, gpu: h100, replicas: 2, engine: simulated-0.15}]
 """
-STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def steps(name: str) -> list[Call]:
@@ -47,20 +46,11 @@ def test_a_simulated_request_takes_the_listed_steps() -> None:
     assert missing_step(steps("simulated"), calls) is None
 
 
-def _framed(body: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(body), body)
-
-
-def _chunk(text: str) -> bytes:
-    value = {"id": "c", "created": 1, "model": "m", "choices": [{"index": 0, "delta": {"content": text}}]}
-    return _framed(b"data: " + json.dumps(value).encode() + b"\n\n")
-
-
 def test_a_streamed_request_and_its_tokens_take_the_listed_steps(tmp_path: Path) -> None:
     pytest.importorskip("httptools")
     from traced_requests import traced_answer
 
-    reply = [STREAM_HEAD + _chunk("so"), _chunk(" it"), _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"]
+    reply = [OK + event(chunk("so")), event(chunk(" it")), DONE]
     received, calls = traced_answer(tmp_path, reply, stream=True, end=b"[DONE]")
     assert b" it" in received
     assert missing_step(steps("request"), calls) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from documented import ROOT, bash_blocks, files_in, run_blocks
+from document_commands import ROOT, bash_blocks, files_in, run_blocks
 from headway.report.page import library_name
 
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import headway
-from documented import ROOT
+from document_commands import ROOT
 from released import make_release
 
 pytestmark = pytest.mark.ci

@@ -11,7 +11,7 @@ import pytest
 
 import engines
 import headway
-from documented import ROOT
+from document_commands import ROOT
 from readme import run_readme
 from released import make_release
 

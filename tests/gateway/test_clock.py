@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from driven import ManualClock
+from driver_alone import ManualClock
 from headway.gateway.clock import Deadlines
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import serving
-from driven import ManualClock
+from driver_alone import ManualClock
 from headway import serving as composition
 from headway.catalog import engine, gpu, model
 from headway.core.errors import HeadwayError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asgi import Inside, Reply
+from gateway_in_process import Inside, Reply
 from headway.control.observe import MutablePoolsView
 from serving import MODEL
 

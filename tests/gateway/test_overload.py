@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("httptools")
 
-from asgi import Inside, Reply, send_request
+from gateway_in_process import Inside, Reply, send_request
 from headway.gateway.server.probes import ProbeServer
 from headway.gateway.upstream.dialects import Load
 from scripted import OK, Exchange, framed, whole

@@ -19,8 +19,8 @@ from headway import records, serving
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
 from headway.gateway.upstream import sse
-from lived import streams
 from serving import MODEL
+from virtual_time import streams
 
 URLS = [f"http://127.0.0.1:{port}" for port in range(10_001, 10_003)]
 PASCAL = {"name": "pascal", "quantum_tokens": 40, "by_quanta": True}

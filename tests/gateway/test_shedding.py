@@ -11,9 +11,9 @@ pytest.importorskip("uvicorn")
 
 import serving
 from headway.core.record import Outcome
-from lived import both
 from picker_days import day_of, decide_alike
 from serving import chat, metric, until
+from virtual_time import both
 
 URLS = ["http://127.0.0.1:10001"]
 

@@ -15,7 +15,7 @@ pytest.importorskip("sqlalchemy")
 from headway.gateway.accounts import budgets
 from headway.gateway.accounts.store import StoredKey
 from headway.limits.tenants import TenantLimits
-from lived import lived, simulated
+from virtual_time import lived, simulated
 
 Limits = dict[str, dict[str, Any]]
 

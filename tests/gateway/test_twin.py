@@ -15,8 +15,8 @@ pytest.importorskip("uvicorn")
 from headway.control.decisions import Decision
 from headway.core.record import Outcome, Records
 from keys import digest
-from lived import both
 from serving import MODEL
+from virtual_time import both
 
 URLS = [f"http://127.0.0.1:{port}" for port in range(10_001, 10_005)]
 STALE = {"gateway": {"scrape_period_s": 0.2}, "observe": {"period_s": 0.2}}

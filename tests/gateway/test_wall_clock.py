@@ -18,8 +18,7 @@ import serving
 pytest.importorskip("httptools")
 pytest.importorskip("aiosqlite")
 
-from asgi import Inside
-from gated import GatedEngine
+from gateway_in_process import Inside
 from headway.gateway.accounts.budgets import Accounts, Charge
 from headway.gateway.accounts.store import StoredKey
 from headway.gateway.accounts.stores import account_store
@@ -30,6 +29,7 @@ from headway.gateway.errors import ApiError
 from headway.gateway.settings import Batches, KeyStoreSettings, Settings
 from headway.limits.budgets import Budget
 from headway.limits.calendar import Today
+from scripted import GatedEngine
 
 HOUR_S = 3600.0
 _READS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("date", "today"), ("datetime", "utcnow")}

@@ -13,9 +13,9 @@ import yaml
 pytest.importorskip("httptools")
 pytest.importorskip("uvicorn")
 
+from autopilot_day import lived_day
 from headway.cli import main
 from headway.serving.autopilot_state import AutopilotFiles
-from piloted import lived_day
 
 FAST, SLOW = "http://127.0.0.1:10001", "http://127.0.0.1:10002"
 LOAD: dict[str, Any] = {"rate": 8.0, "prompt_tokens": 200, "output_tokens": 12}

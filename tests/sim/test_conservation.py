@@ -22,7 +22,7 @@ from headway.core.record import Cause, Outcome, Records
 from headway.core.request import Segment
 from headway.core.view import FleetView, RequestView
 from headway.policies.routing.random import RandomRouter
-from inside import assert_empty, assert_sound, replicas_of, watched
+from replica_state import assert_empty, assert_sound, replicas_of, watched
 from simulation import (
     MODEL,
     ROUTER_MAKERS,

@@ -9,7 +9,7 @@ import pytest
 from headway.control.live import Live
 from headway.perf import copies, memory
 from headway.sim.host_memory import HostPrefixTier
-from inside import replicas_of
+from replica_state import replicas_of
 from simulation import GPU, MODEL, Scenario, pool, request
 
 

@@ -20,7 +20,7 @@ from headway.perf import copies, memory
 from headway.policies.ordering.tiers import PriorityOrdering
 from headway.policies.ordering.time_sharing import RoundRobinOrdering
 from headway.sim.kernel import COMMAND
-from inside import replicas_of
+from replica_state import replicas_of
 from simulation import GPU, MODEL, Demoting, Scenario, by_request, pool, request, seconds
 
 pytestmark = pytest.mark.parametrize("step", ["stretch", "exact"])

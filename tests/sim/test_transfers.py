@@ -28,7 +28,7 @@ from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.ordering.tiers import PriorityOrdering
 from headway.sim.fabric import Fabric
 from headway.sim.kernel import COMMAND, Kernel
-from inside import assert_empty, assert_sound, replicas_of, watched
+from replica_state import assert_empty, assert_sound, replicas_of, watched
 from simulation import (
     MODEL,
     Breathing,

@@ -10,7 +10,7 @@ from pathlib import Path
 import envoys
 import serving
 from envoys import Envoy, Picker
-from gated import GatedEngine
+from scripted import GatedEngine
 from serving import Process, Reply, chat, until
 
 TABLE = re.compile(r"^\| what happens \|.*?(?=\n\n)", re.DOTALL | re.MULTILINE)

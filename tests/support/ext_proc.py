@@ -18,7 +18,7 @@ from headway.gateway.picker.bodies import Bodies
 from headway.gateway.picker.exchange import Exchange
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.telemetry.recording import Recording
-from lived import Front
+from virtual_time import Front
 
 MODEL = "qwen3-8b"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}

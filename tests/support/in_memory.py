@@ -1,14 +1,14 @@
-"""A transport without sockets: the server on its other side is a coroutine function of the test."""
+"""A transport without sockets: the engine on its other side is a coroutine function of the test."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
 from headway.gateway.upstream.client import Connection
-from scripted import Exchange, read_request
+from scripted import DONE, OK, Exchange, event, read_request
 
 Serve = Callable[[Exchange], Awaitable[None]]
 
@@ -85,3 +85,41 @@ class InMemoryTransport:
         with suppress(asyncio.IncompleteReadError):
             while True:
                 await self._serve(await read_request(pipe.requests, _Back(pipe)))
+
+
+def run(story: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine, in an event loop of its own, within 10 s."""
+
+    async def limited() -> Any:
+        async with asyncio.timeout(10):
+            return await story
+
+    return asyncio.run(limited())
+
+
+def streaming(*events: Any, end: bytes | None = DONE, bodies: list[Any] | None = None) -> Serve:
+    """Streams these events, each read by itself; without `end`, the connection is closed."""
+
+    async def serve(exchange: Exchange) -> None:
+        if bodies is not None:
+            bodies.append(exchange.json())
+        exchange.send(OK)
+        for each in events:
+            exchange.send(event(each))
+            await asyncio.sleep(0)
+        if end is None:
+            await asyncio.sleep(0)
+            exchange.close()
+        else:
+            exchange.send(end)
+
+    return serve
+
+
+def answering(body: Any, status: int = 200) -> Serve:
+    """Answers each request with this."""
+
+    async def serve(exchange: Exchange) -> None:
+        exchange.answer(body, status)
+
+    return serve

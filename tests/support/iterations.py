@@ -14,7 +14,7 @@ from typing import Any
 from headway.core.request import Request
 from headway.policies import resolve
 from headway.sim.replica import Replica
-from inside import watched
+from replica_state import watched
 from simulation import Scenario, pool, seconds
 
 Iterations = list[list[tuple[int, int]]]

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import engines
-from documented import bash_blocks, files_in, run_blocks
+from document_commands import bash_blocks, files_in, run_blocks
 from headway.report.page import library_name
 
 BLOCKS = bash_blocks("README.md")

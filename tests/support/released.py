@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from documented import ROOT
+from document_commands import ROOT
 
 
 def make_release(factory: pytest.TempPathFactory) -> Path:

@@ -24,6 +24,22 @@ def framed(body: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(body), body)
 
 
+def chunk(text: str, id: str = "c", token: int | None = None, **more: Any) -> dict[str, Any]:
+    """A chunk of a chat's stream."""
+    choice: dict[str, Any] = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+    if token is not None:
+        choice["token_ids"] = [token]
+    return {"id": id, "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice], **more}
+
+
+def event(value: Any) -> bytes:
+    """An event of a stream, framed. A value that is no bytes is sent as JSON."""
+    return framed(b"data: " + (value if isinstance(value, bytes) else json.dumps(value).encode()) + b"\n\n")
+
+
+DONE = event(b"[DONE]") + b"0\r\n\r\n"
+
+
 def whole(body: bytes = GOOD_WHOLE) -> bytes:
     """A valid response."""
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
@@ -259,3 +275,23 @@ def started(reply: bytes = b"", then: str = "close") -> ScriptedEngine:
     made.keeps_alive = False
     made.start()
     return made
+
+
+class GatedEngine(ScriptedEngine):
+    """Answers at once, but for streams: the first token comes at once, the rest once the gate is open."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.start(host, port)
+
+    async def get(self, exchange: Exchange) -> None:
+        exchange.answer({"object": "list", "data": [{"id": "qwen3-8b"}]} if exchange.path == "/v1/models" else {})
+
+    async def complete(self, exchange: Exchange) -> None:
+        if not exchange.json().get("stream"):
+            exchange.answer({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+            return
+        exchange.send(OK + framed(CHUNK))
+        await opened(self.gate)
+        exchange.send(framed(CHUNK) + DONE)

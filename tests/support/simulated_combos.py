@@ -12,7 +12,7 @@ from headway.core.request import Request
 from headway.perf import memory
 from headway.perf.copies import NETWORK
 from headway.policies.routing.cauchy import CauchyRouter
-from inside import assert_empty, assert_sound, replicas_of, watched
+from replica_state import assert_empty, assert_sound, replicas_of, watched
 from simulation import MODEL, Made, Scenario, by_request, pool, seconds
 
 BYTES_PER_TOKEN = memory.kv_bytes_per_token(MODEL, 2)

@@ -18,7 +18,7 @@ from envoys import Envoy
 from headway.gateway.gateway import Gateway
 from headway.gateway.picker import ext_proc_pb2 as pb
 from headway.gateway.picker.server import Picker
-from lived import Front
+from virtual_time import Front
 
 
 class Passage:

@@ -12,9 +12,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 import serving
-from asgi import Inside
+from gateway_in_process import Inside
 from headway.gateway.server.http_protocol import HttpProtocol
-from hops import Call, traced
+from traced_calls import Call, traced
 
 
 async def _ask(inside: Inside, stream: bool, end: bytes, num: int, key: str) -> tuple[bytes, list[Call]]:

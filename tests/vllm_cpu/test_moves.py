@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asgi import Reply, send_request
+from gateway_in_process import Reply, send_request
 from headway.gateway.gateway import Gateway
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from vllm_cpu.servers import MARKS, SOURCE, Server, fleet, make_model, show

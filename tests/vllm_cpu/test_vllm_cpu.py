@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("zmq")
 
-from asgi import Reply, send_request
+from gateway_in_process import Reply, send_request
 from headway.gateway.gateway import Gateway
 from vllm_cpu.servers import BLOCK, MARKS, Server, fleet, make_model, show
 

@@ -14,7 +14,6 @@ pytest.importorskip("kubernetes")
 
 from kubernetes.config import kube_config
 
-from gated import GatedEngine
 from headway import serving as composition
 from headway.control.live import Live
 from headway.core.errors import HeadwayError
@@ -22,6 +21,7 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.telemetry.recording import Recording
 from kube import InferencePool, serve
+from scripted import GatedEngine
 
 POOL = {
     "name": "chat",

@@ -17,7 +17,7 @@ import yaml
 
 import processes
 import serving
-from asgi import Inside
+from gateway_in_process import Inside
 from headway import records
 from headway.core.errors import HeadwayError
 from processes import running

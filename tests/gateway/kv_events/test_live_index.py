@@ -18,8 +18,8 @@ from msgspec.structs import replace
 pytest.importorskip("zmq")
 pytest.importorskip("tokenizers")
 
-from asgi import Reply, send_request
 from attacking import SCALE
+from gateway_in_process import Reply, send_request
 from headway import catalog, serving
 from headway.control.decisions import Decision
 from headway.core.fleet import Parallel, Pool

@@ -17,9 +17,9 @@ pytest.importorskip("uvicorn")
 
 import envoys
 from headway.core.record import Outcome
-from lived import lived, simulated
 from picker_days import day_of, decide_alike, largest_difference_s
 from stepped_envoy import SteppedEnvoy
+from virtual_time import lived, simulated
 
 HELD = {"ordering": "vtc", "ordering_at": "gateway", "window": 2}
 

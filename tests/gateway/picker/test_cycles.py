@@ -12,7 +12,7 @@ pytest.importorskip("grpc")
 pytest.importorskip("httptools")
 
 from ext_proc import CHAT, Call, Desk, desk, picked
-from garbage import left_over
+from reference_cycles import left_over
 from serving import fleet_file
 
 Ending = Callable[[Call], Awaitable[None]]

@@ -16,8 +16,8 @@ from ext_proc import Proxy
 from headway.control.decisions import Decision
 from headway.core.record import Outcome, Records
 from keys import digest
-from lived import both
 from serving import MODEL
+from virtual_time import both
 
 URLS = [f"http://127.0.0.1:{port}" for port in range(10_001, 10_004)]
 ENGINE = {"name": "vllm-0.15", "response_overhead_s": 0, "tokenize_s_per_token": 0}

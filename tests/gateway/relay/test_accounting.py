@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("httptools")
 
-from asgi import Inside
 from combo_fleets import pair_file
+from counted_gateway import check_idle, gateway_before_held, run_steps
+from gateway_in_process import Inside
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.upstream.client import Connection
-from held import check_idle, gateway_before_held, run_steps
 
 NUM_ENGINES = 3
 

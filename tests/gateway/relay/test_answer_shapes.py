@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("httptools")
 
 import serving
-from asgi import Inside, Reply
+from gateway_in_process import Inside, Reply
 from headway.gateway.relay.request_reader import read_request
-from hired import has_heard, hire
 from scripted import OK, framed, whole
+from workers_in_process import has_heard, hire
 
 WORDS = ("One", " two", " three.")
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"

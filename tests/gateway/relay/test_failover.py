@@ -34,7 +34,7 @@ from headway.gateway.upstream.errors import (
     UnconfirmedRefusalError,
     UnreachableError,
 )
-from relaying import engine
+from relay_alone import engine
 from scripted import Exchange
 
 MAX_ATTEMPTS = 3

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from asgi import Inside
+from gateway_in_process import Inside
 from headway import serving as composition
 from scripted import whole
 

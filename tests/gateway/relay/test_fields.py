@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("httptools")
 
 import serving
-from asgi import Inside
+from gateway_in_process import Inside
 from headway.control.live import Live
 from headway.gateway.relay.request import PATHS
 from headway.gateway.telemetry.recording import Recording

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 pytest.importorskip("httptools")
 
 import serving
-from asgi import Inside, Reply
+from gateway_in_process import Inside, Reply
 from headway.gateway.upstream import health
-from scripted import GOOD_WHOLE, OK, framed, whole
+from scripted import DONE, GOOD_WHOLE, OK, framed, whole
 
 WORDS = ["so", " it", " gö", " on"]
 
@@ -28,7 +28,7 @@ def _chunk(text: str, **more: Any) -> bytes:
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
 
 
-STREAM = OK + b"".join(framed(_chunk(word)) for word in WORDS) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+STREAM = OK + b"".join(framed(_chunk(word)) for word in WORDS) + DONE
 
 
 def _gateway(folder: Path, **settings: Any) -> Iterator[Inside]:

@@ -20,7 +20,7 @@ from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.upstream import sse
 from headway.gateway.upstream.chunks import Chunk
 from headway.gateway.upstream.errors import EngineError
-from relaying import OrderedScheduler, Reservation, chat_request
+from relay_alone import OrderedScheduler, Reservation, chat_request
 
 
 def meter_of(**fields: Any) -> tuple[ResponseMeter, Live, OrderedScheduler, Reservation]:

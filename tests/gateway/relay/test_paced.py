@@ -23,9 +23,9 @@ from headway.gateway.relay.request import CHAT
 from headway.gateway.relay.request_reader import read_request
 from headway.gateway.relay.writer import BufferedWriter
 from headway.gateway.upstream import sse
-from lived import streams
-from relaying import KeepingWriter
+from relay_alone import KeepingWriter
 from serving import MODEL
+from virtual_time import streams
 
 URLS = [f"http://127.0.0.1:{port}" for port in range(10_001, 10_003)]
 PACE_S = 0.05

@@ -11,7 +11,7 @@ import yaml
 
 pytest.importorskip("httptools")
 
-from asgi import Inside, Reply
+from gateway_in_process import Inside, Reply
 
 MODEL = "llama-3.1-8b"
 CONTEXT_TOKENS = 131_072

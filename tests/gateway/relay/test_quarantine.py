@@ -12,9 +12,9 @@ pytest.importorskip("httptools")
 from headway.gateway.errors import ApiError
 from headway.gateway.relay.quarantine import SURVIVED_TOKENS, BrokenEngines, Quarantine
 from headway.gateway.upstream.engine import EngineEndpoint
-from relaying import OrderedScheduler, chat_request, engine, relay_of
-from scripted import Exchange
-from streams import chunk, run, streaming
+from in_memory import run, streaming
+from relay_alone import OrderedScheduler, chat_request, engine, relay_of
+from scripted import Exchange, chunk
 
 
 def _breaking(requests: list[int], num: int = 5) -> list[EngineEndpoint]:

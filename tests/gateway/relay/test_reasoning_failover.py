@@ -14,10 +14,9 @@ pytest.importorskip("httptools")
 
 from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.request import CHAT, COMPLETIONS
-from in_memory import Serve
-from relaying import OrderedScheduler, chat_request, engine, relay_of
-from scripted import Exchange
-from streams import DONE, HEAD, event, run
+from in_memory import Serve, run
+from relay_alone import OrderedScheduler, chat_request, engine, relay_of
+from scripted import DONE, OK, Exchange, event
 
 PROMPT = [1, 2]
 TAG = "</think>"
@@ -73,7 +72,7 @@ class Model:
                 exchange.answer(json.dumps({"prompt": text}).encode(), 200 if tells else 404)
                 return
             start = len(body["prompt"]) - len(PROMPT) if exchange.path == COMPLETIONS else 0
-            exchange.send(HEAD)
+            exchange.send(OK)
             for i, chunk in enumerate(self.chunks(exchange.path, start, size)):
                 if i == num_chunks:
                     exchange.close()

@@ -13,10 +13,9 @@ pytest.importorskip("httptools")
 from headway.core.record import Outcome
 from headway.gateway.relay.request import RESPONSES
 from headway.gateway.scheduling.in_flight import ReleaseReason
-from in_memory import Serve
-from relaying import OrderedScheduler, chat_request, engine, relay_of
-from scripted import Exchange
-from streams import HEAD, answering, chunk, event, run, streaming
+from in_memory import Serve, answering, run, streaming
+from relay_alone import OrderedScheduler, chat_request, engine, relay_of
+from scripted import OK, Exchange, chunk, event
 
 USAGE = {"id": "c", "choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}}
 
@@ -117,7 +116,7 @@ def test_events_before_an_error_are_written() -> None:
         both = event(chunk("so")) + event({"error": {"message": "no"}})
 
         async def serve(exchange: Exchange) -> None:
-            exchange.send(HEAD + both)
+            exchange.send(OK + both)
 
         scheduler = OrderedScheduler([engine(0, serve)])
         relay, writer, health = relay_of(chat_request(stream=True), scheduler, max_attempts=1)
@@ -271,7 +270,7 @@ def test_a_client_that_disconnects_closes_the_engines_connection() -> None:
         closed = asyncio.Event()
 
         async def serve(exchange: Exchange) -> None:
-            exchange.send(HEAD + event(chunk("so")))
+            exchange.send(OK + event(chunk("so")))
             await exchange.left()
             closed.set()
 

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("httptools")
 
 from headway.gateway.upstream import engine as engine_module
-from relaying import OrderedScheduler, chat_request, engine, relay_of
-from scripted import Exchange
-from streams import DONE, HEAD, chunk, event, run
+from in_memory import run
+from relay_alone import OrderedScheduler, chat_request, engine, relay_of
+from scripted import DONE, OK, Exchange, chunk, event
 
 
 def _text(text: str) -> bytes:
@@ -37,7 +37,7 @@ class _Llama:
                 exchange.answer(json.dumps({"prompt": self._rendered}).encode())
             return  # else it is busy, and does not answer
         self.bodies.append(json.loads(exchange.body))
-        exchange.send(HEAD)
+        exchange.send(OK)
         for each in self._events:
             exchange.send(each)
             await asyncio.sleep(0.01)

@@ -10,9 +10,9 @@ pytest.importorskip("httptools")
 
 from headway.gateway.settings import Api
 from headway.gateway.upstream.engine import EngineEndpoint
-from relaying import KeepingWriter, OrderedScheduler, chat_request, engine, relay_of
-from scripted import Exchange
-from streams import HEAD, chunk, event, run, streaming
+from in_memory import run, streaming
+from relay_alone import KeepingWriter, OrderedScheduler, chat_request, engine, relay_of
+from scripted import OK, Exchange, chunk, event
 
 
 def _relayed(engines: list[EngineEndpoint], **options: Any) -> KeepingWriter:
@@ -26,7 +26,7 @@ def _relayed(engines: list[EngineEndpoint], **options: Any) -> KeepingWriter:
 
 def test_events_after_done_are_dropped() -> None:
     async def serve(exchange: Exchange) -> None:
-        exchange.send(HEAD + event(chunk("so")) + event(b"[DONE]") + event(chunk("much")) + event(b"[DONE]"))
+        exchange.send(OK + event(chunk("so")) + event(b"[DONE]") + event(chunk("much")) + event(b"[DONE]"))
         exchange.send(event(chunk("more")) + b"0\r\n\r\n")
 
     writer = _relayed([engine(0, serve)])
@@ -40,7 +40,7 @@ def test_an_engine_that_never_ends_is_stopped(api: Api, num: int, wants_usage: b
     closed: list[bool] = []
 
     async def serve(exchange: Exchange) -> None:
-        exchange.send(HEAD)
+        exchange.send(OK)
         for k in range(200):
             exchange.send(event(chunk("x", token=k if api == "vllm" else None)))
         await exchange.left()

@@ -7,7 +7,7 @@ from typing import Any
 
 from headway.gateway.errors import ApiError
 from headway.gateway.relay.writer import AsgiWriter, BufferedWriter, error_response, write_error
-from relaying import KeepingWriter
+from relay_alone import KeepingWriter
 
 
 def test_asgi_messages_are_sent_in_order_when_drained() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("httptools")
 
-from driven import Driven
+from driver_alone import Driven
 from headway.control.live import DECODING, HELD
 from headway.control.policies import Policies
 from headway.core.decision import Placement

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("httptools")
 
-from driven import Driven
+from driver_alone import Driven
 from headway.catalog import engine, gpu, model
 from headway.core.fleet import Pool
 from headway.core.record import Outcome

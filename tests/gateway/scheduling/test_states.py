@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("httptools")
 
-from driven import Driven
+from driver_alone import Driven
 from headway.control.live import DECODING
 from headway.gateway.scheduling.in_flight import TRANSITIONS, InFlightRequest, ReleaseReason, State
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("starlette")
 
 import serving
-from asgi import Inside, Reply
+from gateway_in_process import Inside, Reply
 from headway import __version__
 from headway.gateway.server.app import endpoints
 from headway.gateway.settings import Batches, Settings

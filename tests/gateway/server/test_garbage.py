@@ -19,14 +19,14 @@ import uvicorn
 from uvicorn.server import ServerState
 
 import serving
-from asgi import Inside
-from garbage import left_over
+from gateway_in_process import Inside
 from headway.gateway.blocking import OneAtATime, in_thread
 from headway.gateway.server.http_protocol import HttpProtocol
-from hired import hire
-from scripted import CHUNK, OK, framed, whole
+from reference_cycles import left_over
+from scripted import CHUNK, DONE, OK, framed, whole
+from workers_in_process import hire
 
-START, DONE = OK + framed(CHUNK), framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+START = OK + framed(CHUNK)
 FAILURE = framed(b'data: {"error":{"message":"no","code":500}}\n\n')
 
 

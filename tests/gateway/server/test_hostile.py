@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import serving
-from scripted import CHUNK, OK, WELL, ScriptedEngine, framed
+from scripted import CHUNK, DONE, OK, WELL, ScriptedEngine, framed
 from serving import chat, metric, until
 
 pytest.importorskip("httptools")
@@ -23,9 +23,6 @@ def front(script: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> I
     with serving.closing(made):
         serving.all_up(made, 1)
         yield made
-
-
-DONE = framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
 def _check_recovery(front: serving.Process, script: ScriptedEngine) -> None:

@@ -16,26 +16,17 @@ import uvicorn
 from uvicorn.server import ServerState
 
 import serving
-from asgi import Inside
+from gateway_in_process import Inside
 from headway.gateway.server.connection_memory import ConnectionMemory
 from headway.gateway.server.http_cycle import HttpCycle
 from headway.gateway.server.http_protocol import HttpProtocol
-from scripted import GOOD_WHOLE, whole
+from scripted import DONE, GOOD_WHOLE, OK, chunk, framed, whole
 
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PADDING = b"x" * 8000
 
 
-def _framed(body: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(body), body)
-
-
 def _chunk(text: str) -> bytes:
-    value = {"id": "c", "created": 1, "model": "m", "choices": [{"index": 0, "delta": {"content": text}}]}
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
-
-
-END = _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    return b"data: " + json.dumps(chunk(text)).encode() + b"\n\n"
 
 
 def _request(stream: bool = False, content: str = "hello", version: bytes = b"1.1", more: bytes = b"") -> bytes:
@@ -122,7 +113,7 @@ def test_a_whole_answer_is_one_write(front: Front) -> None:
 
 def test_headers_and_end_of_a_stream_share_a_write_with_its_events(front: Front) -> None:
     words = [_chunk(word) for word in ("so", " it", " goes")]
-    front.inside.engines[0].reply = [HEAD + _framed(words[0]), _framed(words[1]), _framed(words[2]), END]
+    front.inside.engines[0].reply = [OK + framed(words[0]), framed(words[1]), framed(words[2]), DONE]
     got = front.inside.run(front.asked(_request(stream=True), b"0\r\n\r\n"))
     first, *_, last = front.written
     assert b"".join(front.written) == got
@@ -132,7 +123,7 @@ def test_headers_and_end_of_a_stream_share_a_write_with_its_events(front: Front)
 
 
 def test_pipelined_requests_are_answered_in_order(front: Front) -> None:
-    front.inside.engines[0].reply = [HEAD + _framed(_chunk("so")) + END]
+    front.inside.engines[0].reply = [OK + framed(_chunk("so")) + DONE]
     asked = _request(stream=True) + _request(version=b"1.1", more=b"X-Request-Id: second\r\n", stream=True)
     got = front.inside.run(front.asked(asked, b"0\r\n\r\n", num=2))
     assert got.count(b"HTTP/1.1 200 OK") == 2 and got.count(b"[DONE]") == 2
@@ -152,7 +143,7 @@ def test_expect_100_continue_is_answered(front: Front) -> None:
 
 def test_a_disconnect_after_a_long_request_is_noticed(front: Front) -> None:
     engine = front.inside.engines[0]
-    engine.reply, engine.then = [HEAD + _framed(_chunk("so"))], "stall"
+    engine.reply, engine.then = [OK + framed(_chunk("so"))], "stall"
 
     async def leave() -> None:
         async with front.connected() as (reader, writer):
@@ -169,10 +160,10 @@ def test_an_engine_waits_for_a_client_that_does_not_read(front: Front) -> None:
 
     def reply() -> Iterator[bytes]:
         nonlocal num_sent
-        yield HEAD
+        yield OK
         for num_sent in range(1, num + 1):  # noqa: B007  # looked at while it goes on
-            yield _framed(_chunk(PADDING.decode()))
-        yield END
+            yield framed(_chunk(PADDING.decode()))
+        yield DONE
 
     front.inside.engines[0].reply = reply()  # type: ignore[assignment]
 

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 import serving
-from asgi import Inside
+from gateway_in_process import Inside
 from headway.control.policies import Policies
 from headway.core.record import Outcome
 from headway.core.request import Phase

@@ -16,7 +16,7 @@ from headway.gateway.upstream.hints import add_order
 from headway.policies.ordering.deadlines import EdfOrdering
 from headway.policies.ordering.oracle import ShortestRemainingOrdering
 from headway.vllm.request import HINTS, EngineRequest
-from relaying import OrderedScheduler, chat_request, engine, relay_of
+from relay_alone import OrderedScheduler, chat_request, engine, relay_of
 from scripted import Exchange
 from vllm_stand_in import Request
 

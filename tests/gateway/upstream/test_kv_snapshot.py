@@ -25,8 +25,8 @@ pytest.importorskip("httptools")
 from headway.gateway.clock import Clock
 from headway.gateway.upstream import kv_snapshot
 from headway.gateway.upstream.kv_snapshot import STALE_S, KvSnapshot, StaleSnapshots, delete_stale, tokens_of
-from relaying import OrderedScheduler, chat_request, engine, relay_of
-from streams import answering
+from in_memory import answering
+from relay_alone import OrderedScheduler, chat_request, engine, relay_of
 
 pytestmark = pytest.mark.slow
 llama = pytest.mark.skipif(NO_LLAMA, reason="pip install xllamacpp gguf")

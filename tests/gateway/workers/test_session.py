@@ -16,15 +16,15 @@ from msgspec import structs
 
 pytest.importorskip("httptools")
 
-from asgi import Inside
+from counted_gateway import check_idle, gateway_before_held, run_steps
+from gateway_in_process import Inside
 from headway.gateway.fleet.specs import ServingPlan
 from headway.gateway.gateway import Gateway
 from headway.gateway.reload import Reloader
 from headway.gateway.scheduling.in_flight import ReleaseReason
 from headway.gateway.workers.session import WorkerSession
-from held import check_idle, gateway_before_held, run_steps
-from hired import hire
 from serving import MODEL
+from workers_in_process import hire
 
 NUM_ENGINES = 2
 

@@ -30,7 +30,7 @@ from headway.serving import autopilot, proposals
 from headway.serving.autopilot import Ask, Autopilot
 from headway.serving.reload import FleetFile
 from headway.workload.readers import run_parts
-from lived import ask_once, in_virtual_time, served_plan
+from virtual_time import ask_once, in_virtual_time, served_plan
 
 BEFORE_TWO = datetime(2026, 11, 29, 1, 58, tzinfo=UTC).timestamp()
 """Two minutes before the autopilot looks for a change by itself."""

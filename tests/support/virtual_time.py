@@ -19,7 +19,7 @@ import yaml
 from msgspec.structs import replace
 from uvicorn.server import ServerState
 
-from asgi import Reply, send_request
+from gateway_in_process import Reply, send_request
 from headway import scenario, serving
 from headway.control.decisions import Decision, DecisionObserver
 from headway.core.fleet import Pool

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any
 
-from asgi import Inside
+from gateway_in_process import Inside
 from headway.gateway.server.completions import CompletionsApp
 from headway.gateway.workers.protocol import WorkerConfig, frame, receive_config
 from headway.gateway.workers.session import WorkerSession

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import serving
-from asgi import Inside, Reply
+from gateway_in_process import Inside, Reply
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.upstream import client, health
-from scripted import CHUNK, OK, Exchange, ScriptedEngine, framed, whole
+from scripted import CHUNK, DONE, OK, Exchange, ScriptedEngine, framed, whole
 from serving import MODEL
 
 OPEN: set[client.Connection] = set()
@@ -67,7 +67,7 @@ def _obey(command: str, streams: bool, exchange: Exchange) -> None:
             exchange.send(framed(CHUNK))
         return
     if command == "end":
-        exchange.send(framed(CHUNK) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n" if streams else whole())
+        exchange.send(framed(CHUNK) + DONE if streams else whole())
     elif command == "refuse":
         exchange.send(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
     elif command == "reset":
