@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from headway import cli
 from headway.config.scenario import assemble
-from headway.config.strict_yaml import parse
-from headway.scenario.run import run
+from headway.config.strict_yaml import Places, parse
+from headway.core.fleet import Parallel
+from headway.planning.capacity.plan import CapacityOptions, plan
+from headway.planning.capacity.problem import CapacityCandidate, Situation, Targets
+from headway.planning.rehearsals import Resources, Source
+from headway.scenario.run import Simulator, run
 from scripted import DONE, OK, chunk, event
 from traced_calls import Call, missing_step, traced
 
@@ -46,13 +51,69 @@ def test_a_simulated_request_takes_the_listed_steps() -> None:
     assert missing_step(steps("simulated"), calls) is None
 
 
+def most(name: str) -> tuple[int, int]:
+    """The calls and files that a way takes at most, as listed."""
+    block = re.search(r"^```text hops totals\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    found = re.search(rf"^{name}\s+at most\s+([\d,]+) calls in\s+(\d+) files$", block[1], re.MULTILINE)
+    assert found is not None, name
+    return int(found[1].replace(",", "")), int(found[2])
+
+
+def taken(calls: list[Call]) -> tuple[int, int]:
+    return len(calls), len({file for file, _ in calls})
+
+
+def is_within(calls: list[Call], name: str) -> bool:
+    return all(num <= limit for num, limit in zip(taken(calls), most(name), strict=True))
+
+
+def test_a_scenario_takes_the_listed_number_of_calls_to_its_run_and_resolves_its_policies_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "one.yaml").write_text(SCENARIO)
+    for _ in range(2):  # the first time reads the catalog
+        with traced() as calls:
+            assert cli.main(["simulate", str(file), "--no-progress"]) == 0
+    assert "least-loaded" in capsys.readouterr().out
+    run_at = calls.index(("sim/kernel.py", "Kernel.run"))
+    assert is_within(calls[:run_at], "a scenario file to its first event"), taken(calls[:run_at])
+    kinds = [name for file, name in calls if file == "policies/resolve.py" and name in ("router", "ordering")]
+    assert sorted(kinds) == ["ordering", "router"]
+
+
+def test_a_capacity_candidate_takes_the_listed_number_of_calls(tmp_path: Path) -> None:
+    workload = {"num_requests": 40, "arrivals": 2.0, "prompt_tokens": 500, "output_tokens": 20}
+    document = {"workload": workload, "fleet": [{"model": "llama-3.1-8b", "gpu": "h100"}]}
+    options = CapacityOptions(gpus=("h100",), tps=(1,), targets=Targets(ttft_p99_s=0.5))
+    _, rehearsal = plan(Source(document, Places(), Path()), options, Resources(Simulator(), tmp_path))
+    for routing in ("round-robin", "least-loaded"):  # the first one is new to the process
+        with traced() as calls:
+            rehearsal(CapacityCandidate("l40s", Parallel(), routing, 1.0, "fcfs"), 4, Situation())
+    starts, measures = (
+        calls.index(each) for each in (("sim/kernel.py", "Kernel.run"), ("metrics/latency.py", "sample"))
+    )
+    beside = calls[:starts] + calls[measures:]
+    assert is_within(beside, "a candidate of a capacity plan"), taken(beside)
+    assert ("config/scenario.py", "written") not in calls
+
+
 def test_a_streamed_request_and_its_tokens_take_the_listed_steps(tmp_path: Path) -> None:
     pytest.importorskip("httptools")
     from traced_requests import traced_answer
 
     reply = [OK + event(chunk("so")), event(chunk(" it")), DONE]
-    received, calls = traced_answer(tmp_path, reply, stream=True, end=b"[DONE]")
+    received, calls = traced_answer(tmp_path, reply, stream=True, end=b"[DONE]", key="k")
     assert b" it" in received
     assert missing_step(steps("request"), calls) is None
     sent = calls.index(steps("request")[-1])
     assert missing_step(steps("token"), calls[sent:]) is None
+
+
+def test_a_streamed_chat_takes_the_listed_number_of_calls(tmp_path: Path) -> None:
+    pytest.importorskip("httptools")
+    from traced_requests import traced_answer
+
+    reply = [OK + event(chunk("so")) + DONE]
+    received, calls = traced_answer(tmp_path, reply, stream=True, end=b"[DONE]", num=8)
+    assert received.startswith(b"HTTP/1.1 200") and is_within(calls, "a streamed chat of one event"), taken(calls)

@@ -172,7 +172,8 @@ class RepeatedEvent:
 
     is_set = False
     """An event was learnt."""
-    _before = _after = b""
+    _before = b""
+    _after = b""
 
     def learn(self, event: bytes, chunk: Chunk) -> bool:
         """Recognize events like this one, which has this chunk. False: it is not a text alone, or not written so."""
