@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,10 @@ from headway.cli.flags import together
 from headway.cli.output import PATH, json_option, no_progress_option, print_json, print_table, progress
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu
+
+if TYPE_CHECKING:
+    from headway.calibration.calibrate import Calibration
+    from headway.calibration.measurements import Measurements
 
 MOST_REQUESTS = 5_000
 """Number of first requests of a run that a fit uses."""
@@ -84,19 +88,15 @@ def command(measurements: tuple[Path, ...], out: Path | None, source: str, **fla
     if out is not None:
         write(out, calibration.file)
     if flags["as_json"]:
-        print_json(
-            {
-                "gpu": gpu.name,
-                "engine": profile.name,
-                "files": measured.files,
-                "fits": calibration.fits,
-                "notes": calibration.notes,
-                "regions": None if calibration.steps is None else calibration.steps.after,
-                "coefficients": calibration.file,
-                "out": None if out is None else str(out),
-            }
-        )
-        return
+        found = {"files": measured.files, "fits": calibration.fits, "notes": calibration.notes}
+        regions = {"regions": None if calibration.steps is None else calibration.steps.after}
+        wrote = {"coefficients": calibration.file, "out": None if out is None else str(out)}
+        print_json({"gpu": gpu.name, "engine": profile.name, **found, **regions, **wrote})
+    else:
+        _print(calibration, measured, out)
+
+
+def _print(calibration: Calibration, measured: Measurements, out: Path | None) -> None:
     _print_fits(calibration.fits)
     if calibration.steps is not None:
         print_regions(calibration.steps.before, "Error of the predicted iterations before, %")

@@ -176,15 +176,11 @@ def command(
         "--engine": engine_name,
     }
     pool, line = _of_flags(flags, pool_name) if scenario is None else _of_scenario(scenario, pool_name, flags)
-    if max_num_seqs is not None:
-        pool = replace(pool, engine=replace(pool.engine, max_num_seqs=max_num_seqs))
     is_sglang = api_of(pool.engine.name) == "sglang"
     events = None if kv_events_config is None else _kv_events(kv_events_config)
     if enable_prefix_caching is None and events is not None and events.is_on(is_sglang):
         enable_prefix_caching = True
-    if enable_prefix_caching is not None:
-        pool = replace(pool, engine=replace(pool.engine, prefix_caching=enable_prefix_caching))
-    pool = _with_adapters(pool, loras, max_loras)
+    pool = _with_adapters(_with_engine(pool, max_num_seqs, enable_prefix_caching), loras, max_loras)
     if pool.hosted is None:
         memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel, adapter_bytes=slots_bytes(pool))
     orders, ordering_name = _ordering(pool, ordering, scheduling_policy)
@@ -203,18 +199,15 @@ def command(
         ordering=ordering_name,
         reports_cached_tokens=reports_cached_tokens,
     )
-    bootstrap_port = disaggregation_bootstrap_port
-    if bootstrap_port is None:
-        bootstrap_port = BOOTSTRAP_PORT if scenario is None else 0
+    usual_port = BOOTSTRAP_PORT if scenario is None else 0
+    bootstrap_port = usual_port if disaggregation_bootstrap_port is None else disaggregation_bootstrap_port
     surface = _surface(pool, disaggregation_mode, host, bootstrap_port, disaggregation_timeout_s)
-    if is_sglang:
-        config = as_sglang(config)
     click.echo(f"emulates {pool.engine.name} with {pool.model.name} on {pool.parallel.num_gpus} x {pool.gpu.name}")
     click.echo(f"listens on http://{web_server.address(listener)}")
     web_server.serve(
         application(
             lambda: EmulatedEngine(pool, orders, speed, link, line, events, throttle),
-            config,
+            as_sglang(config) if is_sglang else config,
             surface,
         ),
         listener,
@@ -259,6 +252,13 @@ def _kv_events(text: str) -> KvEventsConfig:
         return msgspec.json.decode(text, type=KvEventsConfig)
     except msgspec.MsgspecError as error:
         raise HeadwayError(f"--kv-events-config: {error}; expected JSON as for vLLM") from None
+
+
+def _with_engine(pool: Pool, max_num_seqs: int | None, prefix_caching: bool | None) -> Pool:
+    """The pool with settings of its engine. None: as they are."""
+    settings = {"max_num_seqs": max_num_seqs, "prefix_caching": prefix_caching}
+    changed = {name: value for name, value in settings.items() if value is not None}
+    return replace(pool, engine=replace(pool.engine, **changed))
 
 
 def _with_adapters(pool: Pool, loras: tuple[str, ...], max_loras: int | None) -> Pool:

@@ -169,12 +169,7 @@ def summarize(
         starting_gpu_hours=scaling.starting_gpu_hours if scaling else None,
         spot_gpu_hours=scaling.spot_gpu_hours if scaling else None,
         tiers=tiers,
-        models={
-            name: ReplicaMetrics(
-                **_replica_metrics(found, used, [i for i, each in enumerate(records.replicas) if each.model == name])
-            )
-            for name, found in models.items()
-        },
+        models={name: _model_metrics(records, name, found, used) for name, found in models.items()},
         regions=regions,
         tenants=tenants,
         fallbacks=fallbacks,
@@ -185,6 +180,12 @@ def summarize(
         ),
         programs=program_metrics(records, warmup_s, None if slo is None else slo.program_s),
     )
+
+
+def _model_metrics(records: Records, name: str, found: RequestMetrics, used: ReplicaUsage) -> ReplicaMetrics:
+    """The metrics of a model's requests, with the usage of the replicas that serve it."""
+    own = [i for i, each in enumerate(records.replicas) if each.model == name]
+    return ReplicaMetrics(**_replica_metrics(found, used, own))
 
 
 Groups = dict[str, Rows]

@@ -405,7 +405,17 @@ def _solve(
         model.addConstr(dot(*zip(*terms, strict=True)) >= 1.0)
     for group, variables in late.items():
         model.addConstr(dot(np.ones(len(variables)), variables) <= misses[group])
-    for s in range(len(h)):
+    _limit(model, x, pools, limits)
+    paid = (edges[:-1] >= paid_from_s) * h / 3600
+    gpu_hours = np.concatenate([pool.gpus * paid for pool in pools])
+    return _least(model, gpu_hours, [variable for replicas in x for variable in replicas])
+
+
+def _limit(
+    model: Any, x: Sequence[Sequence[Any]], pools: Sequence[FluidPool], limits: Mapping[tuple[str, str], float]
+) -> None:
+    """In each slot, the least replicas of each pool, and the GPUs of each region and type."""
+    for s in range(len(x[0])):
         for p, pool in enumerate(pools):
             if pool.least > 0:
                 model.addConstr(x[p][s] >= pool.least)
@@ -413,10 +423,11 @@ def _solve(
             here = [p for p, pool in enumerate(pools) if (pool.region, pool.gpu) == (region, gpu)]
             if here:
                 model.addConstr(dot([pools[p].gpus for p in here], [x[p][s] for p in here]) <= count)
-    paid = (edges[:-1] >= paid_from_s) * h / 3600
-    gpu_hours = np.concatenate([pool.gpus * paid for pool in pools])
-    every = [variable for replicas in x for variable in replicas]
-    solution = minimise(model, dot(gpu_hours, every), TIME_LIMIT_S)
+
+
+def _least(model: Any, gpu_hours: Floats, replicas: Sequence[Any]) -> float:
+    """The program's value, a little lower than the solver's. HeadwayError where there is none."""
+    solution = minimise(model, dot(gpu_hours, replicas), TIME_LIMIT_S)
     if solution.status == "infeasible":
         raise HeadwayError("no plan serves this trace in time: GPU limits or max_replicas leave too little")
     if solution.status != "optimal":

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.allocation_program import least_max_milp
 
-from headway.planning.cascade.allocation import least_max, least_max_milp, least_sum
+from headway.planning.cascade.allocation import least_max, least_sum
 from headway.planning.cascade.search import Effort
 
 ALL = Effort(stable_rounds=None, gap=0.0)

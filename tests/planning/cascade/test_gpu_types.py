@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from tests.support.allocation_program import least_max_milp
 
 from cascade_queues import GPU, HonestBounds, Queue, problem, searched
 from headway.core.errors import HeadwayError
-from headway.planning.cascade.allocation import GpuBudget, least_cost, least_max, least_max_milp, least_sum
+from headway.planning.cascade.allocation import GpuBudget, least_cost, least_max, least_sum
 from headway.planning.cascade.bounds import NoBounds
 from headway.planning.cascade.cascadia import candidates, plan
 from headway.planning.cascade.deployment import StageLatencies

@@ -243,6 +243,12 @@ def cheapest_fleet(
             reach=tuple(reach),
             num_rehearsals=search.num_rehearsals,
         )
+    return _optimal(search, searches, best)
+
+
+def _optimal(search: _CapacitySearch, searches: list[_CandidateSearch], best: _CandidateSearch) -> CapacityPlan:
+    """The plan with the best policy, compared with what is near it: runners-up, one replica less, what-ifs."""
+    problem = search.problem
     cheaper: _CandidateSearch | None = best
     while cheaper is not None:
         best, policies = _best_policy(search, searches, cheaper)
@@ -254,7 +260,7 @@ def cheapest_fleet(
     usd = replicas * best.usd
     others = _other_gpus(searches, best)
     what_ifs = [partial(_what_if, search, best, replicas, each) for each in problem.situations]
-    found = together([*(partial(_runner_up, search, among) for among in others), *what_ifs])
+    found = search.together([*(partial(_runner_up, search, among) for among in others), *what_ifs])
     one_less = best.sizes.get(replicas - 1)
     still_open = [n * each.usd for each in searches for n in each.open_sizes(usd)]
     return CapacityPlan(

@@ -16,8 +16,8 @@ Subject to         sum_f x_{i,f} = 1                           for every i
 With several types of GPU, f is a vector of a number for each type, and there is a row sum_i sum_f f_t x_{i,f} <= N_t
 for every type t. Such a vector is a *cell*, numbered like the cells of an array with an axis for each type.
 
-`least_max` finds the optimum by dynamic programs and bisection over the values of l, because the search needs thousands
-of allocations. `least_max_milp` solves the program as written here. Each serves as a test of the other.
+`least_max` finds the optimum by dynamic programs and bisection over the values of l, as the search needs thousands of
+allocations. Tests compare it with a solver of the program as it is written here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.problem import CascadeProblem, Floats
-from headway.planning.solver import dot, integers, minimise, new_model, reals
 
 Ints = npt.NDArray[np.int64]
 Vector = tuple[int, ...]
@@ -228,35 +227,6 @@ def _best_of_each(taken: Ints, values: Floats, shape: Vector) -> Ints:
     cells = np.ravel_multi_index(tuple(taken.T), shape) if len(taken) else np.zeros(0, "i8")
     order = np.lexsort((values, cells))
     return np.asarray(order[np.unique(cells[order], return_index=True)[1]])
-
-
-def least_max_milp(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = False) -> Allocation | None:
-    """`least_max` by a mixed-integer program with a row for each type of GPU. HeadwayError without highspy."""
-    places = [(i, f) for i, table in enumerate(tables) for f in np.flatnonzero(np.isfinite(table)).tolist()]
-    if {i for i, _ in places} != set(range(len(tables))):
-        return None
-    scale = max(float(tables[i][f]) for i, f in places) or 1.0
-    model = new_model()
-    x = dict(zip(places, integers(model, np.ones(len(places))), strict=True))
-    (latency,) = reals(model, np.ones(1))
-    stages = [[(f, x[i, f]) for f in range(len(table)) if (i, f) in x] for i, table in enumerate(tables)]
-    for chosen in stages:
-        model.addConstr(dot([1.0] * len(chosen), [variable for _, variable in chosen]) == 1.0)
-    for table, chosen in zip(tables, stages, strict=True):
-        coefficients = [1.0, *(-table[f] / scale for f, _ in chosen)]
-        model.addConstr(dot(coefficients, [latency, *(variable for _, variable in chosen)]) >= 0.0)
-    available = [num_gpus] if isinstance(num_gpus, int) else num_gpus.left
-    for t, most in enumerate(available):
-        of_type = [f if isinstance(num_gpus, int) else num_gpus.vector(f)[t] for _, f in places]
-        used = dot(of_type, x.values())
-        model.addConstr(used == most if use_all else used <= most)
-    solution = minimise(model, dot([1.0], [latency]))
-    if solution.status == "infeasible":
-        return None
-    if solution.status != "optimal":
-        raise HeadwayError("the time limit ended the search before an allocation was proved best")
-    gpus = dict(place for place, value in zip(places, solution.of(list(x.values())), strict=True) if value > 0.5)
-    return _allocation(tables, tuple(gpus[i] for i in range(len(tables))))
 
 
 def _allocation(tables: Sequence[Floats], gpus: tuple[int, ...]) -> Allocation:

@@ -82,7 +82,6 @@ def make_request(
     if rps is not None:
         document = {**document, "workload": {**document.get("workload", {}), "arrivals": rps}}
     chosen = scenario.assemble(document, places, base_dir)
-    own = own_of(chosen.spec, places)
     pools, entries = _flat_pools(chosen.document, chosen.fleet)
     scores, held_out = _score_tables(chosen)
     offers = _fleet_offers(pools, gpus_per_server)
@@ -90,19 +89,11 @@ def make_request(
         offers = (structs.replace(offers[0], limit=num_gpus),)
     if gpus:
         offers = _priced(gpus, offers)
-        prices = {offer.gpu.name: offer.usd_per_hour for offer in offers if offer.usd_per_hour is not None}
-        for i, pool in enumerate(pools):
-            if pool.gpu.name in prices:
-                entries[i] = {**entries[i], "usd_per_gpu_hour": prices[pool.gpu.name]}
+        entries = _at_prices(entries, pools, offers)
     problem = _problem(chosen, scores, offers, target, gpus_per_server, pools[0])
     problem = replace(problem, prefix_hit_rate=prefix_hit_rate)
     templates = _template_pools(problem, pools)
-    by_pool = StepTimes(chosen).coefficients
-    coefficients = {name: by_pool[pools[i].name] for name, i in templates.items()}
-    for model, offer in product(problem.models, problem.other_offers):
-        if offer.gpu.name in own.gpus:
-            used = own.coefficients(offer.gpu.name, problem.engine.name, problem.engine.version)
-            coefficients.setdefault(coefficients_key(model, offer.gpu.name), used)
+    coefficients = _coefficients(problem, templates, pools, chosen)
     if combos:
         problem = replace(problem, combo_kinds=combo_kinds_of(problem, coefficients, pools[0].network_bytes_per_s))
         if not any(problem.combo_kinds.values()):
@@ -124,6 +115,30 @@ def make_request(
         handover_settings=HandoverSettings(pools[0].network_bytes_per_s, *handovers[:1]),
         replan=replan,
     )
+
+
+def _at_prices(
+    entries: Sequence[dict[str, Any]], pools: Sequence[Pool], offers: Sequence[Offer]
+) -> list[dict[str, Any]]:
+    """The pools' entries in the document, at the offers' prices."""
+    prices = {offer.gpu.name: offer.usd_per_hour for offer in offers if offer.usd_per_hour is not None}
+    return [
+        {**entry, "usd_per_gpu_hour": prices[pool.gpu.name]} if pool.gpu.name in prices else entry
+        for entry, pool in zip(entries, pools, strict=True)
+    ]
+
+
+def _coefficients(
+    problem: CascadeProblem, templates: Mapping[str, int], pools: Sequence[Pool], chosen: Scenario
+) -> dict[str, Coefficients]:
+    """Of step times: those of the template pools, and of the scenario's own GPUs that no pool has."""
+    by_pool, own = StepTimes(chosen).coefficients, own_of(chosen.spec, chosen.places)
+    found = {name: by_pool[pools[i].name] for name, i in templates.items()}
+    for model, offer in product(problem.models, problem.other_offers):
+        if offer.gpu.name in own.gpus:
+            used = own.coefficients(offer.gpu.name, problem.engine.name, problem.engine.version)
+            found.setdefault(coefficients_key(model, offer.gpu.name), used)
+    return found
 
 
 def _with_served_day(document: Mapping[str, Any], places: Places, base_dir: Path) -> Mapping[str, Any]:

@@ -1,22 +1,13 @@
-"""Deployments for uncertain demand: the cost of certainty."""
+"""Demand of a service as quantiles."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf, prod
+from math import inf
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.planning.combos.problem import (
-    ComboPlan,
-    ComboProblem,
-    ServiceDemand,
-)
-from headway.planning.combos.search import deploy
-
-DEFAULT_QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 
 class UncertainDemand(Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,45 +46,3 @@ class UncertainDemand(Struct, frozen=True, forbid_unknown_fields=True):
             return self.quantiles[-1]
         share = (rps - self.rps[at]) / (self.rps[at + 1] - self.rps[at])
         return self.quantiles[at] + share * (self.quantiles[at + 1] - self.quantiles[at])
-
-
-class Robust(Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan for one quantile of every service's demand, and the probability that it suffices.
-
-    Whole combos serve more than the demand they were bought for, so the probabilities refer to the plan's goodput.
-    """
-
-    quantile: float
-    plan: ComboPlan
-    usd_per_hour: float
-    chances: dict[str, float]
-    """Probability by service."""
-    least_chance_of_all: float
-    """Probability that every service is served, for any dependence of their demands."""
-    independent_chance_of_all: float
-    """The same probability for independent demands."""
-    most_chance_of_all: float
-    """The same probability for demands that rise and fall together."""
-
-
-def frontier(
-    problem: ComboProblem,
-    demands: Sequence[UncertainDemand],
-    quantiles: Sequence[float] = DEFAULT_QUANTILES,
-    time_limit_s: float = 10.0,
-) -> tuple[Robust, ...]:
-    """Cost against the probability of sufficing. The problem's own demands are ignored."""
-    return tuple(robust(problem, demands, quantile, time_limit_s) for quantile in quantiles)
-
-
-def robust(
-    problem: ComboProblem, demands: Sequence[UncertainDemand], quantile: float, time_limit_s: float = 10.0
-) -> Robust:
-    """The plan for this quantile of each service's demand."""
-    at_quantile = tuple(ServiceDemand(each.service, each.at(quantile), each.tokens_per_request) for each in demands)
-    robust_plan = deploy(structs.replace(problem, demands=at_quantile), time_limit_s, explain=False)
-    goodput = {got.service: got.goodput_rps for got in robust_plan.services}
-    chances = {each.service: each.chance(goodput[each.service] * (1 + 1e-9)) for each in demands}
-    values = list(chances.values())
-    least = max(0.0, sum(values) - (len(values) - 1))
-    return Robust(quantile, robust_plan, robust_plan.usd_per_hour, chances, least, prod(values), min(values))

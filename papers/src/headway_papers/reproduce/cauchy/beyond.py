@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from headway import catalog
-from headway.planning.combos import uncertainty
 from headway.planning.combos.cost_efficiency import served_tokens_per_usd
 from headway.planning.combos.problem import ComboCandidate, ComboPlan, ComboProblem
 from headway.planning.combos.search import deploy
+from headway.planning.combos.uncertainty import UncertainDemand
 from headway_papers.reproduce import charts
+from headway_papers.reproduce.cauchy.certainty import frontier
 from headway_papers.reproduce.cauchy.claims import WORKLOADS
 from headway_papers.reproduce.cauchy.demand import CURVE
 from headway_papers.reproduce.cauchy.overall import SYSTEMS, OverallRuns
@@ -95,9 +96,9 @@ def certainty(markets: Mapping[str, Market]) -> PaperTable:
     at = [i / (len(levels) - 1) for i in range(len(levels))]
     for workload, market in markets.items():
         rates = tuple(level * market.demand_rps for level in levels)
-        demand = uncertainty.UncertainDemand(workload, tuple(at), rates)
+        demand = UncertainDemand(workload, tuple(at), rates)
         problem = ComboProblem((market.demand,), market.candidates, LIMITS, "mc")
-        for each in uncertainty.frontier(problem, [demand], quantiles):
+        for each in frontier(problem, [demand], quantiles):
             rps = each.plan.services[0].goodput_rps
             rows.append([WORKLOADS[workload], each.quantile, demand.at(each.quantile), rps, each.usd_per_hour])
             rows[-1].append(each.chances[workload])
