@@ -1,1 +1,1 @@
-"""Fleets x workloads x loads x seeds: policies ranked by what each loses against the best one of a cell."""
+"""Fleets x workloads x loads x seeds: ranks policies by their loss against the best policy of each cell."""

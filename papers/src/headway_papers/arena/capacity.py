@@ -1,8 +1,8 @@
-"""The capacity of a fleet for a workload: the rate at which it completes requests while more arrive than it can take.
+"""The capacity of a fleet for a workload: the rate of completed requests while more arrive than it can serve.
 
-A run at 1.3 times the capacity has a queue at every replica, so that the rate of completions after the first third of
-the arrivals is what the fleet can do under its reference router, caches included. It is found in a few runs, each with
-several times the requests of the one before, until two agree.
+A run at 1.3 times the capacity has a queue at every replica. The rate of completions after the first third of the
+arrivals is then the capacity under the fleet's reference router, including caches. It is found in a few runs, each with
+several times the requests of the previous one, until two agree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headway_papers.arena.metrics import Measurement, begin_s
 
 OVERLOAD = 1.3
 SATURATED = 0.9
-"""A fleet that completes a larger share of what arrives is not saturated."""
+"""A fleet that completes a larger share of its arrivals is not saturated."""
 PRECISION = 0.03
 MOST_RUNS = 12
 LENGTHEN = 4
@@ -29,7 +29,7 @@ FIRST_REQUESTS, MOST_REQUESTS = 500, 12_000
 
 
 def capacity(document: dict[str, Any], base_dir: str) -> Measurement:
-    """`load`, the factor on the workload's own rate, and `requests_per_s`, at capacity.
+    """At capacity: `load`, the factor on the workload's own rate, and `requests_per_s`.
 
     HeadwayError if the scenario cannot be run, or if no rate saturates the fleet.
     """
@@ -54,9 +54,9 @@ def capacity(document: dict[str, Any], base_dir: str) -> Measurement:
 
 
 def rates(records: Records) -> tuple[float, float]:
-    """Requests that arrive, and that finish, per second, after the first third of the arrivals' time.
+    """Requests that arrive, and requests that finish, per second, after the first third of the arrivals' time.
 
-    Calls and turns count as arriving with the first one of their program or session.
+    Calls and turns count as arriving with the first call or turn of their program or session.
     """
     request = ints(records.requests, "request")
     last_s = float(begin_s(records.workload).max(initial=0.0))

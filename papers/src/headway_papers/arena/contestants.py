@@ -1,4 +1,4 @@
-"""What a grid ranks: single policies by their kind, and whole sets."""
+"""The contestants of a grid: single policies by kind, and whole sets."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from headway.scenario.user_modules import loader_of
 
 @dataclass(frozen=True)
 class Contestant:
-    """One or several policies under a name."""
+    """One or several policies under one name."""
 
     name: str
     policies: Mapping[str, Any]
     """Keys of a scenario's `policies`."""
     is_oracle: bool
-    """It knows what no real policy can, so that it is no best one."""
+    """Whether it uses knowledge that no real policy has. It then cannot be the best one."""
     is_named: bool
-    """The grid names it: it must be possible in the first cell. Others are left out of cells that they do not fit."""
+    """Whether the grid names it: it must then be possible in the first cell. Others are left out of cells that they do
+    not fit."""
     observe: Mapping[str, Any] | None = None
-    """How its policies see the fleet, in place of the cell's way."""
+    """How its policies observe the fleet, in place of the cell's setting."""
 
 
 KINDS: Mapping[str, tuple[Mapping[str, type], Callable[[PolicySpec, LoadModule], PolicyChoice[Any]] | None]] = {
     "routing": (ROUTERS, resolve.router),
     "ordering": (ORDERINGS, resolve.ordering),
-    "scaling": (SCALERS, None),  # takes a forecaster and a planner, so that only a scenario resolves it
+    "scaling": (SCALERS, None),  # takes a forecaster and a planner, so only a scenario can resolve it
 }
 
 
 def contestants(
     listed: Any, common: Mapping[str, Any], base_dir: Path, places: Places
 ) -> tuple[tuple[Contestant, ...], tuple[str, ...]]:
-    """The contestants of a grid's `policies`, and notes on registered ones that need arguments.
+    """The contestants of a grid's `policies`, and notes on registered policies that need arguments.
 
-    HeadwayError where one cannot be had, or where two have one name.
+    HeadwayError if one is invalid, or two have the same name.
     """
     load, notes = loader_of(base_dir), list[str]()
     found: list[Contestant] = []

@@ -22,11 +22,11 @@ from headway_papers.arena.metrics import METRICS
 
 Document = dict[str, Any]
 QUICK_REQUESTS, QUICK_SEEDS = 5, 3
-"""--quick divides the requests of a run by this, and runs so many seeds."""
+"""--quick divides the requests of a run by the first number, and runs the second number of seeds."""
 
 
 class PolicyList(Struct, frozen=True, forbid_unknown_fields=True):
-    """The policies that are ranked, each on its own or as a set of several kinds."""
+    """The ranked policies, each alone or in a set of several kinds."""
 
     routing: Literal["all"] | tuple[PolicySpec, ...] = ()
     """Routers; `all`: every registered one."""
@@ -35,8 +35,8 @@ class PolicyList(Struct, frozen=True, forbid_unknown_fields=True):
     scaling: Literal["all"] | tuple[PolicySpec, ...] = ()
     """Scalers, with the routing of `scenario`."""
     sets: dict[str, dict[str, Any]] = {}
-    """By name: keys of a scenario's `policies`; further, `observe` in place of the cell's, and `oracle: true` for a
-    set that knows what no real one can, which is shown and is no best one."""
+    """By name: keys of a scenario's `policies`. Further keys: `observe` in place of the cell's, and `oracle: true` for
+    a set with knowledge that no real one has; it is shown but cannot be the best."""
 
 
 class GridSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -47,23 +47,23 @@ class GridSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     workloads: Annotated[dict[str, dict[str, Any]], Meta(min_length=1)]
     """By name: the section `workload` of a scenario."""
     if_present: tuple[str, ...] = ()
-    """Workloads that are left out, with a note, where the file of their trace is not found."""
+    """Workloads that are left out, with a note, if the file of their trace is missing."""
     policies: PolicyList
-    """What is ranked."""
+    """The ranked policies."""
     loads: Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(min_length=1)] = (0.3, 0.7, 0.95, 1.3)
-    """Arrivals as shares of the capacity of the fleet with the workload."""
+    """Arrival rates as shares of the capacity of the fleet with the workload."""
     seeds: Annotated[int, Meta(ge=1)] = 5
-    """Number of seeds. All policies get the same requests with a seed."""
+    """Number of seeds. With one seed, all policies get the same requests."""
     num_requests: Annotated[int, Meta(ge=1)] = 2000
-    """Requests of a run, unless the workload says its own `num_requests` or `duration_s`."""
+    """Requests of a run, unless the workload sets `num_requests` or `duration_s`."""
     warmup_share: Annotated[float, Meta(ge=0, lt=1)] = 0.1
-    """The first share of the arrivals' time, whose requests do not count."""
+    """The first share of the arrivals' time, in which requests do not count."""
     metric: str = "goodput_rps"
-    """What regret is of."""
+    """The metric from which regret is computed."""
     capacity: PolicySpec = "lmetric"
-    """The router whose stable rate is the capacity."""
+    """The router whose stable rate defines the capacity."""
     scenario: dict[str, Any] = {}
-    """Keys of a scenario for all cells, such as `observe`; those of a fleet go before them."""
+    """Keys of a scenario for all cells, such as `observe`. A fleet's keys take precedence."""
 
 
 @dataclass(frozen=True, order=True)
@@ -80,7 +80,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid that was read, with names that are known and scenarios that can be assembled."""
+    """A validated grid: its names are known, and its scenarios can be assembled."""
 
     name: str
     spec: GridSpec
@@ -88,7 +88,7 @@ class Grid:
     base_dir: Path
     places: Places
     data: Path | None
-    """A folder of traces, in which files are looked for that are not in the grid's own folder."""
+    """A folder of traces, searched for files that are not in the grid's own folder."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -119,7 +119,7 @@ class Grid:
         }
 
     def workload(self, name: str) -> Document:
-        """The section of a workload with all that says how many requests arrive at which rate."""
+        """The workload's section, with the number of requests and the rate."""
         with self.places.at("workloads", name):
             section = dict(self.spec.workloads[name])
             trace = section.get("trace")
@@ -140,7 +140,7 @@ class Grid:
             return section
 
     def check(self) -> None:
-        """HeadwayError where a fleet, a workload or a policy that the grid names cannot be had."""
+        """HeadwayError if a fleet, a workload or a policy of the grid is invalid."""
         reference = Contestant("capacity", {"routing": self.spec.capacity}, False, True)
         for fleet, workload in self.pairs:
             self._assemble(fleet, workload, reference, ("capacity",))
@@ -167,7 +167,7 @@ class Grid:
 def read(
     path: Path, *, quick: bool = False, seeds: int | None = None, data: Path | None = None, metric: str | None = None
 ) -> Grid:
-    """The grid in a file. HeadwayError where it cannot be played."""
+    """Read the grid in a file. HeadwayError if it cannot be run."""
     document, places = strict_yaml.read(path)
     spec = strict_yaml.convert(document, GridSpec, places)
     if spec.metric not in METRICS:
@@ -188,9 +188,9 @@ def read(
 
 
 def chosen(grid: Grid, only: Collection[str]) -> tuple[Grid, frozenset[str]]:
-    """The grid of the fleets and workloads among some names, and the names of its policies among them.
+    """The grid restricted to the named fleets and workloads, and the named policies.
 
-    No name of a kind stands for all of that kind.
+    If no name of a kind is given, all of that kind are kept.
     """
     spec = grid.spec
     policies = {each.name for each in grid.contestants}
@@ -204,7 +204,7 @@ def chosen(grid: Grid, only: Collection[str]) -> tuple[Grid, frozenset[str]]:
 
 
 def at_load(document: Document, base_dir: Path, load: float, num_requests: int | None = None) -> Document:
-    """The scenario with `load` times its workload's rate, and the same number of requests or the one given."""
+    """The scenario with `load` times its workload's rate, and the same or the given number of requests."""
     own = document["workload"]
     workload = with_load(own, load)
     if "num_requests" in own:
@@ -213,7 +213,7 @@ def at_load(document: Document, base_dir: Path, load: float, num_requests: int |
 
 
 def _without_missing(spec: GridSpec, base_dir: Path, data: Path | None, places: Places) -> tuple[GridSpec, list[str]]:
-    """The grid without the workloads of `if_present` whose traces are not there, and notes that say so."""
+    """The grid without the workloads of `if_present` whose traces are missing, and notes on them."""
     kept, notes = dict(spec.workloads), []
     for i, name in enumerate(spec.if_present):
         if name not in spec.workloads:
@@ -229,7 +229,7 @@ def _without_missing(spec: GridSpec, base_dir: Path, data: Path | None, places: 
 
 
 def _find_file(path: str, base_dir: Path, data: Path | None) -> Path | None:
-    """A file beside the grid, in the folder of data, or in one of its folders."""
+    """A file in the grid's folder, in the data folder, or in one of its subfolders."""
     folders = [base_dir, *([] if data is None else [data, *sorted(data.glob("*/"))])]
     return next(((folder / path).absolute() for folder in folders if (folder / path).is_file()), None)
 

@@ -1,6 +1,6 @@
-"""Keys of the arena's measurements: of the policies' code, only what a run uses counts.
+"""Cache keys of the arena's measurements. Of the policies' code, only the modules that a run uses count.
 
-So a router that changes is measured again, and nothing else is.
+A changed router is therefore measured again, and nothing else is.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _modules(value: Any, base_dir: Path) -> Iterator[str]:
 
 
 def _home(module: str) -> Path:
-    """The folder whose modules count where this one imports them."""
+    """The folder whose modules count when this module imports them."""
     file = module_file(module)
     assert file is not None
     return _FOLDER if file.is_relative_to(_FOLDER) else file.parent
@@ -66,7 +66,7 @@ def _home(module: str) -> Path:
 
 @cache
 def _always() -> frozenset[str]:
-    """The modules of policies that the simulator and its surroundings import themselves."""
+    """The policy modules that the simulator itself imports."""
     package, found = _FOLDER.parent, set[str]()
     for path in package.rglob("*.py"):
         if path.relative_to(package).parts[0] not in (*NOT_SIMULATING, "policies"):

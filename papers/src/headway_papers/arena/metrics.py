@@ -1,4 +1,4 @@
-"""What a run of the arena is measured by. Functions here run in other processes, and their module is part of keys."""
+"""Metrics of a run in the arena. The functions run in other processes, and their module is part of the cache keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Measurement = dict[str, Any]
 
 @dataclass(frozen=True)
 class Metric:
-    """How a number of a run is named in tables, and which way it is better."""
+    """The name of a metric in tables, and its better direction."""
 
     title: str
     better: Literal["high", "low"]
@@ -47,7 +47,7 @@ METRICS: Mapping[str, Metric] = {
 
 
 def measure(document: dict[str, Any], base_dir: str, warmup_s: float) -> Measurement:
-    """The metrics of a scenario's run; or `error`, where its policies do not fit its fleet."""
+    """The metrics of a scenario's run; or `error`, if its policies do not fit its fleet."""
     try:
         chosen = assemble(copy.deepcopy(document), Places(), Path(base_dir))
         records = Simulator().records(chosen)
@@ -60,8 +60,8 @@ def metrics(records: Records, warmup_s: float, slo: DefaultSlo) -> Measurement:
     """`METRICS` of the requests that arrive in the window of a run.
 
     The window begins at `warmup_s` and ends when the last request, session or program begins: after that, sessions and
-    programs end one by one, and the load falls. Goodput is the requests of the window that met all of their SLOs, per
-    second. Without SLOs, all requests that finished count.
+    programs end one by one, and the load falls. Goodput is the rate of the window's requests that met all of their
+    SLOs. Without SLOs, all finished requests count.
     """
     last_s = float(begin_s(records.workload).max(initial=0.0))
     chosen = sample(records, warmup_s, slo, until_s=last_s)
@@ -89,7 +89,7 @@ def metrics(records: Records, warmup_s: float, slo: DefaultSlo) -> Measurement:
 
 
 def begin_s(workload: Columns) -> Floats:
-    """Arrivals, of turns and calls that of the first one of their session or program."""
+    """Arrival times; turns and calls have the arrival of the first one of their session or program."""
     arrival_s = floats(workload, "arrival_s")
     if "session_id" not in workload:
         return arrival_s

@@ -22,7 +22,7 @@ details { margin: 10px 0; } summary { cursor: pointer; font-weight: 600; }
 .arena .grid { grid-template-columns: 1fr; }
 """
 MOST_SHOWN = 0.5
-"""Regret at the dark end of the heat map's scale: larger ones look alike."""
+"""Regret at the dark end of the heat map's scale; larger values look the same."""
 ROW_PX = 21
 """Height of a row of the charts."""
 

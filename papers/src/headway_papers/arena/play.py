@@ -29,7 +29,7 @@ Key = tuple[Cell, str, int]
 
 
 class Capacity(Struct, frozen=True):
-    """The rate at which the reference router keeps up on a fleet."""
+    """The rate that the reference router sustains on a fleet."""
 
     fleet: str
     workload: str
@@ -39,16 +39,16 @@ class Capacity(Struct, frozen=True):
 
 
 class CellResult(Struct, frozen=True):
-    """What the policies reached in a cell."""
+    """The results of the policies in a cell."""
 
     fleet: str
     workload: str
     load: float
     requests_per_s: float
     best: str | None
-    """The policy with the best mean of the grid's metric, oracles left out."""
+    """The policy with the best mean of the grid's metric, without oracles."""
     regret: dict[str, Regret]
-    """By policy."""
+    """Regret by policy."""
     metrics: dict[str, dict[str, Estimate]]
     """By policy: means over seeds with 95% intervals."""
 
@@ -69,7 +69,7 @@ class Arena(Struct, frozen=True):
     wall_s: float
     num_measured: int
     num_found: int
-    """Measurements found in the cache."""
+    """Number of measurements found in the cache."""
     capacities: list[Capacity]
     ranking: list[Standing]
     cells: list[CellResult]
@@ -77,9 +77,9 @@ class Arena(Struct, frozen=True):
 
 
 def play(grid: Grid, wanted: frozenset[str], runner: Runner) -> Arena:
-    """Measure the wanted policies. Results of the grid's others count where the cache has all of them.
+    """Measure the wanted policies. Other policies of the grid count if the cache has all of their results.
 
-    HeadwayError where a scenario cannot be run at all.
+    HeadwayError if a scenario cannot be run at all.
     """
     began = time.perf_counter()
     runner.key_of = key_of
@@ -111,7 +111,7 @@ def play(grid: Grid, wanted: frozenset[str], runner: Runner) -> Arena:
 
 
 def found_capacities(grid: Grid, runner: Runner) -> dict[tuple[str, str], Capacity]:
-    """The capacity of each fleet with each workload under the reference router, which every policy shares."""
+    """The capacity of each fleet with each workload under the reference router, common to all policies."""
     reference = Contestant("capacity", {"routing": grid.spec.capacity, "ordering": "fcfs"}, False, True)
     found = runner.run(
         {
@@ -123,9 +123,9 @@ def found_capacities(grid: Grid, runner: Runner) -> dict[tuple[str, str], Capaci
 
 
 def _bare(grid: Grid, pair: tuple[str, str], reference: Contestant) -> Document:
-    """The scenario of the reference: its router alone, which sees the fleet as it is.
+    """The reference scenario: only its router, which sees the fleet without delay.
 
-    Nothing in it depends on the number of requests of a grid's runs, so that --quick finds the same capacity.
+    It does not depend on the number of requests of a grid's runs, so --quick finds the same capacity.
     """
     document = at_load(grid.document(*pair, reference), grid.base_dir, 1.0, FIRST_REQUESTS)
     document.pop("observe", None)
@@ -139,7 +139,7 @@ def tasks(
     seeds: Sequence[int],
     loads: Mapping[tuple[str, str], float],
 ) -> dict[Key, Call]:
-    """All runs; those on the same requests stand together."""
+    """All runs; runs on the same requests are adjacent."""
     found: dict[Key, Call] = {}
     for cell in cells:
         load = cell.load * loads[cell.fleet, cell.workload]
@@ -160,13 +160,13 @@ def tasks(
 
 
 def _warmup_s(grid: Grid, document: Document) -> float:
-    """The same for all policies and seeds: a share of the time in which those of seed 0 begin."""
+    """Warm-up for all policies and seeds: a share of the time in which the requests of seed 0 begin."""
     rows = generate(convert(document["workload"], WorkloadSpec, Places()), 0, grid.base_dir)
     return grid.spec.warmup_share * float(begin_s(rows.columns).max(initial=0.0))
 
 
 def _known_before(everything: Mapping[Key, Call], wanted: frozenset[str], runner: Runner) -> dict[Key, Measurement]:
-    """Of policies that are not wanted: what the cache has."""
+    """The cached results of policies that are not wanted."""
     found: dict[Key, Measurement] = {}
     if runner.cache is None or runner.cache.fresh:
         return found
@@ -181,7 +181,7 @@ def _known_before(everything: Mapping[Key, Call], wanted: frozenset[str], runner
 def values(
     cell: Cell, name: str, seeds: Sequence[int], metric: str, results: Mapping[Key, Measurement]
 ) -> list[float] | None:
-    """A metric by seed; None where a seed has none."""
+    """A metric by seed; None if a seed has no value."""
     found = [results.get((cell, name, seed), {}).get(metric) for seed in seeds]
     known = [float(each) for each in found if each is not None]
     return known if len(known) == len(found) else None
@@ -221,7 +221,7 @@ def _estimate(found: Sequence[float]) -> Estimate:
 
 
 def _failures(results: Mapping[Key, Measurement]) -> list[str]:
-    """Each reason for which a policy ran nowhere or not everywhere, once."""
+    """The distinct reasons for which policies could not run in some or all cells."""
     cells: dict[tuple[str, str], set[Cell]] = {}
     for (cell, name, _), each in results.items():
         if "error" in each:

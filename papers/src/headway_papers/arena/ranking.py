@@ -1,7 +1,7 @@
-"""Regret, and the ranking by it. Pure.
+"""Regret, and the ranking by it.
 
-All policies get the same requests with a seed, so a policy is compared with the best one of a cell seed by seed: the
-interval is of those differences, over the mean of the best one.
+With one seed all policies get the same requests, so a policy is compared with the best one of a cell seed by seed. The
+interval is over these differences, relative to the mean of the best one.
 """
 
 from __future__ import annotations
@@ -16,44 +16,45 @@ from headway.metrics.interval import interval
 from headway.metrics.seeds import Estimate
 
 Values = Mapping[str, Sequence[float]]
-"""Of one cell: a metric by policy, then by seed."""
+"""A metric in one cell, by policy and then by seed."""
 
 
 class Regret(Struct, frozen=True):
-    """What a policy loses in a cell against the best one, as a share of the best one's mean."""
+    """The loss of a policy in a cell against the best one, as a share of the best one's mean."""
 
     mean: float
     low: float | None
     """The 95% interval; None with one seed."""
     high: float | None
     is_tied: bool
-    """The policy is the best one, or the interval holds 0."""
+    """Whether the policy is the best one, or the interval contains 0."""
     by_seed: tuple[float, ...]
 
 
 class Standing(Struct, frozen=True):
-    """A policy's place over all cells in which it could run."""
+    """A policy's result over all cells in which it could run."""
 
     name: str
     is_oracle: bool
     num_cells: int
     regret: Estimate | None
-    """Mean over its cells; the interval is over seeds. With one seed, `low` and `high` are the mean. None: no cell."""
+    """Mean over its cells, with an interval over seeds. With one seed, `low` and `high` equal the mean. None without
+    cells."""
     worst: float | None
     worst_cell: str | None
     tied_share: float | None
-    """Share of its cells in which it is best, or tied with the best."""
+    """Share of its cells in which it is best or tied with the best."""
 
 
 def best_of(values: Values, better: Literal["high", "low"], oracles: Collection[str] = ()) -> str | None:
-    """The policy with the best mean; of oracles only if there is no other."""
+    """The policy with the best mean; an oracle only if there is no other."""
     real = [name for name in values if name not in oracles] or list(values)
     sign = -1 if better == "high" else 1
     return min(real, key=lambda name: sign * fmean(values[name]), default=None)
 
 
 def regrets(values: Values, better: Literal["high", "low"], oracles: Collection[str] = ()) -> dict[str, Regret]:
-    """By policy. An oracle's may be negative: the gap that knowledge would close."""
+    """Regret by policy. An oracle's may be negative: the gap that its knowledge closes."""
     best = best_of(values, better, oracles)
     if best is None:
         return {}
@@ -72,7 +73,7 @@ def regrets(values: Values, better: Literal["high", "low"], oracles: Collection[
 
 
 def _share(loss: float, scale: float) -> float:
-    """A loss of something where the best one has nothing is a whole one."""
+    """The loss relative to the scale. Any loss against a best value of 0 counts as 1."""
     if scale:
         return loss / scale
     return 0.0 if loss == 0 else (1.0 if loss > 0 else -1.0)
@@ -81,7 +82,7 @@ def _share(loss: float, scale: float) -> float:
 def standings(
     cells: Mapping[str, Mapping[str, Regret]], names: Sequence[str], oracles: Collection[str] = ()
 ) -> list[Standing]:
-    """The policies by mean regret, those without a cell last."""
+    """The policies by mean regret; policies without a cell come last."""
     found = [_standing(name, cells, name in oracles) for name in names]
     return sorted(found, key=lambda each: (each.regret is None, 0.0 if each.regret is None else each.regret.mean))
 

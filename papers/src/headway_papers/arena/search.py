@@ -1,9 +1,9 @@
-"""The arguments of a policy that do best on one half of a grid, judged once on the other half.
+"""Searches the best arguments of a policy on one half of a grid, and judges them once on the other half.
 
 Random search with successive halving (Jamieson and Talwalkar, 2016): all trials run on a few training runs, the better
-third on three times as many, and so on, until the last ones have run on all. What is compared is the gain over the
-policy's own defaults in the same run, so that requests and cells are common to both. The test half is touched after the
-search has ended, by its winner and by the defaults alone.
+third on three times as many, and so on, until the last trials have run on all. Trials are compared by the gain over the
+policy's own defaults in the same run, with common requests and cells. The test half is used only after the search, for
+its winner and the defaults.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from headway_papers.reproduce.runner import Runner
 from headway_papers.reproduce.tasks import Call
 
 KEPT = 3
-"""One of so many trials goes on to a rung with so many times the runs."""
+"""One of this many trials goes on to a rung with this many times the runs."""
 MOST_DRAWS = 200
-"""Draws for one trial that the constructor may refuse."""
+"""Most draws for one trial, because the constructor may reject some."""
 HoldOut = Literal["seeds", "cells"]
 Run = tuple[Cell, int]
 
 
 class Trial(Struct, frozen=True):
-    """Arguments, and their mean gain over the defaults on the training runs that they got."""
+    """Arguments, and their mean gain over the defaults on their training runs."""
 
     arguments: dict[str, Value]
     gain: float
@@ -58,11 +58,11 @@ class Search(Struct, frozen=True):
     trials: list[Trial]
     """By runs and gain, the winner first."""
     arguments: dict[str, Value]
-    """Of the winner; empty: no trial beat the defaults."""
+    """Arguments of the winner; empty if no trial beat the defaults."""
     train_gain: float
     test_gain: Estimate
-    """Over the defaults, on runs that the search never saw; the 95% interval is over seeds. With one seed, `low` and
-    `high` are the mean."""
+    """Gain over the defaults on runs that the search has not used; the 95% interval is over seeds. With one seed, `low`
+    and `high` equal the mean."""
     verdict: Literal["better", "indistinguishable", "worse", "defaults"]
     num_train_runs: int
     num_test_runs: int
@@ -82,7 +82,7 @@ def search(
     hold_out: HoldOut = "seeds",
     seed: int = 0,
 ) -> Search:
-    """Search the arguments of a router or an ordering. HeadwayError where there is none, or no half to hold out."""
+    """Search the arguments of a router or an ordering. HeadwayError if it has none, or no half can be held out."""
     began = time.perf_counter()
     runner.key_of = key_of
     train, test = halves(grid, hold_out)
@@ -118,7 +118,7 @@ def search(
 
 
 def halves(grid: Grid, hold_out: HoldOut) -> tuple[list[Run], list[Run]]:
-    """The runs for the search, and those kept apart: half of the seeds, or every other cell."""
+    """The runs for the search, and the held-out runs: half of the seeds, or every other cell."""
     seeds, cells = list(grid.seeds), grid.cells
     if len(seeds if hold_out == "seeds" else cells) < 2:
         raise HeadwayError(f"--hold-out {hold_out}: the grid has one of them; expected two or more")
@@ -134,7 +134,7 @@ def halves(grid: Grid, hold_out: HoldOut) -> tuple[list[Run], list[Run]]:
 def draws(
     choice: PolicyChoice[Any], grid: Grid, kind: str, arguments: Sequence[Argument], num: int, random: Random
 ) -> list[dict[str, Value]]:
-    """Different points that the constructor accepts: `num`, or fewer where there are not so many."""
+    """Different points that the constructor accepts: `num`, or fewer if the space is smaller."""
     resolved, load = KINDS[kind][1], loader_of(grid.base_dir)
     assert resolved is not None
     found: list[dict[str, Value]] = []
@@ -157,7 +157,7 @@ def draws(
 
 
 def halved(points: Sequence[dict[str, Value]], train: Sequence[Run], judge: _Judge) -> list[Trial]:
-    """All trials, those that ran longest first, and among them the best first."""
+    """All trials; those with the most runs first, and among them the best first."""
     num_rungs = 1
     while KEPT**num_rungs < len(points) and KEPT**num_rungs < len(train):
         num_rungs += 1
@@ -175,7 +175,7 @@ def halved(points: Sequence[dict[str, Value]], train: Sequence[Run], judge: _Jud
 
 
 class _Judge:
-    """Measures trials against the defaults in the same runs."""
+    """Compares trials with the defaults in the same runs."""
 
     def __init__(
         self, grid: Grid, kind: str, policy: str, runner: Runner, loads: Mapping[tuple[str, str], float]
@@ -183,7 +183,7 @@ class _Judge:
         self._grid, self._kind, self._policy, self._runner, self._loads = grid, kind, policy, runner, loads
 
     def gains(self, points: Sequence[dict[str, Value]], runs: Sequence[Run]) -> list[dict[Run, float]]:
-        """By point: its gain over the defaults in each run, as a share of the larger of the two values, -1 to 1."""
+        """For each point: its gain over the defaults in each run, as a share of the larger value, from -1 to 1."""
         everyone = [self._contestant({}), *map(self._contestant, points)]
         wanted: dict[Key, Call] = {}
         for cell in dict.fromkeys(cell for cell, _ in runs):
@@ -218,7 +218,7 @@ def _choice(grid: Grid, kind: str, policy: str) -> PolicyChoice[Any]:
 
 
 def _over_seeds(by_run: Mapping[Run, float]) -> Estimate:
-    """The mean over cells and seeds; its interval is over seeds."""
+    """The mean over cells and seeds, with an interval over seeds."""
     seeds = dict.fromkeys(seed for _, seed in by_run)
     means = [fmean(gain for (_, each), gain in by_run.items() if each == seed) for seed in seeds]
     mean = fmean(means)

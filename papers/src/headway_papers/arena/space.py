@@ -1,4 +1,4 @@
-"""The arguments of a policy's constructor as a space to search, and points drawn from it."""
+"""The arguments of a policy's constructor as a search space, and points drawn from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.core.errors import HeadwayError, unknown
 from headway.policies.resolve import PolicyChoice
 
 REACH = 8.0
-"""A number is drawn from its default over this to its default times this."""
+"""A number is drawn from its default divided by this to its default times this."""
 
 Value = float | int | bool | str
 
@@ -28,10 +28,10 @@ class Argument(Struct, frozen=True):
     low: float = 0.0
     high: float = 0.0
     choices: tuple[Value, ...] = ()
-    """In place of `low` and `high`."""
+    """Possible values, in place of `low` and `high`."""
 
     def draw(self, random: Random) -> Value:
-        """Evenly on a logarithmic scale where `low` is above 0, else evenly; or one of the choices."""
+        """One of the choices, or a uniform draw: on a logarithmic scale if `low` is positive."""
         if self.choices:
             return random.choice(self.choices)
         value = random.uniform(self.low, self.high)
@@ -41,10 +41,10 @@ class Argument(Struct, frozen=True):
 
 
 def space(choice: PolicyChoice[Any], vary: Sequence[str] = ()) -> tuple[Argument, ...]:
-    """The arguments that `vary` names, as `name`, `name=low:high` or `name=a,b,c`; without any, all with a range.
+    """The arguments in `vary`, given as `name`, `name=low:high` or `name=a,b,c`; without any, all with a range.
 
-    The default gives the range of a number, the type the choices of a flag or of a literal. HeadwayError for an unknown
-    argument, for one without a range, and if there is nothing to vary.
+    The default determines the range of a number, the type the choices of a flag or a literal. HeadwayError for an
+    unknown argument, for one without a range, and if no argument can vary.
     """
     parameters = inspect.signature(choice.made_by).parameters
     hints = get_type_hints(choice.made_by.__init__)
@@ -99,7 +99,7 @@ def _literals(hint: Any) -> tuple[Value, ...]:
 
 
 def _is_whole(hint: Any) -> bool:
-    """Whether an annotation stands for a whole number, or None."""
+    """Whether an annotation means a whole number or None."""
     kinds = set(get_args(hint)) if get_origin(hint) in (Union, UnionType) else {hint}
     return int in kinds and float not in kinds
 

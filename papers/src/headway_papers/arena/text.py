@@ -1,4 +1,4 @@
-"""A ranking for a console, and tables in Markdown."""
+"""A ranking as console text and as Markdown tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headway_papers.reproduce.markdown import table
 from headway_papers.reproduce.text import printed
 
 SHOWN = ("goodput_rps", "slo_attainment", "ttft_s.mean", "ttft_s.p99", "cached_prompt_share")
-"""Metrics of the tables by cell, unless others are asked for."""
+"""Default metrics of the tables by cell."""
 HEADS = ("policy", "regret", "95% interval", "worst cell", "best or tied", "cells")
 
 
@@ -30,14 +30,14 @@ def shown(metric: str, value: float) -> str:
 
 
 def with_interval(metric: str, each: Estimate | None) -> str:
-    """Such as "3.21 s ± 120 ms"; no interval where nothing varies."""
+    """Text such as "3.21 s ± 120 ms", without an interval if nothing varies."""
     if each is None:
         return "-"
     return shown(metric, each.mean) + (f" ± {shown(metric, each.half)}" if each.half > 0 else "")
 
 
 def row(each: Standing) -> tuple[str, ...]:
-    """The cells of a ranking's row, as `HEADS`."""
+    """The cells of a ranking's row, in the order of `HEADS`."""
     name = f"{each.name} (oracle)" if each.is_oracle else each.name
     if each.regret is None or each.worst is None or each.tied_share is None:
         return name, "-", "-", "-", "-", "0"
@@ -47,7 +47,7 @@ def row(each: Standing) -> tuple[str, ...]:
 
 
 def summary(arena: Arena) -> str:
-    """What was measured, in one line."""
+    """The extent of the measurement, in one line."""
     cached = f", {arena.num_found:,} more from the cache" if arena.num_found else ""
     seeds = f"{arena.seeds} seed{'s' if arena.seeds > 1 else ''}"
     what = f"{len(arena.cells)} cells, {seeds}, {arena.num_measured:,} runs in {seconds(arena.wall_s)}{cached}"
@@ -84,7 +84,7 @@ def _values(cell: CellResult, names: Sequence[str], metric: str) -> list[str]:
 
 
 MOST_TRIALS = 10
-"""Trials that a search shows; `--json` has all."""
+"""Trials that are printed; `--json` contains all."""
 _VERDICTS = {
     "better": "better than the defaults on the test half",
     "indistinguishable": "not to be told from the defaults on the test half: keep these",
@@ -113,6 +113,6 @@ def render_search(found: Search, *, width: int, color: bool = False) -> str:
 
 
 def specification(found: Search) -> str:
-    """The policies of a scenario with the winner."""
+    """The winner as a scenario's policies."""
     spec = {"name": found.policy, **found.arguments} if found.arguments else found.policy
     return dump({"policies": {found.kind: spec}})

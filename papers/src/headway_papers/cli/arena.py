@@ -1,4 +1,5 @@
-"""`headway arena`: policies ranked over grids of fleets and workloads, or searched for; the work is in `arena`."""
+"""`headway arena`: ranks policies over grids of fleets and workloads, or searches their arguments; the work is in
+`arena`."""
 
 from __future__ import annotations
 
@@ -121,7 +122,7 @@ def play_grid(
         if each not in METRICS:
             raise unknown("metric", each, METRICS, "--table")
     if markdown_path is not None:
-        around_markers(markdown_path, writer)  # before hours of work
+        around_markers(markdown_path, writer)  # checked before hours of work
     rehearsals = RehearsalCache(cache or user_cache("arena"), fresh)
     with (
         cluster() if ray else processes(jobs or os.cpu_count() or 1) as pool,

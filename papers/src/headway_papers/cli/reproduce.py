@@ -85,7 +85,7 @@ def command(
         raise HeadwayError("SYSTEM is missing; headway reproduce --list names the systems")
     written = None
     if markdown_path is not None:
-        inside = around_markers(markdown_path)[1]  # before hours of work
+        inside = around_markers(markdown_path)[1]  # checked before hours of work
         written = read_written(inside, load(system).CLAIMS) if ids and not quick else None
     rehearsals = RehearsalCache(cache or user_cache("reproduce"), fresh)
     with counting("measuring", not no_progress) as report:

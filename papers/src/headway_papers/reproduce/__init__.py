@@ -10,4 +10,4 @@ SYSTEMS: dict[str, str] = {
     "pascal": "headway_papers.reproduce.pascal",
     "sageserve": "headway_papers.reproduce.sageserve",
 }
-"""Module by system. docs/reproduce.md lists the names that a module must have."""
+"""Module by system. docs/reproduce.md lists the names that a module must define."""

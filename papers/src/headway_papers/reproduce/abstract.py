@@ -1,4 +1,5 @@
-"""The sentences of a paper's abstract, each with the claims that decide it: one for every reading that was run."""
+"""The sentences of a paper's abstract, each with the claims that decide it: one claim for every reading that was
+run."""
 
 from __future__ import annotations
 
@@ -9,22 +10,22 @@ import msgspec
 
 
 class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One way to understand the sentence, and the claim that judges it."""
+    """One interpretation of the sentence, and the claim that judges it."""
 
     claim: str
     """The claim's id."""
     reading: str
     chosen: Literal["before", "after"]
-    """Whether the reading was fixed before a run of it or another reading of the sentence had been seen."""
+    """Whether the reading was fixed before any run of the sentence's readings was seen."""
 
 
 class Sentence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the abstract says, in our words."""
+    """A statement of the abstract, in our words."""
 
     says: str
     readings: tuple[Reading, ...]
     experiment: str
-    """The one experiment that would change the verdict."""
+    """The single experiment that would change the verdict."""
 
 
 def read_abstract(package: str) -> tuple[Sentence, ...]:

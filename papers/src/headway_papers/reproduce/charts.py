@@ -14,7 +14,7 @@ from headway.report.charts import Figure, layout, line_style, numbers
 from headway.report.page import COLORS
 
 Seeds = Sequence[float | None]
-"""One value for each seed; None if a seed has none."""
+"""One value for each seed; None if a seed has no value."""
 
 
 def curves(lines: Mapping[str, Sequence[tuple[float, Seeds]]], x: str, y: str, **extra_layout: Any) -> Figure:

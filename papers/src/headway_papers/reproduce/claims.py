@@ -1,7 +1,7 @@
 """Claims of papers, each with the rule that decides whether it holds. Rules are fixed before the runs they judge.
 
-A rule judges one value for each seed, such as 0.41 for "TTFT falls by 41% with seed 3". Unless a claim gives a reason
-for another share, it holds if the effect has the paper's direction and at least half of the paper's size.
+A rule judges one value per seed, such as 0.41 for "TTFT falls by 41% with seed 3". Unless a claim gives a reason for
+another share, it holds if the effect has the paper's direction and at least half of the paper's size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOLDS: Word = "holds"
 EXCEEDS: Word = "exceeds"
 """The whole interval lies beyond the rule's limit, on the side of the paper's effect."""
 REFUTED: Word = "refuted"
-"""The whole interval lies outside, on any other side."""
+"""The whole interval lies outside of the rule, on any other side."""
 UNDECIDED: Word = "undecided"
 VERDICTS = (HOLDS, EXCEEDS, REFUTED, UNDECIDED)
 
@@ -37,10 +37,10 @@ class Verdict:
     """The result of judging values by a rule."""
 
     headway: str
-    """Such as "61.2% [58%, 64.4%], 5 seeds"."""
+    """Text such as "61.2% [58%, 64.4%], 5 seeds"."""
     word: Word
     reason: str
-    """Why the claim does not hold or is undecided, in terms of the rule; empty if it holds."""
+    """Why the claim does not hold or is undecided, in the rule's terms; empty if it holds."""
 
     @property
     def holds(self) -> bool | None:
@@ -49,12 +49,13 @@ class Verdict:
 
 
 class Bounds(NamedTuple):
-    """The values with which a claim holds, and the side on which larger effects lie."""
+    """The values for which a claim holds, and the side of larger effects."""
 
     low: float
     high: float
     right: int
-    """1: an effect above `high` exceeds the paper's; -1: one below `low`; 0: values beyond either refute the claim."""
+    """1: an effect above `high` exceeds the paper's; -1: an effect below `low` does; 0: values outside on either side
+    refute the claim."""
 
     def word(self, low: float, high: float) -> Word:
         """The verdict on an interval [low, high] of the mean."""
@@ -68,7 +69,7 @@ class Bounds(NamedTuple):
 
 
 class Rule(Protocol):
-    """A rule for the values of a claim; str() is its text for readers."""
+    """A rule for a claim's values. str() gives its text for readers."""
 
     def judge(self, values: Sequence[Value]) -> Verdict:
         """The verdict on one value for each seed."""
@@ -88,19 +89,19 @@ class Claim:
 @dataclass(frozen=True)
 class _Threshold:
     effect: float
-    """The paper's effect, in the unit of the values."""
+    """The paper's effect, in the values' unit."""
     share: float = 0.5
-    """The threshold's share of the way from `neutral` to the paper's effect; 0 requires the direction alone."""
+    """The threshold's position between `neutral` and the paper's effect; 0 requires only the direction."""
     neutral: float = 0.0
     """The value without an effect: 0 for a reduction, 1 for a ratio."""
     unit: str = ""
-    """"%": the values are shares, and shown times 100. Anything else is shown behind the value: "x", " s"."""
+    """"%": the values are shares, and shown times 100. Any other text is shown after the value: "x", " s"."""
     because: str = ""
     """The reason for a share below one half."""
     exact: bool = False
-    """The value does not depend on seeds, and decides without an interval."""
+    """Whether the value is independent of seeds, and decides without an interval."""
     limit: float | None = None
-    """The value beyond which the effect is another than the paper's, in its direction. None = no limit."""
+    """A value beyond it, in the effect's direction, is another effect than the paper's. None = no limit."""
 
     def __post_init__(self) -> None:
         if self.share < 0.5 and not self.because:
@@ -125,7 +126,7 @@ class _Threshold:
 
 
 class AtLeast(_Threshold):
-    """An increase: the claim holds if the whole interval is at the threshold or above, and not above the limit."""
+    """An increase: the claim holds if the whole interval is at least the threshold and at most the limit."""
 
     def __str__(self) -> str:
         return self.text("at least")
@@ -141,7 +142,7 @@ class AtLeast(_Threshold):
 
 
 class AtMost(_Threshold):
-    """A decrease: the claim holds if the whole interval is at the threshold or below, and not below the limit."""
+    """A decrease: the claim holds if the whole interval is at most the threshold and at least the limit."""
 
     def __str__(self) -> str:
         return self.text("at most")
@@ -160,8 +161,8 @@ class AtMost(_Threshold):
 class Between:
     """Parity or a range: the claim holds if the whole interval is within the bounds.
 
-    Bounds on one side of "no effect" (0 of shares and points, 1 of ratios) are of an effect, which values beyond the
-    farther bound exceed. Seconds and counts have no such side.
+    Bounds on one side of "no effect" (0 for shares and points, 1 for ratios) describe an effect, and values beyond the
+    farther bound exceed it. Seconds and counts have no such side.
     """
 
     low: float
@@ -178,7 +179,7 @@ class Between:
 
     @property
     def bounds(self) -> Bounds:
-        """The values that confirm the claim, and the side of them on which it is exceeded."""
+        """The values that confirm the claim, and the side on which it is exceeded."""
         neutral = _NEUTRAL.get(self.unit)
         right = 0 if neutral is None else (self.low > neutral) - (self.high < neutral)
         return Bounds(self.low, self.high, right)
@@ -190,7 +191,7 @@ class Between:
 
 @dataclass(frozen=True)
 class EverySeed:
-    """The claim holds if the value is true for every seed, and is refuted otherwise. One seed is enough."""
+    """The claim holds if the value is true for every seed, and is refuted otherwise. One seed suffices."""
 
     def __str__(self) -> str:
         return "true for every seed"
@@ -207,7 +208,7 @@ class EverySeed:
 
 
 _NEUTRAL = {"%": 0.0, " points": 0.0, "x": 1.0}
-"""By unit: the value without an effect."""
+"""The value without an effect, by unit."""
 
 
 def with_unit(value: float, unit: str) -> str:
@@ -240,7 +241,7 @@ def _judged(values: Sequence[Value], bounds: Bounds, unit: str, exact: bool) -> 
 
 
 def _missing(values: Sequence[Value]) -> Verdict | None:
-    """The verdict if a seed has no value, or else None."""
+    """The verdict if a seed has no value; otherwise None."""
     num = sum(value is None or not isfinite(value) for value in values)
     if values and not num:
         return None
@@ -285,7 +286,7 @@ class _ClaimFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_claims(package: str) -> Mapping[str, tuple[Claim, ...]]:
-    """The claims in `claims.yaml` of a package, by group, in the order of the file."""
+    """The claims in a package's `claims.yaml`, by group, in the order of the file."""
     text = (files(package) / "claims.yaml").read_bytes()
     groups = msgspec.yaml.decode(text, type=dict[str, list[_ClaimFields]])
     return {

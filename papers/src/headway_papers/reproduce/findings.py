@@ -11,13 +11,13 @@ from headway_papers.reproduce.claims import Value
 
 @dataclass(frozen=True)
 class Finding:
-    """For one claim: the values by seed, and one or two sentences with the numbers behind them."""
+    """The values of one claim by seed, and one or two sentences with the numbers behind them."""
 
     values: Sequence[Value]
     why: str
 
     def undecided(self, why: str) -> Finding:
-        """Without values, as a run such as a quick one cannot decide the claim; `why` comes first."""
+        """A finding without values, because a run such as a quick one cannot decide the claim; `why` comes first."""
         return Finding([None] * len(self.values), f"{why} {self.why}".rstrip())
 
 
@@ -26,16 +26,16 @@ class Figure:
     """A reproduced chart of the paper."""
 
     label: str
-    """The paper's label: "Figure 4"."""
+    """The paper's label, such as "Figure 4"."""
     title: str
     shows: str
-    """One or two sentences on what the chart shows."""
+    """One or two sentences on the chart."""
     chart: charts.Figure
-    """`data` and `layout` of Plotly as plain values, made by `headway_papers.reproduce.charts`."""
+    """Plotly's `data` and `layout` as plain values, made by `headway_papers.reproduce.charts`."""
 
 
 Row = list[str | float | None]
-"""Of a table. Numbers are shown with three digits."""
+"""A row of a table. Numbers are shown with three digits."""
 
 
 @dataclass(frozen=True)

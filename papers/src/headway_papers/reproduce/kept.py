@@ -1,4 +1,5 @@
-"""What a page of results keeps where only some claims were run: its other rows, their reasons, and its tables."""
+"""The retained parts of a results page when only some claims were run: its other rows, their reasons, and its
+tables."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ class Written(Struct, frozen=True):
     """The results on a page."""
 
     rows: Mapping[str, ClaimResult]
-    """By claim id. Of a row's values a page has only the interval."""
+    """Rows by claim id. A page contains only the interval of a row's values."""
     tables: Mapping[str, Sequence[str]]
-    """By label and title: the lines of a table with its caption."""
+    """The lines of a table with its caption, by label and title."""
     seeds: str
-    """Such as "3 seeds", of the last run of all claims; empty where there was none."""
+    """Text such as "3 seeds", from the last run of all claims; empty if there was none."""
 
 
 def read_written(text: str, claims: Sequence[Claim]) -> Written:
-    """What `markdown` wrote of these claims. A claim that has left the system is left out."""
+    """The results that `markdown` wrote for these claims. Removed claims are left out."""
     lines = text.splitlines()
     reasons = {match[1]: match[2] for line in lines if (match := _REASON.fullmatch(line))}
     found = {match[1]: (match[2], match[3]) for line in lines if (match := _ROW.fullmatch(line))}
@@ -64,7 +65,7 @@ def _tables(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def merged_tables(old: Mapping[str, Sequence[str]], new: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
-    """The page's tables and the further ones. A new one replaces the page's if it has all of its rows by first cell."""
+    """The page's tables and the new ones. A new table replaces the page's if it has all of its rows, by first cell."""
     replaced = {name: lines for name, lines in new.items() if not _first_cells(old.get(name, [])) - _first_cells(lines)}
     return {**old, **replaced}
 
@@ -74,6 +75,6 @@ def _first_cells(lines: Sequence[str]) -> Counter[str]:
 
 
 def merged_rows(old: Written, new: Sequence[ClaimResult], claims: Sequence[Claim]) -> tuple[ClaimResult, ...]:
-    """The new rows and the page's others, in the order of the claims."""
+    """The new rows and the page's other rows, in the order of the claims."""
     by_id = {**old.rows, **{row.id: row for row in new}}
     return tuple(by_id[claim.id] for claim in claims if claim.id in by_id)

@@ -1,4 +1,4 @@
-"""Claims with their verdicts and tables as Markdown, also as a part of a page that is written by hand."""
+"""Claims with verdicts and tables as Markdown, also as a section of a handwritten page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headway_papers.reproduce.text import counted, given
 
 
 def markers(command: str) -> tuple[str, str]:
-    """Lines around the part of a page that a command writes."""
+    """Lines around the section of a page that a command writes."""
     return f"<!-- headway {command}: begin -->", f"<!-- headway {command}: end -->"
 
 
@@ -28,7 +28,7 @@ BEGIN, END = markers(REPRODUCE)
 def markdown(reproduced: Reproduced, written: Written | None = None) -> str:
     """The abstract's sentences, all claims as a table with their reasons, and the paper's tables.
 
-    `written`: what the page has; its claims that were not run, and its tables, stay.
+    `written`: the content of the page; its claims that were not run, and its tables, stay.
     """
     result = reproduced.result
     seeds = f"{result.seeds} seed{'' if result.seeds == 1 else 's'}"
@@ -50,7 +50,7 @@ def markdown(reproduced: Reproduced, written: Written | None = None) -> str:
 
 
 def tables_of(reproduced: Reproduced) -> Mapping[str, Sequence[str]]:
-    """By label and title: the lines of each table with its caption."""
+    """The lines of each table with its caption, by label and title."""
     found: dict[str, list[str]] = {}
     for each in reproduced.exhibits:
         if isinstance(each, PaperTable):
@@ -61,9 +61,9 @@ def tables_of(reproduced: Reproduced) -> Mapping[str, Sequence[str]]:
 
 
 def around_markers(path: Path, command: str = REPRODUCE) -> tuple[str, str, str]:
-    """What a page has before, in and after the part that a command writes; nothing where there is no page.
+    """The page's text before, in and after the section that a command writes; empty without a page.
 
-    HeadwayError where the page lacks one of the lines.
+    HeadwayError if the page lacks one of the marker lines.
     """
     if not path.exists():
         return "", "", ""
@@ -76,14 +76,14 @@ def around_markers(path: Path, command: str = REPRODUCE) -> tuple[str, str, str]
 
 
 def write_markdown(path: Path, text: str, command: str = REPRODUCE) -> None:
-    """Write the text between the command's lines of a page, or a new page that consists of it."""
+    """Write the text between the command's marker lines of a page, or a new page with only this section."""
     before, _, after = around_markers(path, command)
     first, last = markers(command)
     write_text(path, f"{before}{first}\n\n{text}\n{last}\n{after}")
 
 
 def abstract(sentences: Sequence[SentenceResult]) -> list[str]:
-    """The lines of the abstract's sentences: a table of readings each, and the experiment that would change it."""
+    """The lines of the abstract's sentences: a table of readings for each, and the experiment that would change it."""
     if not sentences:
         return []
     lines = ["**The abstract**, by reading; a reading was chosen before or after a run of it or another was seen.", ""]

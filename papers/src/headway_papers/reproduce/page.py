@@ -67,7 +67,7 @@ def _claims(reproduced: Reproduced) -> str:
 
 
 def _sentence(sentence: SentenceResult) -> str:
-    """A sentence of the abstract, with its readings."""
+    """A sentence of the abstract with its readings."""
     rows = [
         f'{_verdict(each.verdict)}<td class="text claim">{escape(each.reading)}</td><td class="text">{each.chosen}</td>'
         f'<td class="text">{escape(str(each.paper))}</td><td class="result">{escape(each.headway)}</td>'

@@ -23,7 +23,7 @@ from headway_papers.reproduce.runner import ReportProgress, Runner
 
 
 class System(Protocol):
-    """The names that a module of `SYSTEMS` must have. That of a paper has its `ABSTRACT`, too."""
+    """The names that a module of `SYSTEMS` must define. A paper's module also has `ABSTRACT`."""
 
     TITLE: str
     """The name of the system and its topic."""
@@ -51,7 +51,7 @@ class ClaimResult(Struct, frozen=True):
     """None: undecided. False: refuted or exceeded."""
     why: str
     values: tuple[Value, ...]
-    """By seed."""
+    """Values by seed."""
 
 
 class ReadingResult(Struct, frozen=True):
@@ -60,23 +60,23 @@ class ReadingResult(Struct, frozen=True):
     claim: str
     reading: str
     chosen: str
-    """`before` or `after` a run of it or another reading of the sentence had been seen."""
+    """`before` or `after` a run of any reading of the sentence had been seen."""
     paper: str | float
     headway: str
     verdict: Word
 
 
 class SentenceResult(Struct, frozen=True):
-    """A sentence of the abstract, with the readings that were run."""
+    """A sentence of the abstract with the readings that were run."""
 
     says: str
     readings: tuple[ReadingResult, ...]
     experiment: str
-    """The one experiment that would change the verdict."""
+    """The single experiment that would change the verdict."""
 
     @property
     def given_by(self) -> tuple[str, ...]:
-        """The claims with the paper's effect."""
+        """The claims that show the paper's effect."""
         return tuple(each.claim for each in self.readings if each.verdict == "holds")
 
 
@@ -88,21 +88,21 @@ class Reproduction(Struct, frozen=True):
     seeds: int
     wall_s: float
     counts: dict[Word, int]
-    """Number of claims with each verdict; 0 where there is none."""
+    """Number of claims with each verdict, including 0."""
     abstract: tuple[SentenceResult, ...]
     claims: tuple[ClaimResult, ...]
 
 
 @dataclass(frozen=True)
 class Reproduced:
-    """A reproduction with everything that its page shows."""
+    """A reproduction with all content of its page."""
 
     title: str
     result: Reproduction
     exhibits: Sequence[Exhibit]
     num_measured: int
     num_found: int
-    """Measurements found in the cache."""
+    """Number of measurements found in the cache."""
 
 
 def load(name: str) -> System:
@@ -157,17 +157,17 @@ def reproduce(
 
 
 def abstract_of(system: System) -> tuple[Sentence, ...]:
-    """The sentences of a paper's abstract; none of a system that is no paper."""
+    """The sentences of a paper's abstract; empty for a system without a paper."""
     return getattr(system, "ABSTRACT", ())
 
 
 def counts(rows: Sequence[ClaimResult]) -> dict[Word, int]:
-    """Number of claims with each verdict; 0 where there is none."""
+    """Number of claims with each verdict, including 0."""
     return {word: sum(row.verdict == word for row in rows) for word in VERDICTS}
 
 
 def judged(abstract: Sequence[Sentence], rows: Sequence[ClaimResult]) -> tuple[SentenceResult, ...]:
-    """The sentences with their readings' verdicts. What was not run is left out."""
+    """The sentences with their readings' verdicts. Readings that were not run are left out."""
     by_id = {row.id: row for row in rows}
     results = []
     for sentence in abstract:

@@ -1,4 +1,4 @@
-"""Measurements by key and seed, and comparisons of two systems seed by seed."""
+"""Measurements by key and seed, and seed-by-seed comparisons of two systems."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway_papers.reproduce.tasks import Measurement
 
 Key = tuple[Any, ...]
 Results = Mapping[Key, Measurement]
-"""By key; the last part of a key is the seed."""
+"""Measurements by key; the last part of a key is the seed."""
 
 
 class SeedResults:
@@ -23,32 +23,32 @@ class SeedResults:
         self.results, self.seeds = results, seeds
 
     def values(self, key: Key, *path: Any) -> list[Any]:
-        """By seed: the measurement with this key, or what is at `path` in it."""
+        """The measurements with this key by seed, or the values at `path` in them."""
         return [reduce(getitem, path, self.results[*key, seed]) for seed in self.seeds]
 
 
 def ratios(a: Sequence[float], b: Sequence[float]) -> list[float]:
-    """By seed: a over b."""
+    """a divided by b, by seed."""
     return [x / y for x, y in zip(a, b, strict=True)]
 
 
 def reductions(a: Sequence[float], b: Sequence[float]) -> list[float | None]:
-    """By seed: the share by which a is less than b; None where b is 0."""
+    """The relative reduction from b to a, by seed; None if b is 0."""
     return [1 - x / y if y else None for x, y in zip(a, b, strict=True)]
 
 
 def increases(a: Sequence[float], b: Sequence[float]) -> list[float | None]:
-    """By seed: the share by which a is more than b; None where b is 0."""
+    """The relative increase from b to a, by seed; None if b is 0."""
     return [x / y - 1 if y else None for x, y in zip(a, b, strict=True)]
 
 
 def differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
-    """By seed: a less b."""
+    """a minus b, by seed."""
     return [x - y for x, y in zip(a, b, strict=True)]
 
 
 def means_by_seed(cases: Iterable[Sequence[float | None]]) -> list[float | None]:
-    """By seed: the mean over cases, each with one value for every seed; None where a case has none."""
+    """The mean over cases by seed, where each case has one value per seed; None if a case has no value."""
     means: list[float | None] = []
     for values in zip(*cases, strict=True):
         numbers = [value for value in values if value is not None]
@@ -57,11 +57,11 @@ def means_by_seed(cases: Iterable[Sequence[float | None]]) -> list[float | None]
 
 
 def mean(values: Iterable[float | None]) -> float:
-    """The mean of those that are known; nan without any."""
+    """The mean of the known values; nan without any."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else nan
 
 
 def listed_means(values: Mapping[str, Sequence[float]], unit: str = "") -> str:
-    """Such as "12.3 s (reactive), 10.1 s (lt-u)"."""
+    """Text such as "12.3 s (reactive), 10.1 s (lt-u)"."""
     return ", ".join(f"{fmean(each):.3g}{unit} ({name})" for name, each in values.items())

@@ -43,18 +43,18 @@ class Runner:
     num_known: int = 0
 
     def wants(self, *claims: Claim | str) -> bool:
-        """Whether one of these claims or ids was requested; work that only other claims need can be left out."""
+        """Whether one of these claims or ids was requested. Work for other claims can be skipped."""
         ids = {claim if isinstance(claim, str) else claim.id for claim in claims}
         return self.claims is None or bool(self.claims & ids)
 
     def file(self, name: str) -> Path | None:
-        """A file of the data folder or of one of its folders; None if it is not there."""
+        """A file of the data folder or of one of its subfolders; None if it is missing."""
         folders = [] if self.data is None else [self.data, *sorted(self.data.glob("*/"))]
         found = next((folder / name for folder in folders if (folder / name).is_file()), None)
         return found and found.absolute()
 
     def run(self, tasks: Mapping[K, Task]) -> dict[K, Measurement]:
-        """Measure all tasks. Returns the same keys in the same order, whatever the number of processes.
+        """Measure all tasks. Returns the same keys in the same order, for any number of processes.
 
         Raises HeadwayError with the key of the task if a scenario cannot be run; earlier measurements stay in the
         cache.
@@ -80,7 +80,7 @@ class Runner:
         arguments: Measurement,
         seeds: Sequence[int] | None = None,
     ) -> list[Measurement]:
-        """By seed: the measurement of a function that has a `seed` among its arguments."""
+        """The measurements of a function with a `seed` argument, by seed."""
         tasks = {(name, seed): Call(function, arguments | {"seed": seed}) for seed in seeds or self.seeds}
         return list(self.run(tasks).values())
 

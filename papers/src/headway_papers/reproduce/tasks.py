@@ -1,4 +1,4 @@
-"""The units of work of a reproduction. They run in other processes, so everything they hold can be pickled."""
+"""The units of work of a reproduction. They run in other processes, so their contents must be picklable."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from headway.planning.rehearsals import content_key
 from headway.report.run import Run
 
 Measurement = dict[str, Any]
-"""Numbers, texts, or lists and dicts of them, by name, as in JSON. Numbers that are not finite become None."""
+"""Numbers, texts, or lists and dicts of them, by name, as in JSON. Non-finite numbers become None."""
 
 
 @dataclass(frozen=True)
 class SimulationTask:
-    """A scenario to simulate with a seed; the run is reduced to a few numbers in its process."""
+    """A scenario to simulate with a seed. The run is reduced to a few numbers in its process."""
 
     document: Mapping[str, Any]
     """The content of a scenario file. Relative paths start at the folder of --data."""
@@ -47,7 +47,8 @@ class SimulationTask:
 
 @dataclass(frozen=True)
 class RecordsTask:
-    """As `SimulationTask`, without a summary: its times between tokens can take several times as long as the run."""
+    """Like `SimulationTask`, without a summary, whose times between tokens can take several times as long as the
+    run."""
 
     document: Mapping[str, Any]
     seed: int
@@ -70,7 +71,7 @@ class Call:
     function: Callable[..., Measurement]
     """A deterministic function at the top level of a module."""
     arguments: Mapping[str, Any]
-    """By name, as in JSON."""
+    """Arguments by name, as in JSON."""
 
     @property
     def content(self) -> Any:
@@ -84,7 +85,7 @@ Task = SimulationTask | RecordsTask | Call
 
 
 def perform(task: Task, base_dir: Path) -> bytes:
-    """The measurement as JSON, so that computed and cached measurements look the same."""
+    """The measurement as JSON, so that computed and cached measurements are equal."""
     return msgspec.json.encode(task.measure(base_dir), enc_hook=_plain)
 
 
@@ -96,10 +97,10 @@ def _plain(value: Any) -> Any:
 
 
 def cache_key(task: Task, base_dir: Path) -> str:
-    """A digest of everything that a result depends on: arguments, files that they name, and the code.
+    """A digest of all inputs of a result: arguments, named files, and the code.
 
-    Of the code in `reproduce`, only the module of the task's function counts, with what it imports from there: a
-    system that keeps claims and captions in another module may change them without simulating again.
+    Of the code in `reproduce`, only the module of the task's function counts, and the modules there that it imports. A
+    system whose claims and captions are in another module may change them without new simulations.
     """
     module = task.function.__module__
     paths = (base_dir / text for text in _texts(task.content))
@@ -121,7 +122,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 @cache
 def source_digest(module: str, folder: Path) -> bytes:
-    """A digest of a module and of the modules in a folder that it imports, directly or not, at once or later."""
+    """A digest of a module and of the modules in a folder that it imports, directly or indirectly, at its top level or
+    in functions."""
     digest = hashlib.sha256()
     waiting, visited = [module], set[str]()
     while waiting:
@@ -137,9 +139,9 @@ def source_digest(module: str, folder: Path) -> bytes:
 
 
 def module_file(name: str) -> Path | None:
-    """The file of a module, whether it was imported already or belongs to a package that was; None: there is none.
+    """The file of a module that was imported or belongs to an imported package; None if there is none.
 
-    So a digest is the same before and after a function has imported what it needs.
+    The digest is therefore the same before and after a function has imported its dependencies.
     """
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is not None:
@@ -156,13 +158,13 @@ def module_file(name: str) -> Path | None:
 
 
 def _source_of(file: Path) -> Path:
-    """The source of a module, which lies beside it where the module is compiled."""
+    """The source of a module; a compiled module has it in the same folder."""
     source = file.with_name(f"{file.name.partition('.')[0]}.py")
     return source if file.suffix == ".so" and source.is_file() else file
 
 
 def _imported(source: bytes) -> Iterator[str]:
-    """Names that may be modules."""
+    """Imported names that may be modules."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield node.module

@@ -19,12 +19,12 @@ _STYLES: dict[Word, str] = {HOLDS: "green", EXCEEDS: "cyan", REFUTED: "bold red"
 
 
 def counted(counts: Mapping[Word, int]) -> str:
-    """Such as "9 hold, 1 exceed, 1 refuted, 2 undecided"."""
+    """Text such as "9 hold, 1 exceed, 1 refuted, 2 undecided"."""
     return f"{counts[HOLDS]} hold, {counts[EXCEEDS]} exceed, {counts[REFUTED]} refuted, {counts[UNDECIDED]} undecided"
 
 
 def given(sentence: SentenceResult) -> str:
-    """The readings with the paper's effect."""
+    """The readings that show the paper's effect."""
     return f"It holds with {', '.join(sentence.given_by) or 'no reading that was run'}."
 
 
@@ -35,7 +35,7 @@ def effort(reproduced: Reproduced) -> str:
 
 
 def render(reproduced: Reproduced, *, width: int, color: bool = False) -> str:
-    """The abstract's sentences, the claims with their verdicts, and the reasons of those that do not hold."""
+    """The abstract's sentences, the claims with their verdicts, and the reasons of claims that do not hold."""
     result = reproduced.result
     table = _table("id", "claim", "paper", "headway", "verdict")
     for row in result.claims:
@@ -81,7 +81,7 @@ def _table(*heads: str) -> Table:
 
 
 def printed(what: Group, width: int, color: bool) -> str:
-    """What a console of this width shows, without spaces at the ends of lines."""
+    """The console output at this width, without trailing spaces."""
     terminal = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
     with terminal.capture() as captured:
         terminal.print(what)

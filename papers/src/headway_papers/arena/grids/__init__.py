@@ -1,4 +1,4 @@
-"""The grids that are part of Headway."""
+"""The built-in grids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads that change (4.4, Figure 11, appendix G): the traces one after the other, with and without replanning."""
+"""Changing workloads (4.4, Figure 11, appendix G): the traces one after the other, with and without replanning."""
 
 from __future__ import annotations
 
@@ -46,11 +46,12 @@ MINUTES = (8, 16, 10)
 PERIOD_S = 300.0
 """Interval between two observations of the workload."""
 LOADED_BYTES_PER_S = 2.1e9
-"""Of one GPU; a reconfiguration takes 2 to 20 s (appendix G)."""
+"""Rate of one GPU; a reconfiguration takes 2 to 20 s (appendix G)."""
 
 
 def drift(q_min: float, rate_rps: float, seeds: list[int]) -> Measurement:
-    """p95 and quality of every system and seed, in total and by trace, and what each system sustains of each trace."""
+    """p95 and quality of every system and seed, in total and by trace, and each system's sustained rate for each
+    trace."""
     first = planning_case("deepseek", 1, q_min, rate_rps)
     latencies = StageLatencies(evaluator_of(first))
     plans = {
@@ -86,13 +87,13 @@ def _plan_at(time_s: float, first: CascadePlan, new_plans: Sequence[NewPlan]) ->
 
 
 def _sustained_rps(trace: int, q_min: float, rate_rps: float, plan: CascadePlan, seed: int) -> float:
-    """What a plan sustains of a trace, on requests that no plan was made on."""
+    """The rate that a plan sustains on a trace, with requests on which no plan was made."""
     case = with_fresh_requests(planning_case("deepseek", trace, q_min, rate_rps), seed)
     return sustained_rps(case, simulated(case, plan, seed)[1], plan)
 
 
 def _workload(rate_rps: float, seed: int) -> tuple[Workload, list[float]]:
-    """The segments one after the other, and the end time of each."""
+    """The concatenated segments, and the end time of each."""
     parts, ends_s = list[Workload](), list[float]()
     for trace, minutes in zip((1, 2, 3), MINUTES, strict=True):
         start_s, span_s = (ends_s[-1] if ends_s else 0.0), 60.0 * minutes
@@ -106,7 +107,7 @@ def _workload(rate_rps: float, seed: int) -> tuple[Workload, list[float]]:
 
 
 def _replanner(case: PlanningRequest, first: CascadePlan, rate_rps: float, seed: int) -> Replanner:
-    """A planner for the observed workload. It has no time to rehearse, and plans with a margin instead."""
+    """A planner for the observed workload. It has no time for rehearsals, and plans with a margin instead."""
     problem, prompts = case.problem, case.problem.scores.prompt_tokens.astype("f8")
     assert isinstance(problem.target, QualityFloor)
     config = Replan(quality=problem.target.q_min, every_s=PERIOD_S)
@@ -137,7 +138,7 @@ def _following(case: PlanningRequest, planner: Replanner) -> Policies:
 
 
 def _simulated(case: PlanningRequest, rows: Workload, plan: CascadePlan, policies: Policies, seed: int) -> Records:
-    """Simulate the plan's replicas; with a scaler, also empty pools for every other shape."""
+    """Simulate the plan's replicas; with a scaler, also empty pools for all other shapes."""
     counts = {(stage.model, unit(part.tp, part.pp)): part.count for stage in plan.stages for part in stage.replicas}
     pools = list(_pools(case, counts).values())
     if policies.scaler is None:
@@ -173,7 +174,7 @@ def _pools(case: PlanningRequest, counts: Mapping[ModelUnit, int]) -> dict[Model
 
 
 def _measured(records: Records, ends_s: list[float]) -> Measurement:
-    """Measurements over the whole run, and p95 by trace."""
+    """Measurements of the whole run, and p95 by trace."""
     summary = summarize(records)
     arrival_s = records.workload["arrival_s"][records.requests["request"]]
     latency_s = records.requests["end_s"] - arrival_s

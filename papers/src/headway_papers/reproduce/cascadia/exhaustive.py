@@ -1,4 +1,4 @@
-"""Every routing, every allocation, every set of replicas (appendix J): the oracle for cases that are small enough."""
+"""Tries every routing, allocation and set of replicas (appendix J): the oracle for small cases."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from headway.planning.cascade.routing import Routings
 from headway.planning.cascade.search import Effort, Search, SearchResult, SolvedRouting
 
 Best = dict[tuple[int, ...], tuple[float, ReplicaSet | None]]
-"""Of one stage, by its number of GPUs of each type: the least latency, and the replicas that reach it."""
+"""For one stage, by its GPUs of each type: the lowest latency, and its replicas."""
 
 
 def exhaustive(problem: CascadeProblem, latencies: StageLatencies, routings: Routings | None = None) -> CascadePlan:
-    """The best plan, by evaluating everything: no bounds, no MILP, no proposals."""
+    """The best plan, by evaluating everything, without bounds, MILP or proposals."""
     search = Search(problem, latencies, NoBounds(), Effort(stable_rounds=None, gap=0.0), routings)
     search.set_target(problem.target)
     for i in range(len(search.routings)):

@@ -1,4 +1,4 @@
-"""Measurements of judges (H, K, N), of a router in front of the models (I) and of prefix caches (M)."""
+"""Measurements of judges (H, K, N), of a router in front of the models (I), and of prefix caches (M)."""
 
 from __future__ import annotations
 
@@ -34,27 +34,28 @@ from headway_papers.reproduce.cascadia.setup import NUM_GPUS, changed, planning_
 from headway_papers.reproduce.tasks import Measurement
 
 NOISE = 15.0
-"""Points by which the predictions of a router are off: the default of the policy `pre-routed`."""
+"""Error of a router's predictions in points: the default of the policy `pre-routed`."""
 NOISES = (5.0, 10.0, NOISE, 20.0, 30.0)
 HIT_RATE = 0.5
-"""Of prompt tokens, where prefix caching is on."""
+"""Share of prompt tokens in the prefix cache, if it is on."""
 ERRORS = (5.0, 10.0, 20.0)
-"""Points by which a trained judge's scores are off besides."""
+"""Additional errors of a trained judge's scores, in points."""
 ROUNDS = 6
 OFF = (JudgeError(-9.0, 8.0), JudgeError(9.0, 8.0))
-"""Judges whose scores are too low, as those of Table 6's weaker judges at a score of 96, or as much too high."""
+"""Judges with scores that are too low, as those of Table 6's weaker judges at a score of 96, or equally too high."""
 JUDGE_GPUS = 4
 JUDGES = {"llama-3.1-8b": 1, "llama-3.1-70b": 4}
-"""Models that judge on these GPUs, and their tensor parallelism."""
+"""Models that judge on these GPUs, with their tensor parallelism."""
 INSTRUCTIONS = 150
-"""Tokens that tell a judge what to do. It reads them, the question and the answer, and writes two tokens."""
+"""Tokens of a judge's instructions. The judge reads them, the question and the answer, and writes two tokens."""
 
 
 def weaker(rate_rps: float, seed: int) -> Measurement:
     """The Llama cascade on trace 1 at quality 80, planned with each judge (appendix K).
 
-    A plan keeps the quality by the judge's own scores; with "known", by the reference's, while the judge's decide; with
-    "less", a quality that is lower by the judge's bias, by its own. "bias alone" is GPT-4o-mini without a spread.
+    A plan reaches the quality by the judge's own scores; with "known", by the reference's scores while the judge's
+    scores decide; with "less", a quality that is lower by the judge's bias, by the judge's own scores. "bias alone" is
+    GPT-4o-mini without a spread.
     """
     case = planning_case("llama", 1, 80.0, rate_rps, seed)
     latencies, reference = StageLatencies(evaluator_of(case)), case.problem.scores
@@ -92,7 +93,7 @@ def _planned(chosen: CascadePlan, reference: Scores, scores: Scores) -> Measurem
 def wrong(rate_rps: float, seed: int) -> Measurement:
     """The loss of plans with a judge that scores too low or too high: Llama cascade, trace 1, quality 80.
 
-    `kept`: of plans that know the judge, the least quality on requests that they were not made on, less 80.
+    `kept`: for plans that know the judge, the lowest quality on unseen requests, minus 80.
     """
     case = planning_case("llama", 1, 80.0, rate_rps, seed)
     low, high = regrets(case, StageLatencies(evaluator_of(case)), OFF)
@@ -118,7 +119,7 @@ def _plan(case: PlanningRequest, scores: Scores, latencies: StageLatencies) -> C
 
 
 def trained_judge(rate_rps: float, seed: int) -> Measurement:
-    """A judge trained on 70% of the answers: the reference's quality on the other 30%, routed by it (N)."""
+    """A judge trained on 70% of the answers: the reference's quality on the other 30%, which this judge routes (N)."""
     case = planning_case("llama", 1, 80.0, rate_rps, seed)
     unseen, judged = trained(case.problem.scores, LinearJudge(), seed=seed)
     latencies, qualities = StageLatencies(evaluator_of(case)), list[float | None]()
@@ -171,23 +172,23 @@ def prefixes(rate_rps: float, seed: int) -> Measurement:
 
 
 def budget(q_min: float, p95_s: float, rate_rps: float) -> Measurement:
-    """The best quality within the latency of a plan that was made for a quality (appendix C)."""
+    """The best quality within the latency of a plan made for a quality (appendix C)."""
     case = planning_case("deepseek", 1, q_min, rate_rps)
     case = replace(case, problem=case.problem.with_target(LatencyBudget(p95_s)))
     rehearsed = tighten_until_met(case, StageLatencies(evaluator_of(case))).rehearsed
     return {"quality": rehearsed.quality, "p95_s": rehearsed.p95_s}
 
 
-# A judge that takes GPUs.
+# A judge that occupies GPUs.
 
 
 def judge_on_gpus(q_min: float, rate_rps: float, seeds: list[int]) -> Measurement:
-    """The p95 by seed, where a judge has `JUDGE_GPUS` of the GPUs and answers queue for it, by the judge's model.
+    """The p95 by seed, if a judge has `JUDGE_GPUS` of the GPUs and answers queue for it, by the judge's model.
 
-    "elsewhere": the models have as many GPUs less, and the judge is as fast as in all other rows.
+    "elsewhere": the models have the same GPUs less, and the judge is as fast as in all other rows.
 
-    The plan is made for the other GPUs and the time that a judgement takes without a queue. The answers come to the
-    judge as they do in a run of the plan; what they wait there delays the request, and not the load of later stages.
+    The plan is made for the other GPUs and for the duration of a judgement without a queue. The answers reach the judge
+    as in a run of the plan. Their wait delays the request, but not the load of later stages.
     """
     case = planning_case("deepseek", 1, q_min, rate_rps, num_gpus=NUM_GPUS - JUDGE_GPUS)
     p95_s: dict[str, list[float]] = {}
@@ -208,7 +209,7 @@ def judge_on_gpus(q_min: float, rate_rps: float, seeds: list[int]) -> Measuremen
 
 
 def _with_judging(records: Records, pool: Pool, judge_s: float, policies: Policies) -> tuple[np.ndarray, float]:
-    """The latency of every finished request with the judge's queue in place of `judge_s`, and the mean judgement."""
+    """The latency of every finished request with the judge's queue in place of `judge_s`, and the mean judging time."""
     segments, requests = records.segments, records.requests
     last = np.full(len(records.workload["arrival_s"]), -1, "i8")
     last[requests["request"]] = ints(requests, "stage")
@@ -230,7 +231,7 @@ def _with_judging(records: Records, pool: Pool, judge_s: float, policies: Polici
 
 
 def _judging_s(pool: Pool, at_s: np.ndarray, tokens: np.ndarray, policies: Policies) -> np.ndarray:
-    """How long each judgement takes, waiting included."""
+    """The duration of each judgement, including waiting."""
     rows = Workload(
         {"arrival_s": at_s, "prompt_tokens": tokens.astype("i8"), "output_tokens": np.full(len(at_s), 2, "i8")}
     )

@@ -20,15 +20,15 @@ from headway_papers.reproduce.tasks import Call, Measurement
 Case = tuple[str, int, float]
 SYSTEMS = ("cascadia", "stand-alone", "cascade-serve")
 READINGS = ("cascade-serve-load", "cascade-serve-equal")
-"""CascadeServe with its reaction to the load, and with as many GPUs for every model."""
+"""CascadeServe with its reaction to the load, and with the same number of GPUs for every model."""
 ABLATIONS = ("uniform parallelism", "uniform allocation")
 QUICK_CASES = (CASES[0], EXAMPLE, CASES[4], CASES[5])
-"""Of a quick run: those of claims about single cases."""
+"""Cases of a quick run: those of claims about single cases."""
 GPU_USD_PER_HOUR = 2.67
 NEEDED = 1.5
-"""Times the throughput that Table 7's 33% less cost at (90, 1) needs."""
+"""Multiple of the throughput that Table 7's 33% lower cost at (90, 1) requires."""
 JUDGED_FACTOR = 3
-"""Tables that the plans of a case are judged on, for each seed of the run: plans take longer than runs of them."""
+"""Tables for judging the plans of a case, per seed of the run, because planning takes longer than running."""
 
 
 def findings(runner: Runner) -> Findings:
@@ -90,29 +90,29 @@ END_TO_END = (
     *claims.BUDGET,
     *claims.SOME,
 )
-"""All that need DeepSeek's cases."""
+"""Claims that need DeepSeek's cases."""
 
 
 PLANNED_FOR_MORE = ("throughput-cascade-serve", "headline-throughput", "cost-cascade-serve")
-"""Claims to which plans for a higher rate are compared; the first has the cases."""
+"""Claims that are compared with plans for a higher rate; the first has the cases."""
 
 BY_PAPERS_PLANS = ("throughput-stand-alone", "headline-throughput", "throughput-most")
-"""Claims to which the paper's own plans, simulated here, are compared; the first has the cases."""
+"""Claims that are compared with the paper's own plans, simulated here; the first has the cases."""
 
 
 def judged_seeds(runner: Runner) -> Sequence[int]:
-    """Seeds of the tables that plans are judged on."""
+    """Seeds of the tables on which plans are judged."""
     return studies.extended_seeds(runner, JUDGED_FACTOR)
 
 
 def _place(exhibit: Exhibit) -> tuple[str, int]:
-    """In the paper's order: figures, then tables."""
+    """The position in the paper's order: figures, then tables."""
     kind, _, number = exhibit.label.partition(" ")
     return kind, int("".join(filter(str.isdigit, number)) or 99)
 
 
 def _deepseek(runner: Runner) -> tuple[dict[Case, Measurement], dict[tuple[str, int], Measurement]]:
-    """The 12 cases; of a quick run, some."""
+    """The 12 cases; some of them in a quick run."""
     if runner.quick:
         cases, _ = _measured(runner, QUICK_CASES)
         return cases, _rates(runner, {("deepseek", trace) for trace in (1, 2, 3)})
@@ -132,7 +132,7 @@ def _rates(
 def _measured(
     runner: Runner, cases: Sequence[Case], lengths: AnswerLengths = "alike"
 ) -> tuple[dict[Case, Measurement], dict[tuple[str, int], Measurement]]:
-    """Every case, at the rate of its trace."""
+    """The measurement of every case, at the rate of its trace."""
     rates = _rates(runner, {(cascade, trace) for cascade, trace, _ in cases}, lengths)
     tasks = {}
     for cascade, trace, q_min in cases:
@@ -211,7 +211,7 @@ def _single_cases(cases: dict[Case, Measurement]) -> dict[str, Finding]:
 
 
 def caps_of_table_2() -> dict[Case, float]:
-    """By case: how many times the stand-alone model's throughput Table 2's plan can have at most, (f / 32) / p.
+    """For each case: the largest possible throughput of Table 2's plan over the stand-alone model's, (f / 32) / p.
 
     The stand-alone model has f of the 32 GPUs in the plan, and p of the requests.
     """
@@ -230,14 +230,14 @@ def _headline(by_baseline: dict[str, Finding]) -> Finding:
 
 
 def _largest_advantage(cases: dict[Case, Measurement], key: str) -> Finding:
-    """By seed: the case with the largest advantage over the stand-alone model."""
+    """The case with the largest advantage over the stand-alone model, by seed."""
     by_case = {case: _ratios(each, "stand-alone", key) for case, each in cases.items()}
     best = max(by_case, key=lambda case: fmean(by_case[case]))
     return Finding([max(each) for each in zip(*by_case.values(), strict=True)], f"In most seeds {_name(best)}.")
 
 
 def _lengths(runner: Runner) -> Findings:
-    """The 12 cases, where answers grow with difficulty and differ by model."""
+    """The 12 cases, with answers that grow with difficulty and differ by model."""
     cases, rates = _measured(runner, claims.ALL_CASES, "by_difficulty")
     three = {case: cases[case] for case in claims.QUALITY_90}
     outcomes = {
@@ -254,7 +254,7 @@ def _lengths(runner: Runner) -> Findings:
 
 
 def _for_throughput(runner: Runner) -> Findings:
-    """The 12 cases, where all systems are planned for the most throughput."""
+    """The 12 cases, with all systems planned for the most throughput."""
     tasks = {
         case: Call(
             regimes.measure_throughput,
@@ -281,7 +281,7 @@ def _for_throughput(runner: Runner) -> Findings:
 
 
 def _own_load(runner: Runner) -> Findings:
-    """The 12 cases, each at the load of its own stand-alone model."""
+    """The 12 cases, each at its own stand-alone model's load."""
     tasks = {
         case: Call(
             own_load.measure_at_own_load,
@@ -320,7 +320,7 @@ def _values(case: Measurement, system: str, key: str) -> list[float]:
 
 
 def _ratios(case: Measurement, other: str, key: str) -> list[float]:
-    """By seed: how many times better than another system."""
+    """Ratio to another system by seed, where larger is better."""
     ours, theirs = _values(case, "cascadia", key), _values(case, other, key)
     return ratios(theirs, ours) if key == "p95_s" else ratios(ours, theirs)
 
@@ -357,7 +357,7 @@ def _slower_in(cases: dict[Case, Measurement]) -> str:
 
 
 def _saved(cases: dict[Case, Measurement], other: str) -> Finding:
-    """All use 32 GPUs, so that cost per request goes as one over throughput."""
+    """The saved cost. All systems use 32 GPUs, so cost per request is inversely proportional to throughput."""
     saved = {case: [1 - 1 / r for r in _ratios(each, other, "throughput_rps")] for case, each in cases.items()}
     why = []
     for case, each in cases.items():
@@ -382,7 +382,8 @@ def _arguments(case: Case, rates: Any) -> Measurement:
 def _planned_for_more(
     runner: Runner, cases: dict[Case, Measurement], rates: Any, outcomes: dict[str, Finding]
 ) -> dict[str, Finding]:
-    """The findings with what plans for twice the rate sustain: the reason of those about throughput."""
+    """The findings, extended by the sustained rates of plans for twice the rate: the reason for the throughput
+    findings."""
     tasks = {
         ("more", *case): Call(runs.planned_for_more, _arguments(case, rates) | {"seeds": list(runner.seeds)})
         for case in CASES
@@ -403,7 +404,7 @@ def _planned_for_more(
 
 
 def _with_reason(outcomes: dict[str, Finding], names: Sequence[str], mean: str, by_case: str) -> dict[str, Finding]:
-    """The findings with an experiment's mean, and the first of `names` with its cases."""
+    """The findings, extended by an experiment's mean; the first of `names` also gets its cases."""
     reasons = {name: f"{mean} ({by_case})." if name == names[0] else f"{mean}." for name in names}
     return outcomes | {
         name: Finding(each.values, f"{each.why} {reasons[name]}") for name, each in outcomes.items() if name in reasons
@@ -413,7 +414,7 @@ def _with_reason(outcomes: dict[str, Finding], names: Sequence[str], mean: str, 
 def _papers_plans(
     runner: Runner, cases: dict[Case, Measurement], rates: Any, outcomes: dict[str, Finding]
 ) -> dict[str, Finding]:
-    """The findings with what the paper's own plans sustain here."""
+    """The findings, extended by the rates that the paper's own plans sustain here."""
     tasks = {}
     for case in CASES:
         arguments = {"trace": case[1], "q_min": case[2], "rate_rps": rates[case[:2]]["rate_rps"]}

@@ -1,4 +1,4 @@
-"""SLO scales where each case has the load of its own stand-alone model.
+"""SLO scales with each case at the load of its own stand-alone model.
 
 The paper gives no rates. With one rate for each trace, at 95% of what the largest model sustains, the 70B model that
 stands alone at qualities below 85 has about two fifths of its load, and hardly queues.
@@ -17,7 +17,7 @@ from headway_papers.reproduce.tasks import Measurement
 
 
 def measure_at_own_load(cascade: str, trace: int, q_min: float, seeds: list[int]) -> Measurement:
-    """Every system's plan for a case at `LOAD` of what its stand-alone model sustains on all GPUs."""
+    """Every system's plan for a case at `LOAD` times the sustained rate of its stand-alone model on all GPUs."""
     rate_rps = own_rate_rps(cascade, trace, q_min)
     case = planning_case(cascade, trace, q_min, rate_rps)
     latencies = StageLatencies(evaluator_of(case))
@@ -32,7 +32,7 @@ def measure_at_own_load(cascade: str, trace: int, q_min: float, seeds: list[int]
 
 def own_rate_rps(cascade: str, trace: int, q_min: float) -> float:
     rate_rps = 20.0
-    for _ in range(2):  # the shapes that are best near the final rate
+    for _ in range(2):  # to use the shapes that are best near the final rate
         case = planning_case(cascade, trace, q_min, rate_rps)
         model = stand_alone_model(case, cascade, q_min)
         alone = planners.stand_alone(case.problem, model, StageLatencies(evaluator_of(case)), bounds_of(case), EFFORT)

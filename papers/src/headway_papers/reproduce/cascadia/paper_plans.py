@@ -1,4 +1,4 @@
-"""The plans of the paper's Tables 2 and 3, simulated as they are."""
+"""The plans of the paper's Tables 2 and 3, simulated unchanged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def paper_plan(trace: int, q_min: float, rate_rps: float, seeds: list[int]) -> M
 
 
 def plan_of_tables(case: PlanningRequest, row: int) -> CascadePlan:
-    """A plan with what the tables say."""
+    """A plan with the values of the tables."""
     cell, problem = TABLE_2[row], case.problem
     stages = tuple(
         StagePlan(name, gpus, shapes, threshold if num_left else None, ratio, ratio * problem.rate_rps, None)

@@ -38,15 +38,15 @@ TABLE_1 = {
     (2, 4, 1): 0.41,
     (2, 2, 2): 0.55,
 }
-"""(DP, TP, PP) -> requests/s that the paper measured."""
+"""Requests/s measured in the paper, by (DP, TP, PP)."""
 MEMORY = (1.0, 1.5)
-"""Times the memory of a GPU."""
+"""Multiples of a GPU's memory."""
 SIZES = (16, 32, 48, 64, 80)
 """GPUs of Figure 10."""
 
 
 def strategies(seed: int, memory: float = 1.0) -> Measurement:
-    """Throughput by model, workload and (DP, TP, PP) on 8 GPUs (Figure 2), with so many times their memory."""
+    """Throughput by model, workload and (DP, TP, PP) on 8 GPUs (Figure 2), with a multiple of their memory."""
     case, rps_by_strategy = _with_memory(planning_case("deepseek", 1, 80.0), memory), Measurement()
     for model in case.problem.models[:2]:
         for name, mean in OUTPUTS.items():
@@ -62,7 +62,7 @@ def strategies(seed: int, memory: float = 1.0) -> Measurement:
 def table_1(seed: int, memory: float = 1.0) -> Measurement:
     """Throughput of Llama 3 70B with prompts of 1600 and answers of 16 tokens, by (DP, TP, PP) (Table 1).
 
-    `memory`: times that of the GPU.
+    `memory`: multiple of the GPU's memory.
     """
     case = _with_memory(planning_case("llama", 1, 80.0), memory)
     rows = _rows(1600, 16, 300, seed)
@@ -70,9 +70,9 @@ def table_1(seed: int, memory: float = 1.0) -> Measurement:
 
 
 def half_parallelism(rate_rps: float) -> Measurement:
-    """p95 of 70B on 12 GPUs with three replicas of four and with six of two, by the GPU's memory (4.3).
+    """p95 of 70B on 12 GPUs, with three replicas of four and with six of two GPUs, by the GPU's memory (4.3).
 
-    Its weights take 140 of the 160 GB that two GPUs have.
+    The weights take 140 of the 160 GB of two GPUs.
     """
     case = planning_case("deepseek", 1, 90.0, rate_rps)
     model, lengths = case.problem.models[1], case.problem.lengths(1, np.ones(len(case.problem.scores), bool))
@@ -99,7 +99,7 @@ def _rows(prompt: int, output: int, num: int, seed: int) -> Workload:
 
 
 def _throughput(case: PlanningRequest, model: str, dp: int, tp: int, pp: int, rows: Workload) -> float | None:
-    """Requests per second, all there at once; None where the model does not fit."""
+    """Requests per second when all arrive at once; None if the model does not fit."""
     problem = case.problem
     pool = Pool("all", catalog.model(model), problem.gpu, problem.engine, Parallel(tp, pp), dp)
     try:
@@ -110,7 +110,7 @@ def _throughput(case: PlanningRequest, model: str, dp: int, tp: int, pp: int, ro
 
 
 def scheduling(num_gpus: int, rate_rps: float) -> Measurement:
-    """CPU seconds, of one thread, of the search for quality 85 on trace 1, cold, the rate in proportion to the GPUs."""
+    """CPU seconds of a cold single-threaded search for quality 85 on trace 1, with a rate proportional to the GPUs."""
     case = planning_case("deepseek", 1, 85.0, rate_rps * num_gpus / NUM_GPUS)
     problem = replace(case.problem, num_gpus=num_gpus)
     began = time.process_time()

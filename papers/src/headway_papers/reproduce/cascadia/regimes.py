@@ -1,9 +1,9 @@
-"""Plans for the most throughput, beside those for the least latency that are then asked what they sustain.
+"""Plans for the most throughput, compared with the sustained rates of plans for the lowest latency.
 
-A plan for the most throughput has, of all routings that keep the quality and all allocations of the GPUs, the one whose
-scarcest stage serves the most: capacity over the share of requests that reach it. A replica's capacity is measured as
-`sustained_rps` does. CascadeServe takes the routing with the least work, and its GPUs are divided in the same way, or
-each of its models has as many GPUs and the same parallelism, as section 2 says that it adapts neither.
+Among all routings of the required quality and all allocations of the GPUs, a plan for the most throughput has the
+largest rate of its scarcest stage: capacity over the share of requests that reach it. A replica's capacity is measured
+by `sustained_rps`. CascadeServe takes the routing with the least work. Its GPUs are divided in the same way, or each of
+its models gets the same number of GPUs and the same parallelism, because section 2 says that it adapts neither.
 """
 
 from __future__ import annotations
@@ -34,36 +34,37 @@ from headway_papers.reproduce.cascadia.setup import planning_case
 from headway_papers.reproduce.tasks import Measurement
 
 RATE_RPS = 3.0
-"""At which plans are rehearsed and judged, each request of a table once: shares, quality and capacities are the same at
-any rate."""
+"""Rate at which plans are rehearsed and judged, with each request of a table once. Shares, quality and capacities do
+not depend on it."""
 SYSTEMS = ("cascadia", "stand-alone", "cascade-serve", "cascade-serve-uniform")
 
 
 def alone_in(q_min: float) -> int:
-    """The stage of the model that stands alone in a case of DeepSeek's: 671B for 85 and 90, 70B below."""
+    """The stage of the stand-alone model in a case of DeepSeek's: 671B for 85 and 90, 70B below."""
     return 2 if q_min >= 85 else 1
 
 
 @dataclass(frozen=True, eq=False)
 class Capacities:
-    """What the replica sets of each model complete at most, by number of GPUs."""
+    """The most requests per second that the replica sets of each model complete, by number of GPUs."""
 
     sets: tuple[ReplicaSets, ...]
-    """By stage."""
+    """Replica sets by stage."""
     rps: tuple[Floats, ...]
-    """By stage: of each set."""
+    """Rate of each set, by stage."""
     num_gpus: int
     server: int
 
     def best(self, stage: int, uniform: bool = False) -> tuple[Ints, Floats]:
-        """By number of GPUs, from 0: the set that completes the most on so many at most (-1: none), and how much."""
+        """By number of GPUs, from 0: the set with the highest rate on at most that many GPUs (-1: none), and its
+        rate."""
         sets, rps = self.sets[stage], self.rps[stage]
         rows = np.argsort(rps, kind="stable")
         if uniform:
             known = {tuple(row) for row in uniform_sets(sets.shapes, self.num_gpus, self.server).counts.tolist()}
             rows = np.array([row for row in rows.tolist() if tuple(sets.counts[row].tolist()) in known], "i8")
         chosen = np.full(self.num_gpus + 1, -1)
-        chosen[sets.cells[rows]] = rows  # of each size the last one, which completes the most
+        chosen[sets.cells[rows]] = rows  # for each size the last one, which has the highest rate
         most = np.where(chosen >= 0, rps[chosen], 0.0)
         for size in range(1, self.num_gpus + 1):
             if most[size - 1] >= most[size]:
@@ -72,7 +73,7 @@ class Capacities:
 
 
 def capacities(case: PlanningRequest) -> Capacities:
-    """Each shape's capacity, measured once; replicas of a set complete requests side by side."""
+    """Each shape's capacity, measured once. Capacities of a set's replicas add up."""
     problem, stage = replace(case.problem, use_all=False), evaluator_of(case)
     every, sets, rates = all_sets(problem), list[ReplicaSets](), list[Floats]()
     for i, model in enumerate(problem.models):
@@ -87,7 +88,7 @@ def capacities(case: PlanningRequest) -> Capacities:
 
 
 def scarcest(ratios: Floats, capacity: Sequence[Floats], divisions: Ints) -> tuple[Floats, Ints]:
-    """By routing: the most that its scarcest stage allows, and the row of `divisions` with which it does."""
+    """By routing: the highest rate that its scarcest stage allows, and the row of `divisions` that reaches it."""
     most, best = np.zeros(len(ratios)), np.zeros(len(ratios), "i8")
     for row, division in enumerate(divisions):
         served = np.array([capacity[i][num] for i, num in enumerate(division)])
@@ -99,7 +100,7 @@ def scarcest(ratios: Floats, capacity: Sequence[Floats], divisions: Ints) -> tup
 
 
 def divisions_of(num_gpus: int, stages: int) -> Ints:
-    """All ways to divide the GPUs among the stages."""
+    """All divisions of the GPUs among the stages."""
     rows = [each for each in product(range(num_gpus + 1), repeat=stages - 1) if sum(each) <= num_gpus]
     return np.array([(*each, num_gpus - sum(each)) for each in rows], "i8")
 
@@ -129,7 +130,7 @@ def for_throughput(capacity: Capacities, system: str) -> CascadePlanner:
 
 
 def _that_keep(routings: Routings, problem: CascadeProblem) -> Ints:
-    """Routings with the quality; if none has it, those with the most."""
+    """Routings of the required quality; if there are none, those with the highest quality."""
     assert isinstance(problem.target, QualityFloor)
     floor = min(problem.target.q_min, float(routings.quality.max()))
     return np.flatnonzero(routings.quality >= floor - 1e-9)
@@ -144,14 +145,14 @@ def _plan(
     by_stage: Sequence[tuple[Ints, Floats]],
     system: str,
 ) -> CascadePlan:
-    """A plan without latencies, which are not planned for."""
+    """A plan without latencies, which do not matter for throughput."""
     ratios, stages = routings.ratios[row].tolist(), list[StagePlan]()
     last = max(i for i, ratio in enumerate(ratios) if ratio > 0)
     for i, name in enumerate(problem.names):
         chosen = int(by_stage[i][0][division[i]]) if ratios[i] > 0 else -1
         parts = () if chosen < 0 else capacity.sets[i][chosen].parts
         threshold = None
-        if i + 1 < len(ratios):  # without replicas, the next model gets no request whatever the scores
+        if i + 1 < len(ratios):  # without replicas, the next model gets no request at any score
             threshold = float(routings.thresholds[row, i]) if i < last else 0.0
         stages.append(
             StagePlan(
@@ -162,7 +163,7 @@ def _plan(
 
 
 def plan_of_stages(problem: CascadeProblem, stages: Sequence[StagePlan], quality: float, name: str) -> CascadePlan:
-    """A plan whose latencies and bounds are unknown."""
+    """A plan with unknown latencies and bounds."""
     return CascadePlan(
         status="converged", planner=name, target=problem.target, stages=tuple(stages), num_gpus=problem.num_gpus,
         gpus_used=sum(each.num_gpus for each in stages), latency_s=0.0, bound_s=None, quality=quality, objective=0.0,
@@ -171,7 +172,7 @@ def plan_of_stages(problem: CascadeProblem, stages: Sequence[StagePlan], quality
 
 
 def alone_for_throughput(capacity: Capacities, stage: int) -> CascadePlanner:
-    """One model on the replicas that complete the most."""
+    """One model on the replicas with the highest rate."""
 
     def plans(problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds) -> Sequence[CascadePlan]:
         row = int(capacity.best(stage)[0][problem.num_gpus])
@@ -184,7 +185,7 @@ def alone_for_throughput(capacity: Capacities, stage: int) -> CascadePlanner:
 
 
 def measure_throughput(cascade: str, trace: int, q_min: float, seeds: list[int]) -> Measurement:
-    """Plans for the most throughput of every system, as they last on tables that they were not made on."""
+    """Plans of every system for the most throughput, and their sustained rates on unseen tables."""
     case = planning_case(cascade, trace, q_min, RATE_RPS)
     capacity, latencies = capacities(case), StageLatencies(evaluator_of(case))
     by_system = {name: for_throughput(capacity, name) for name in SYSTEMS if name != "stand-alone"}

@@ -1,7 +1,7 @@
 """Measurements of the end-to-end claims: a plan for every system, each simulated as a whole with every seed.
 
-Every system keeps the quality in the same way: plan, rehearse, and plan for a higher quality if it falls short. Then it
-is judged on requests that no plan was made on.
+Every system reaches the quality in the same way: plan, rehearse, and plan for a higher quality if it falls short. Then
+it is judged on requests on which no plan was made.
 """
 
 from __future__ import annotations
@@ -48,23 +48,24 @@ from headway_papers.reproduce.cascadia.setup import NUM_GPUS, changed, planning_
 from headway_papers.reproduce.tasks import Measurement
 
 LOAD = 0.95
-"""The rate of a trace, of what the largest model alone sustains on all GPUs. At this load it needs an SLO scale of
-about 12; the paper's example has 11.88 (4.2)."""
+"""Rate of a trace over the largest model's sustained rate on all GPUs. At this load it needs an SLO scale of about 12;
+the paper's example has 11.88 (4.2)."""
 CHUNKS = (512, 1024, 2048)
 """Chunk sizes of Sarathi-Serve; the best one counts (appendix F)."""
 LOADS = (1.0, 0.8, 0.6)
-"""Shares of the rate at which other replicas of the middle model are compared."""
+"""Shares of the rate for comparing other replicas of the middle model."""
 MORE = 2.0
-"""Of the rate: plans for it show what plans for the least latency give up in throughput."""
+"""Multiple of the rate: plans for it show the throughput that plans for the lowest latency give up."""
 OPTIMALITY_GPUS = (8, 12)
 NUM_ROUTINGS = 9
-"""Of the comparison with exhaustive search: even in quality."""
+"""Routings in the comparison with exhaustive search, evenly spaced in quality."""
 
 
 def rate(cascade: str, trace: int, lengths: AnswerLengths) -> Measurement:
-    """The rate of a trace, the latency of a lone request that SLO scales are multiples of, and that of each model."""
+    """The rate of a trace, the latency of a lone request, which is the unit of SLO scales, and each model's lone
+    latency."""
     rate_rps, capacity_rps = 20.0, 0.0
-    for _ in range(2):  # the shapes that are best near the final rate
+    for _ in range(2):  # to use the shapes that are best near the final rate
         case = planning_case(cascade, trace, 80.0, rate_rps, lengths=lengths)
         latencies, limits = _latencies(case), bounds_of(case)
         large = planners.stand_alone(case.problem, case.problem.names[-1], latencies, limits, EFFORT)
@@ -79,7 +80,7 @@ def rate(cascade: str, trace: int, lengths: AnswerLengths) -> Measurement:
 
 
 def _lone(case: PlanningRequest) -> PlanningRequest:
-    """Requests 200 s apart, so that hardly one meets another; all of them within the 30 days of `_check_makespan`."""
+    """Requests 200 s apart, so that they hardly overlap; all within the 30 days of `_check_makespan`."""
     return with_rate(case, 0.005)
 
 
@@ -95,7 +96,7 @@ def measure(
 ) -> Measurement:
     """Every system's plan for a case, planned once and simulated with every seed.
 
-    `further`: CascadeServe's other readings.
+    `further`: include CascadeServe's other readings.
     """
     case = planning_case(cascade, trace, q_min, rate_rps, lengths=lengths)
     latencies, began, began_cpu = _latencies(case), time.perf_counter(), time.process_time()
@@ -123,14 +124,14 @@ def measure(
 
 
 def stand_alone_model(case: PlanningRequest, cascade: str, q_min: float) -> str:
-    """The model that stands alone: the largest, and below a quality of 85 DeepSeek's second (4.1)."""
+    """The stand-alone model: the largest; for a quality below 85, DeepSeek's second (4.1)."""
     return case.problem.names[-1 if q_min >= 85 or cascade == "llama" else -2]
 
 
 def baselines(
     case: PlanningRequest, latencies: StageLatencies, cascade: str, q_min: float, further: bool
 ) -> Iterator[tuple[str, Trials]]:
-    """Other systems' names and trials. `further`: CascadeServe's other readings."""
+    """Other systems' names and trials. `further`: include CascadeServe's other readings."""
     alone = stand_alone_model(case, cascade, q_min)
     by_load = planners.single(planners.cascade_serve)
 
@@ -158,7 +159,7 @@ def ablations(cascade: str, trace: int, q_min: float, rate_rps: float, seeds: li
 
 
 def planned_for_more(cascade: str, trace: int, q_min: float, rate_rps: float, seeds: list[int]) -> Measurement:
-    """Plans for `MORE` times the rate, which are not the fastest at the rate; simulated at the rate."""
+    """Plans for `MORE` times the rate, simulated at the rate, where they are not the fastest."""
     case, more = (planning_case(cascade, trace, q_min, times * rate_rps) for times in (1.0, MORE))
     latencies = _latencies(more)
     by_load = Trials(more, latencies, planners.single(planners.cascade_serve)).run()
@@ -170,7 +171,7 @@ def planned_for_more(cascade: str, trace: int, q_min: float, rate_rps: float, se
 
 
 def load_policy(cascade_plan: CascadePlan) -> dict[str, Any]:
-    """CascadeServe's reaction to the load: the plan's thresholds fall as the next model's seats fill."""
+    """CascadeServe's reaction to the load: the plan's thresholds fall as the next model's batch slots fill."""
     used = [stage for stage in cascade_plan.stages if stage.replicas]
     return {"name": "load-based", "threshold": [stage.threshold for stage in used[:-1]]}
 
@@ -180,7 +181,7 @@ def _rehearse_by_load(case: PlanningRequest, cascade_plan: CascadePlan) -> Rehea
 
 
 def fewer_models(trace: int, q_min: float, rate_rps: float, seeds: list[int]) -> Measurement:
-    """The best cascade that leaves out a smaller model, as Headway plans it."""
+    """The best cascade without one of the smaller models, as planned by Headway."""
     case = planning_case("deepseek", trace, q_min, rate_rps)
     latencies, options = _latencies(case), list[RehearsedPlan]()
     for names in planners.model_subsets(case.problem):
@@ -199,7 +200,7 @@ def fewer_models(trace: int, q_min: float, rate_rps: float, seeds: list[int]) ->
 def run(
     case: PlanningRequest, cascade_plan: CascadePlan, seed: int, policy: Mapping[str, Any] | None = None
 ) -> Measurement:
-    """A plan on requests that it was not made on, and what it sustains of them."""
+    """A plan on unseen requests, and its sustained rate on them."""
     fresh = with_fresh_requests(case, seed)
     chosen, records = simulated(fresh, cascade_plan, seed, policy)
     rehearsed = result_of(chosen, records)
@@ -214,9 +215,9 @@ def run(
 def sustained_rps(
     case: PlanningRequest, records: Records, cascade_plan: CascadePlan, engine: Engine | None = None
 ) -> float:
-    """The highest rate at which no stage's queue grows: the least, over stages, of capacity over share of requests.
+    """The highest rate at which no stage's queue grows: the minimum over stages of capacity over share of requests.
 
-    Shares and lengths are those of a run. `engine`: in place of the case's.
+    Shares and lengths come from a run. `engine`: replaces the case's engine.
     """
     stage = evaluator_of(case)
     if engine is not None:
@@ -251,7 +252,7 @@ def _plan_numbers(option: RehearsedPlan) -> Measurement:
 def _other_shape(case: PlanningRequest, chosen: CascadePlan, latencies: StageLatencies) -> list[list[float]]:
     """The middle model's p95 as planned, and with half the tensor parallelism and twice the replicas (4.3).
 
-    A row for each of `LOADS`; none where half does not fit.
+    One row for each of `LOADS`; empty if half does not fit.
     """
     stage, model = chosen.stages[1 if len(chosen.stages) > 1 else 0], case.problem.models[1]
     part = stage.replicas[0] if stage.replicas else None
@@ -278,7 +279,7 @@ def _latencies(case: PlanningRequest) -> StageLatencies:
 
 
 def sarathi(trace: int, rate_rps: float, seeds: list[int]) -> Measurement:
-    """The largest model alone on Sarathi-Serve's batching: what it sustains with each chunk size."""
+    """The largest model alone with Sarathi-Serve's batching: its sustained rate for each chunk size."""
     case = planning_case("deepseek", trace, 90.0, rate_rps)
     chosen = planners.stand_alone(case.problem, case.problem.names[-1], _latencies(case), bounds_of(case), EFFORT)
     by_chunk = {}

@@ -25,13 +25,13 @@ from headway.workload.quality_traces import CASCADES, AnswerLengths
 
 NUM_GPUS = 32
 AWQ_SLOWER = 1.76
-"""How much slower 671B with AWQ weights was on 8 H100 than the catalog's kernels, which are newer: 16.1 ms for each
-token of a lone request (vLLM in July 2025, tenstorrent/tt-inference-server issue 356) against 9.1 ms."""
+"""Slowdown of 671B with AWQ weights on 8 H100 relative to the catalog's newer kernels: 16.1 ms per token of a lone
+request (vLLM in July 2025, tenstorrent/tt-inference-server issue 356) against 9.1 ms."""
 ROWS = 400
-"""Rows of a score table; plans use half of them."""
+"""Rows of a score table. Plans use half of them."""
 ARRIVALS_S = 150.0
 JUDGED_TABLES = 1000
-"""Seeds of the score tables that plans are judged on begin here: no plan is made on their requests."""
+"""First seed of the score tables on which plans are judged: no plan is made on their requests."""
 
 
 def planning_case(
@@ -63,7 +63,7 @@ def planning_case(
 
 
 def with_fresh_requests(case: PlanningRequest, seed: int) -> PlanningRequest:
-    """The case with requests that no plan was made on, others for each seed."""
+    """The case with unseen requests, which differ for each seed."""
     document = copy.deepcopy(case.document)
     document["workload"]["quality"]["seed"] = JUDGED_TABLES + seed
     return replace(case, document=document)
@@ -83,7 +83,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def _file(gpu: str, engine: str, times: float) -> Path:
-    """A file with the catalog's coefficients, slowed down by a factor."""
+    """A file with the catalog's coefficients slowed down by a factor."""
     catalog_entry = slowed(coefficients(gpu, engine), times)
     path = Path(_folder().name) / f"{gpu}-{engine}-{times:g}.json"
     path.write_bytes(
@@ -93,7 +93,7 @@ def _file(gpu: str, engine: str, times: float) -> Path:
 
 
 def slowed(original: Coefficients, times: float) -> Coefficients:
-    """Coefficients with which every iteration takes `times` times as long."""
+    """Coefficients that multiply the time of every iteration by `times`."""
     kernels = original.kernels
     rows = {
         name: {key: _slowed(each, times) for key, each in getattr(kernels, name).items()}

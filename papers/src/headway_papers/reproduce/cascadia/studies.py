@@ -18,17 +18,17 @@ Cases = Mapping[Case, Measurement]
 Rates = Mapping[tuple[str, int], Measurement]
 TRACE_1 = [case for case in claims.CASES if case[1] == 1]
 SEED_FACTOR = 2
-"""Factor on the number of seeds for measurements that take seconds and vary much between score tables."""
+"""Factor on the number of seeds for measurements that take seconds and vary strongly between score tables."""
 TRAINED_FACTOR = 4
-"""The same for a trained judge, whose plans take a second."""
+"""The same factor for a trained judge, whose plans take a second."""
 DRIFT_LOAD = 1.0
-"""The rate under drift, of what the largest model alone sustains: it needs about Table 5's SLO scale of 16.37."""
+"""Rate under drift over the largest model's sustained rate: it then needs about Table 5's SLO scale of 16.37."""
 Values = Sequence[float | None]
 JUDGES = {"mini": "gpt-4o-mini", "llama": "llama-3.1-70b"}
 
 
 def of_deepseek(runner: Runner, cases: Cases, rates: Rates) -> Findings:
-    """Studies that start from the cases of Table 2."""
+    """Studies based on the cases of Table 2."""
     rate, findings = rates["deepseek", 1], Findings({})
     if runner.wants(*claims.JUDGE):
         findings += _judge_on_gpus(runner, cases, rate["rate_rps"])
@@ -145,14 +145,14 @@ def _drift(runner: Runner, rate: Measurement, cases: Cases) -> Findings:
 
 
 def _gain_by_segment(measured: Measurement, seed: int, baselines: Sequence[str]) -> float:
-    """How many times as much the plans that are followed sustain of each segment's requests, on average."""
+    """Mean ratio over the segments between the sustained rates of the followed plans and the baselines."""
     own = measured["cascadia"][seed]["sustained_rps"]
     others = [measured[name][seed]["sustained_rps"] for name in baselines]
     return fmean(a / b for each in others for a, b in zip(own, each, strict=True))
 
 
 def _budget(runner: Runner, cases: Cases, rate_rps: float) -> Findings:
-    """Plans for the latency of each plan for a quality, on trace 1."""
+    """Plans for the latency of each plan made for a quality, on trace 1."""
     tasks = {}
     for case in TRACE_1:
         arguments = {"q_min": case[2], "p95_s": cases[case]["rehearsed"]["p95_s"], "rate_rps": rate_rps}
@@ -184,7 +184,7 @@ def _fewer_models(runner: Runner, cases: Cases, rate_rps: float) -> Findings:
 
 
 def of_llama(runner: Runner, cases: Cases, rates: Rates) -> Findings:
-    """Routers, judges and caches, with the Llama models."""
+    """Routers, judges and caches with the Llama models."""
     findings, seeds = Findings({}), extended_seeds(runner, SEED_FACTOR)
     arguments = {"rate_rps": rates["llama", 1]["rate_rps"]}
     if runner.wants(*claims.ROUTER):
@@ -214,7 +214,7 @@ def of_llama(runner: Runner, cases: Cases, rates: Rates) -> Findings:
 
 
 def extended_seeds(runner: Runner, factor: int) -> Sequence[int]:
-    """The seeds, and further ones: `factor` times as many."""
+    """The seeds and additional seeds: `factor` times as many."""
     first = max(runner.seeds) + 1
     return (*runner.seeds, *range(first, first + (factor - 1) * len(runner.seeds)))
 
@@ -237,7 +237,7 @@ def _wrong_judge(measured: list[Measurement]) -> Findings:
 
 
 def _router(runner: Runner, cases: Cases, rates: Rates) -> Findings:
-    """RouteLLM by the error of its predictions, which the paper does not give."""
+    """RouteLLM for several errors of its predictions, because the paper gives none."""
     seeds = list(range(len(cases[claims.LLAMA[0]]["runs"]["cascadia"])))
     tasks = {
         (noise, case): Call(
@@ -294,7 +294,7 @@ def _rule(name: str) -> Rule:
 
 
 def _weaker_judges(measured: list[Measurement]) -> Findings:
-    """Weaker judges by both readings of the quality."""
+    """Weaker judges, by both readings of the quality."""
     outcomes, base = {}, [each["gpt-4o"] for each in measured]
     alone = fmean(each["bias alone"]["share"] / own["share"] - 1 for each, own in zip(measured, base, strict=True))
     for short, name in JUDGES.items():
@@ -378,12 +378,12 @@ def _strategies(measured_by_seed: list[Measurement], more_memory: Measurement) -
 
 
 def _effect(measured: Measurement) -> float:
-    """How many times the throughput of the worst shape the best one has, where that is most."""
+    """The largest ratio of the best shape's to the worst shape's throughput."""
     return max(max(each.values()) / min(each.values()) for each in _by_workload(measured).values())
 
 
 def _table_1(measured_by_seed: list[Measurement], more_memory: Measurement) -> Findings:
-    """Errors after scaling all shapes by one factor, as the paper gives neither GPUs nor rates."""
+    """Errors after scaling all shapes by one factor, because the paper gives neither GPUs nor rates."""
     errors, rows = list[float](), list[Row]()
     for measured in measured_by_seed:
         pairs = _pairs(measured)

@@ -14,11 +14,12 @@ from headway_papers.reproduce.runner import Runner
 TITLE = "Cauchy: GPU combos, tokens per dollar"
 SEEDS, QUICK_SEEDS = 3, 2
 REPEATS = 20
-"""As in the paper, of what takes seconds: Figure 9. Profiles, searches and an hour of demand have `SEEDS`."""
+"""Repeats in Figure 9, whose runs take seconds, as in the paper. Profiles, searches and an hour of demand use
+`SEEDS`."""
 MOVING = ("overall", "in_time", "own_curve", "estimated", "for_mean", "by_ranking", "autoscaling", "own_autoscaling")
-"""Groups of claims on demand that moves."""
+"""Groups of claims on varying demand."""
 FOR_MEAN = {"for_mean", "by_ranking"}
-"""Those with plans for the mean demand alone, which need no sizes."""
+"""Groups that need only plans for the mean demand, and no sizes."""
 FURTHER = {
     "-curve": {"own_curve", "own_autoscaling"},
     "-estimate": {"estimated"},
@@ -26,15 +27,15 @@ FURTHER = {
     "-mean-filter": {"by_ranking"},
     "-mean-ranking": {"by_ranking"},
 }
-"""Those that need a further case."""
+"""Groups that need a further case."""
 OF_ALL_SIZES = frozenset(
     claim.id
     for claim in CLAIMS
     if claim.id.startswith(("fig6-", "fig7-", "fig8-", "fig10-"))
     and ("cnn-dailymail" not in claim.id or claim.id.startswith(("fig7-star-", "fig10-")))
 )
-"""Claims on plans for ShareGPT and LongWriter, which take sizes of combos that a quick run leaves out, on tails of
-an hour that it shortens, and on what scaling alone saves in it."""
+"""Claims on plans for ShareGPT and LongWriter that need sizes of combos which a quick run omits, tails of an hour that
+it shortens, or the savings of scaling alone."""
 ABSTRACT = read_abstract(__package__)
 __all__ = ["ABSTRACT", "CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
@@ -97,7 +98,7 @@ def run(runner: Runner) -> Findings:
 
 
 def not_run(runner: Runner, cases: tuple[cauchy_overall.Case, ...]) -> dict[str, Finding]:
-    """Rows on demand that moves, undecided: those without a trace or, in a quick run, without time."""
+    """Undecided rows on varying demand: without a trace or, in a quick run, without time."""
     has_trace = cases[0].key == ""
     lacking = f"No trace was given: --data names the folder that has {demand.TRACE}."
     reason = "A quick run has one demand: see the full run." if has_trace or runner.quick else lacking

@@ -1,4 +1,4 @@
-"""Beyond the paper: when mixing GPU types pays, the cost of certainty, and energy beside dollars."""
+"""Beyond the paper: when mixing GPU types pays off, the cost of certainty, and energy beside dollars."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from headway_papers.reproduce.cauchy.setup import GPUS, LIMITS, Market
 from headway_papers.reproduce.findings import Exhibit, Figure, PaperTable, Row
 
 FACTORS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
-"""Of a price."""
+"""Factors on a price."""
 NUMBERS = (0, 2, 4, 6, 8)
-"""GPUs of the type that a cluster may have few of."""
+"""Numbers of GPUs of a scarce type."""
 
 
 def prices(markets: Mapping[str, Market], gpu: str) -> Figure:
-    """Plans with one type's price swept, beside the best plan of GPUs that are all alike."""
+    """Plans over one type's price, compared with the best plan of equal GPUs."""
     lines: dict[str, list[tuple[float, list[float | None]]]] = {}
     best_prices = []
     for workload, market in markets.items():
@@ -43,7 +43,7 @@ def prices(markets: Mapping[str, Market], gpu: str) -> Figure:
 
 
 def repriced(market: Market, gpu: str, factor: float) -> tuple[ComboCandidate, ...]:
-    """Candidates as they would be if one type had another price; goodputs stay."""
+    """Candidates with another price of one type; goodputs stay."""
     pattern, candidates = market.service.pattern, []
     extra_usd = catalog.gpu(gpu).usd_per_hour * (factor - 1)
     for each in market.candidates:
@@ -55,7 +55,7 @@ def repriced(market: Market, gpu: str, factor: float) -> tuple[ComboCandidate, .
 
 
 def saving(market: Market, candidates: Sequence[ComboCandidate]) -> float | None:
-    """Percent off the cheapest plan of one type; no GPUs are short, so that price alone decides."""
+    """Savings in percent against the cheapest plan of one type. No GPUs are scarce, so only the price matters."""
     whole = cheapest(market, candidates)
     uniform = [
         cheapest(market, [each for each in candidates if set(each.combo.gpus) == {gpu}])
@@ -69,12 +69,12 @@ def saving(market: Market, candidates: Sequence[ComboCandidate]) -> float | None
 def cheapest(
     market: Market, candidates: Sequence[ComboCandidate], limits: Mapping[str, int] | None = None
 ) -> ComboPlan:
-    """MC-LP for the mean demand; no limits unless given."""
+    """MC-LP for the mean demand, without limits unless given."""
     return deploy(ComboProblem((market.demand,), tuple(candidates), dict(limits or {}), "mc"), explain=False)
 
 
 def limits(markets: Mapping[str, Market]) -> Figure:
-    """What a plan costs where the type that serves most for a dollar is scarce."""
+    """Cost of a plan if the type that serves most per dollar is scarce."""
     lines: dict[str, list[tuple[float, list[float | None]]]] = {}
     for workload, market in markets.items():
         gpu = max(market.candidates[0].combo.gpus.items(), key=lambda item: item[1])[0]
@@ -120,7 +120,7 @@ def energy(overall: OverallRuns) -> PaperTable:
 
 
 def one_type(markets: Mapping[str, Market]) -> PaperTable:
-    """Clusters of one type of GPU, as many as it takes."""
+    """Clusters of one GPU type, as many GPUs as needed."""
     rows: list[Row] = []
     for workload, market in markets.items():
         mixed = cheapest(market, market.candidates).usd_per_hour

@@ -10,10 +10,11 @@ TABLE_3 = {
     2: ((2.90, 3.14), (1525.31, 1630.15), (17.75, 16.38)),
     3: ((2.96, 3.22), (1231.35, 1329.15), (14.56, 14.47)),
 }
-"""By decode GPUs: goodput (requests/s), CE (K tokens/USD), mean E2E (s); basic round robin, then opportunistic."""
+"""Goodput (requests/s), CE (K tokens/USD) and mean E2E (s) by decode GPUs; each with basic round robin, then
+opportunistic."""
 COMBINED = {"h800-h20": "H800 and H20", "h800-a800": "H800 and A800", "a800-h20": "A800 and H20"}
 LENGTHS = (256, 512, 1024)
-"""Prompts of Figure 11 that nothing is fitted to."""
+"""Prompt lengths of Figure 11 that no parameter is fitted to."""
 GROUPS = read_claims(__package__)
-"""By what they need: see `claims.yaml`."""
+"""Claims by their needs: see `claims.yaml`."""
 CLAIMS = tuple(claim for group in GROUPS.values() for claim in group)

@@ -1,11 +1,11 @@
-"""Demand that moves: the public Azure hour, and a curve of our own.
+"""Varying demand: the public Azure hour, and a curve of our own.
 
-The paper replays the Azure LLM inference trace, scaled to its rates (4.1, 4.2). Here its requests a minute give the
-rate, and arrivals are Poisson within a minute: scaled to 30 or 40 times its rate, the trace's own gaps would be noise
-of 19,366 requests, and every seed would have the same. The curve of our own swings from 0.6 to 1.45 of its mean.
+The paper replays the Azure LLM inference trace, scaled to its rates (4.1, 4.2). Here its requests per minute give the
+rate, and arrivals are Poisson within a minute. Scaled to 30 or 40 times its rate, the trace's own gaps would be noise
+of 19,366 requests, equal for all seeds. The curve of our own swings from 0.6 to 1.45 of its mean.
 
-Time runs faster than in the paper where answers are short: the hour, a start (90 s), the windows (2 and 30 min) and the
-grace (30 s) shrink by one factor, as section 3.5 allows for where instances are kept warm.
+Time runs faster than in the paper if answers are short: the hour, a start (90 s), the windows (2 and 30 min) and the
+grace period (30 s) shrink by one factor, which section 3.5 permits for warm instances.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from msgspec import Struct
 from headway.workload.read import read
 
 TRACE = "AzureLLMInferenceTrace_conv.csv.gz"
-"""Of --data: conversations of one hour, 2023."""
+"""A file of --data: conversations of one hour, 2023."""
 CURVE = (0.6, 0.7, 0.85, 1.0, 1.2, 1.35, 1.45, 1.35, 1.15, 1.0, 0.85, 0.75, 0.7, 0.8, 1.0, 1.25)
-"""Of the mean, by the step."""
+"""Rates over their mean, by step."""
 CURVE_STEP_S = 225.0
 MINUTE_S = 60.0
 PACE = {"cnn-dailymail": 0.04, "sharegpt": 0.05, "longwriter": 0.25}
-"""Seconds of a run for one of the paper's: less where answers are shorter."""
+"""Seconds of a run per second in the paper: less for shorter answers."""
 
 
 class Demand(Struct, frozen=True):
     """Rates over an hour, as shares of their mean."""
 
     key: str
-    """Of its rows: what follows the name."""
+    """The suffix of its rows' names."""
     label: str
     shares: tuple[float, ...]
     step_s: float
-    """How long each holds, in the paper's seconds."""
+    """How long each rate holds, in the paper's seconds."""
 
     def arrivals(self, mean_rps: float, pace: float) -> dict[str, Any]:
         rates = [round(share * mean_rps, 3) for share in self.shares]

@@ -1,7 +1,8 @@
 """Melange: the cheapest mix of GPUs that serve prompts and answers together (Griggs et al. 2024), a baseline.
 
-Requests fall into buckets of prompt and output sizes; each bucket's rate is cut into slices; a slice goes to one type
-of instance, of which it takes the share that its rate is of the most that such an instance serves of that bucket.
+Requests are sorted into buckets by prompt and output size, and each bucket's rate is cut into slices. A slice goes to
+one type of instance, and occupies the share of an instance that equals its rate over the instance's highest rate for
+that bucket.
 
 Sets and parameters
     s in S, b in B_s    services and their buckets, with rates D_b in requests per second, in A slices each
@@ -13,9 +14,9 @@ Subject to              sum over k of n_bk = A                          for ever
                         sum over b of (D_b / A) / T_bk n_bk <= y_k      for every k
                         sum over k of r_kt y_k <= G_t                   for every t with a limit
 
-Melange has one 0-1 variable for each slice; counting the slices of a bucket, which are alike, gives the same optimum.
-It has no fallback either; here, where not all can be served, the plan leaves out the smallest rate, at the least price.
-A bucket is represented by the mean size of its requests, and edges beyond 250 tokens are our choice.
+Melange has one 0-1 variable for each slice. Counting the equal slices of a bucket gives the same optimum. Melange has
+no fallback; here, if not all requests can be served, the plan leaves out the smallest possible rate at the lowest
+price. A bucket is represented by the mean size of its requests, and edges beyond 250 tokens are our choice.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ from headway.planning.solver import Floats, Status, dot, integers, minimise, new
 PROMPT_EDGES = (0, 25, 100, 250, 500, 1000, 2000, 4000, 8000)
 OUTPUT_EDGES = (0, 25, 100, 250, 500, 1000, 2000)
 SLICES = 4
-"""Slices of each bucket; by the authors, more change little."""
+"""Slices of each bucket. The authors report that more change little."""
 
 
 class SizeBucket(Struct, frozen=True, forbid_unknown_fields=True):
     prompt_tokens: float
-    """Mean, as of `output_tokens`."""
+    """Mean tokens, as for `output_tokens`."""
     output_tokens: float
     rps: float
 
@@ -64,13 +65,13 @@ class Instance(Struct, frozen=True, forbid_unknown_fields=True):
     """A type of instance for a service."""
 
     combo: GpuCombo
-    """Aggregated."""
+    """An aggregated combo."""
     most_rps: tuple[float, ...]
-    """Of each bucket, within the SLO; 0: it cannot."""
+    """Rate of each bucket within the SLO; 0 if it cannot serve the bucket."""
 
 
 class Sized(Struct, frozen=True, forbid_unknown_fields=True):
-    """A service by the sizes of its requests."""
+    """A service divided by the sizes of its requests."""
 
     service: str
     buckets: tuple[SizeBucket, ...]
@@ -86,7 +87,7 @@ class Sized(Struct, frozen=True, forbid_unknown_fields=True):
 class MelangeProblem(Struct, frozen=True, forbid_unknown_fields=True):
     services: tuple[Sized, ...]
     limits: dict[str, int] = {}
-    """GPUs by type; a type that is absent has no limit."""
+    """GPUs by type; a missing type has no limit."""
     slices: int = SLICES
 
     def __post_init__(self) -> None:
@@ -101,7 +102,7 @@ def buckets(
     prompt_edges: Sequence[float] = PROMPT_EDGES,
     output_edges: Sequence[float] = OUTPUT_EDGES,
 ) -> tuple[SizeBucket, ...]:
-    """The buckets that a sample of requests fills, coming at `rps`; the last edges are followed by all larger ones."""
+    """The buckets filled by a sample of requests, arriving at `rps`. A last bucket collects all larger sizes."""
     prompts, outputs = np.asarray(prompt_tokens, dtype=float), np.asarray(output_tokens, dtype=float)
     if not len(prompts) or len(prompts) != len(outputs):
         raise HeadwayError(f"{len(prompts)} prompts, {len(outputs)} outputs; expected as many of each, and some")
@@ -123,7 +124,7 @@ def sized(
     profiler: Profiler,
     counts: Counts | None = None,
 ) -> Sized:
-    """Profiles every aggregated combo of one instance for every bucket."""
+    """Profiles of every aggregated combo of one instance for every bucket."""
     combos, _ = enumerate_combos(service.model, service.engine, offers, counts)
     instances = []
     for combo in combos:
@@ -135,7 +136,7 @@ def sized(
 
 
 def plan(problem: MelangeProblem, time_limit_s: float = 10.0) -> ComboPlan:
-    """The cheapest mix. Its `services` are what the instances in use serve of the mix that they are given."""
+    """The cheapest mix. Its `services` are the rates that the used instances serve of their assigned mix."""
     program = _MelangeProgram(problem, time_limit_s)
     solution = program.solve(leave_out=None)
     if solution.status in ("optimal", "feasible"):
@@ -147,7 +148,7 @@ def plan(problem: MelangeProblem, time_limit_s: float = 10.0) -> ComboPlan:
 
 
 class _MelangeSolution(Struct, frozen=True):
-    """Values by service: n_bk (buckets by instances), y_k, and slices of each bucket that are left out."""
+    """Values by service: n_bk (buckets by instances), y_k, and the omitted slices of each bucket."""
 
     status: Status
     bound: float | None = None
@@ -164,7 +165,7 @@ class _MelangeProgram:
         """Requests per second of a slice of each bucket."""
 
     def solve(self, leave_out: float | None) -> _MelangeSolution:
-        """The least price with so much rate left out; infinite: minimise the rate left out; None: leave none out."""
+        """The lowest price with this rate left out; infinite: minimise the omitted rate; None: leave none out."""
         model, slices = new_model(), self.problem.slices
         variables = []
         for service, rates in zip(self.problem.services, self.rates, strict=True):
@@ -235,7 +236,7 @@ class _MelangeProgram:
         )
 
     def _chosen(self, service: Sized, rates: Sequence[float], n: Floats, y: Floats) -> list[PlannedCombo]:
-        """Goodput and tokens per dollar are of an instance that is full of the mix it is given."""
+        """The planned combos, with goodput and tokens per dollar of an instance filled with its assigned mix."""
         planned = []
         for k, each in enumerate(service.instances):
             count = round(y[k])

@@ -1,4 +1,4 @@
-"""What follows from Cauchy's formulas and examples without a fleet: Figure 1, 3.3.2, 3.3.3, Eq. 18."""
+"""Consequences of Cauchy's formulas and examples that need no fleet: Figure 1, 3.3.2, 3.3.3, Eq. 18."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from headway_papers.reproduce.cauchy.network import network_claims
 from headway_papers.reproduce.findings import Exhibit, Figure, Finding, PaperTable, Row
 
 SECOND_MODEL = "qwen1.5-14b"
-"""Of 3.3.3, beside the one that everything is measured with."""
+"""The second model of 3.3.3, beside the model of all measurements."""
 WORKED = (("h800", "a800"), ("a800", "h20"), ("a800", "a800"), ("h800", "h20"))
-"""3.3.3's four candidates for LongWriter: types that prefill and decode."""
+"""The four candidates for LongWriter in 3.3.3: types for prefill and for decode."""
 
 
 def outcomes() -> dict[str, Finding]:
@@ -34,14 +34,15 @@ def _speeds() -> InstanceSpeed:
 
 
 def unloaded_s(workload: str) -> tuple[float, float]:
-    """Seconds of prefill and of decode of a request of mean lengths, alone on an H800."""
+    """Seconds of prefill and of decode of a lone mean request on an H800."""
     pattern = setup.profiled_service(workload).service.pattern
     speeds = _speeds()
     return speeds.prompts_s(pattern, 1), speeds.step_s(pattern, 1) * (pattern.output_tokens - 1)
 
 
 def prefill_share(workload: str, batch: int | None = None) -> float:
-    """Share of prefill in the time of an H800 that decodes so many at once; None: as many as memory and seats hold."""
+    """Share of prefill in the time of an H800 that decodes this many sequences at once; None: as many as memory and
+    batch slots allow."""
     pattern = setup.profiled_service(workload).service.pattern
     speeds = _speeds()
     batch = speeds.batch(pattern) if batch is None else batch
@@ -100,7 +101,7 @@ def _examples() -> dict[str, Finding]:
 
 
 def by_eq_15(model_name: str, workload: str) -> list[GpuCombo]:
-    """Combos of one GPU a phase in descending order of Eq. 15, in the better direction of each pair."""
+    """Combos with one GPU per phase, in descending order of Eq. 15, in the better direction of each pair."""
     model, sizes = catalog.model(model_name), Counts(prefill=(1,), decode=(1,), aggregated=())
     combos, _ = enumerate_combos(model, catalog.engine(setup.ENGINE), setup.offers(), sizes)
     like = setup.profiled_service(workload).service
@@ -160,7 +161,8 @@ def network_table() -> PaperTable:
 
 
 def worked_table() -> PaperTable:
-    """3.3.3's first step: coefficients and ranking by Eq. 15, one GPU a phase, for both models and all workloads."""
+    """The first step of 3.3.3: coefficients and ranking by Eq. 15 with one GPU per phase, for both models and all
+    workloads."""
     rows: list[Row] = []
     for model in map(catalog.model, (setup.MODEL, SECOND_MODEL)):
         for workload, name in WORKLOADS.items():

@@ -1,4 +1,4 @@
-"""The network that hides a KV transfer behind prefill: Cauchy's Eq. 17 and 18, beside the paper's figures."""
+"""The network bandwidth that hides a KV transfer behind prefill: Cauchy's Eq. 17 and 18, and the paper's figures."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ def kv_network_bytes_per_s(
 ) -> float:
     """Bandwidth that keeps up with prefill (Eq. 17, 18).
 
-    With a batch of 1 it holds for any batch: the paper divides by B, and counts the KV cache of one request.
+    With a batch of 1 it is valid for any batch: the paper divides by B, and counts the KV cache of one request.
     """
     return costs.c4 * num_gpus * gpu_flops / (batch * (costs.c1 * r_in + costs.c2))
 
 
 class NetworkClaim(Struct, frozen=True, forbid_unknown_fields=True):
-    """The paper's figure for the network (5), and what its formula gives."""
+    """The paper's figure for the network (5), and the result of its formula."""
 
     model: str
     gpu: str
     prompt_tokens: int
     claimed_bytes_per_s: float
     formula_bytes_per_s: float
-    """Eq. 18 as stated, one GPU, a batch of one prompt."""
+    """Eq. 18 as stated, for one GPU and a batch of one prompt."""
     shape_bytes_per_s: float
-    """The same with costs of the real shape."""
+    """The same with the costs of the real shape."""
     num_gpus_to_match: float
-    """GPUs that prefill as one, with which the formula gives the paper's figure."""
+    """Number of GPUs prefilling together at which the formula gives the paper's figure."""
 
 
 def network_claims() -> tuple[NetworkClaim, ...]:
-    """The paper's two figures, 10 GB/s (8B) and 5 GB/s (70B), for 2,048 tokens on an A100, beside the formula's.
+    """The paper's two figures, 10 GB/s (8B) and 5 GB/s (70B) for 2,048 tokens on an A100, and the formula's results.
 
-    For one GPU the formula gives 2.5 and 0.63 GB/s; for 4 and 8 GPUs it gives the paper's figures.
+    The formula gives 2.5 and 0.63 GB/s for one GPU, and the paper's figures for 4 and 8 GPUs.
     """
     return tuple(
         _network_claim(catalog.model(name), catalog.gpu("a100-80gb"), 2048, claimed)

@@ -1,12 +1,12 @@
-"""Figure 8: what the objective of Eq. 16 is worth.
+"""Figure 8: the benefit of the objective of Eq. 16.
 
-All objectives get the same demand, and every plan meets it by its goodput. So the tokens that are asked for cost least
-with MC-LP, which is the cheapest by definition. What can differ is how many of them are in time: 4.3 says of MC-LP that
-its plans "barely meet goodput thresholds". So plans are simulated with Poisson arrivals at the demand, and tokens in
-time are counted, per dollar, at demands from a third to all of what the cluster can serve.
+All objectives get the same demand, and every plan meets it by its goodput. The requested tokens therefore cost least
+with MC-LP, which is the cheapest by definition. The share of tokens in time may differ: 4.3 says of MC-LP that its
+plans "barely meet goodput thresholds". Plans are therefore simulated with Poisson arrivals at the demand, and tokens in
+time per dollar are counted, at demands from a third to all of the cluster's capacity.
 
-MCE-LP "enforces minimum goodput constraints while maximizing overall cost-efficiency": the plan's tokens per dollar,
-not the sum over its combos, which would rent all GPUs for any demand.
+MCE-LP "enforces minimum goodput constraints while maximizing overall cost-efficiency": this means the plan's tokens per
+dollar. The sum over its combos would rent all GPUs at any demand.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from headway_papers.reproduce.tasks import Call
 
 OBJECTIVES: tuple[Objective, ...] = ("co", "mc", "mce")
 SHARES = (1 / 3, 2 / 3, 1.0)
-"""Demands, of what the cluster can serve with Eq. 15's candidates."""
+"""Demands as shares of the capacity of the cluster with Eq. 15's candidates."""
 QUICK_SHARES = (1 / 3, 2 / 3)
 
 
 def planned(markets: Markets, quick: bool) -> dict[tuple[str, float, Objective], ComboPlan]:
-    """By workload, share and objective."""
+    """Plans by workload, share and objective."""
     plans: dict[tuple[str, float, Objective], ComboPlan] = {}
     for workload in WORKLOADS:
         market = markets["closed-form", workload]
@@ -44,7 +44,7 @@ def planned(markets: Markets, quick: bool) -> dict[tuple[str, float, Objective],
 
 
 def runs(markets: Markets, seeds: Sequence[int], quick: bool) -> dict[Key, Call]:
-    """A run for each seed of each different plan: several objectives may have the same one."""
+    """A run for each seed of each distinct plan, because several objectives may have the same plan."""
     tasks: dict[Key, Call] = {}
     for (workload, share, _), plan in planned(markets, quick).items():
         contents = _scenario(markets["closed-form", workload], plan)

@@ -1,4 +1,4 @@
-"""Cauchy, CAUCHY* and Melange under demand that moves: Figures 6, 7 and 10.
+"""Cauchy, CAUCHY* and Melange under varying demand: Figures 6, 7 and 10.
 
 The Azure hour drives the paper's rows, a curve of our own a second row for each, and the candidates of the step-time
 estimate in place of Eq. 15's a third one for Figure 7. Each system has the size at which nine of ten requests are in
@@ -42,22 +42,22 @@ SYSTEMS: dict[System, str] = {
 }
 COMPARED: tuple[System, ...] = ("melange", "star", "cauchy")
 IN_TIME = 0.88
-"""A size keeps its promise on other requests, too, if this share of them is in time: see `in-time` in claims.yaml."""
+"""A size also holds on other requests if this share of them is in time: see `in-time` in claims.yaml."""
 Markets = Mapping[tuple[Ranking, str], Market]
 """By ranking and workload."""
 
 
 class Case(Struct, frozen=True):
-    """A demand, and how candidates are ranked."""
+    """A demand, and the ranking of candidates."""
 
     key: str
-    """What follows the names of its rows."""
+    """The suffix of its rows' names."""
     demand: Demand
     ranking: Ranking = "closed-form"
     shortened: float = 1.0
-    """Factor on the seconds of the hour, and on all that shrinks with it."""
+    """Factor on the seconds of the hour and on all times that scale with it."""
     for_mean: bool = False
-    """All systems have the smallest size."""
+    """Whether all systems have the smallest size."""
 
     def sized(self, market: Market, system: System, k: float) -> dict[str, Any]:
         return sized(market, self.demand, system, k, PACE[market.workload] * self.shortened)
@@ -70,7 +70,7 @@ class Case(Struct, frozen=True):
 
 
 def cases(azure: Demand | None, quick: bool) -> tuple[Case, ...]:
-    """Quick: the first of them, in half of the time."""
+    """All cases. Quick: only the first, in half of the time."""
     own = Case(OWN.key, OWN)
     every = (
         (own,)
@@ -116,15 +116,15 @@ def sizes(markets: Markets, some: Sequence[Case]) -> dict[Key, Call]:
 
 
 def size_of(results: Results, workload: str, case: Case, system: System) -> float:
-    """k; without autoscaling it is Cauchy's, so that both begin with one plan."""
+    """The size k. Without autoscaling it equals Cauchy's, so that both begin with one plan."""
     if case.for_mean:
         return float(SIZES[0])
     return float(results["size", workload, case.key, "cauchy" if system == "static" else system]["k"])
 
 
 def runs(markets: Markets, results: Results, some: Sequence[Case], seeds: Sequence[int]) -> dict[Key, Call]:
-    """The third round: all systems in their sizes, on requests that no size was chosen by; and Cauchy for Melange's
-    dollars."""
+    """The third round: all systems in their sizes, on requests that were not used to choose sizes; and Cauchy at
+    Melange's cost."""
     tasks: dict[Key, Call] = {}
     for case, workload in ((case, workload) for case in some for workload in WORKLOADS):
         for system in case.systems:
@@ -145,7 +145,7 @@ def runs(markets: Markets, results: Results, some: Sequence[Case], seeds: Sequen
 
 
 class OverallRuns(SeedResults):
-    """The findings under changing demand."""
+    """The findings under varying demand."""
 
     def __init__(self, results: Results, markets: Markets, seeds: Sequence[int], some: Sequence[Case]) -> None:
         super().__init__(results, seeds)
@@ -157,7 +157,7 @@ class OverallRuns(SeedResults):
         return self.values(("overall", workload, case.key, system), name)
 
     def _compared_with(self, case: Case) -> Case:
-        """The case with the other systems of a case that has Cauchy alone."""
+        """The case whose other systems are compared with a case that has only Cauchy."""
         return next(each for each in self.cases if each.for_mean == case.for_mean)
 
     def mean(self, workload: str, case: Case, system: System, name: str) -> float:
@@ -184,9 +184,9 @@ class OverallRuns(SeedResults):
         return findings
 
     def _judged(self, workload: str, case: Case, values: Sequence[Value], *systems: System) -> Sequence[Value]:
-        """The values; none where a system is late at any size, as dollars for less are no comparison.
+        """The values; empty if a system is late at all sizes, because cost is not comparable then.
 
-        Where all are sized for the mean, lateness is not asked for.
+        If all systems are sized for the mean, lateness does not matter.
         """
         if case.for_mean:
             return values
@@ -194,7 +194,7 @@ class OverallRuns(SeedResults):
         return [None] * len(values) if late else values
 
     def _gain(self, workload: str, case: Case, system: System, other: System = "melange") -> Sequence[Value]:
-        """By seed: the increase in tokens per dollar over Melange."""
+        """The increase in tokens per dollar over Melange, by seed."""
         both = [self.measured(workload, case, each, "tokens_per_usd") for each in (system, other)]
         return self._judged(workload, case, increases(*both), system, other)
 
@@ -245,7 +245,7 @@ class OverallRuns(SeedResults):
         return findings
 
     def _experiments(self, workload: str, case: Case, name: str) -> Iterator[str]:
-        """The same latency with both sized for the mean, and with Melange's dollars spent on Cauchy."""
+        """The comparisons at equal latency with both sized for the mean, and with Cauchy at Melange's cost."""
         tried = {s: self.results["size", workload, case.key, s]["tried"] for s in COMPARED}
         first = {s: tried[s][f"{SIZES[0]:.4g}"] for s in ("melange", "cauchy")}
         gain = 1 - first["cauchy"][name] / first["melange"][name]
@@ -268,7 +268,7 @@ class OverallRuns(SeedResults):
         return {f"fig10-{workload}{case.key}": Finding(reductions(after, before), why)}
 
     def plans(self, workload: str, case: Case) -> str:
-        """The deployments of all systems at first."""
+        """The initial deployments of all systems."""
         market = self.markets[case.ranking, workload]
         rps = {s: market.demand_rps * size_of(self.results, workload, case, s) for s in case.systems if s != "static"}
         plans: dict[System, ComboPlan] = {"cauchy": market.plan(rps=rps["cauchy"])}
@@ -283,7 +283,7 @@ class OverallRuns(SeedResults):
         return f"At first: {'; '.join(f'{SYSTEMS[s]} {plan_text(p)}' for s, p in plans.items())}."
 
     def exhibits(self) -> list[Exhibit]:
-        """Figures 6 and 7, and all sizes that were tried; nothing of cases for the mean alone."""
+        """Figures 6 and 7, and all tried sizes; without cases for the mean only."""
         if self.cases[0].for_mean:
             return []
         names, case = list(WORKLOADS.values()), self.cases[0]
@@ -325,7 +325,7 @@ class OverallRuns(SeedResults):
         return PaperTable("Figure 7", "Sizes", shows, heads, rows)
 
     def figure_10(self) -> list[Exhibit]:
-        """P90 with and without autoscaling; nothing of cases for the mean alone."""
+        """P90 with and without autoscaling; without cases for the mean only."""
         if self.cases[0].for_mean:
             return []
         labels: dict[System, str] = {"static": "without autoscaling", "cauchy": "with autoscaling"}
@@ -342,7 +342,7 @@ def plan_text(plan: ComboPlan) -> str:
 
 
 def best_text(market: Market) -> str:
-    """The most that candidates serve for a dollar, and the most of those that do not split phases."""
+    """The highest tokens per dollar of all candidates, and of candidates that do not split phases."""
     first, one = (
         max(some, key=lambda each: each.tokens_per_usd or 0.0) for some in (market.candidates, market.aggregated)
     )

@@ -22,31 +22,32 @@ from headway_papers.reproduce.results import Key, Results, SeedResults, increase
 from headway_papers.reproduce.tasks import Call
 
 START_RPS = {"cnn-dailymail": 24.0, "sharegpt": 24.0, "longwriter": 3.0}
-"""Where a search for goodput begins."""
+"""Start of the search for goodput."""
 LOAD = 0.9
-"""Figure 9's requests per second, of the combos' goodput together."""
+"""Request rate of Figure 9 over the combos' total goodput."""
 LOW_LOAD = 0.4
-"""The same, for the searches' seeds: so low that equal turns overload no combo."""
+"""A lower rate for the searches' seeds, at which equal turns overload no combo."""
 NUM_COMBOS = 3
-"""Figure 9's unlike combos: the first ones of Eq. 15's ranking, one each."""
+"""Different combos in Figure 9: the first ones of Eq. 15's ranking, one each."""
 NUM_REQUESTS = 3000
 BETWEEN = ("goodput", "round-robin", "tokens")
 TURNS = f"{TokenTurns.__module__}:{TokenTurns.__name__}"
-"""Another reading of token-weighted turns, on the seeds of searches."""
+"""Another reading of token-weighted turns, for the seeds of searches."""
 Routing = dict[str, Any]
 WITHIN: dict[str, Routing] = {
     "strict": {"within": "strict"},
     "opportunistic": {"within": "opportunistic"},
     "empty": {"within": "opportunistic", "in_place": 0.0},
 }
-"""Schedulers within a combo. The paper does not say when an instance is idle; `in_place` is our threshold. "empty": it
-has nothing in flight. Otherwise a prefill instance is also idle between prompts, with half of a decoder's answers."""
+"""Schedulers within a combo. The paper does not define an idle instance; `in_place` is our threshold. "empty": no
+requests in flight. Otherwise a prefill instance is also idle between prompts, if it has at most half of a decoder's
+answers."""
 THRESHOLDS = (0.05, 0.1, 0.2)
-"""More values of `in_place`."""
+"""Further values of `in_place`."""
 
 
 def searches(seeds: Sequence[int], quick: bool, figure_2: bool, table_3: bool, thresholds: bool) -> dict[Key, Call]:
-    """The first round: searches for the goodput of pairs of GPUs, by scheduler."""
+    """The first round: searches for the goodput of GPU pairs, by scheduler."""
     tasks: dict[Key, Call] = {}
 
     def add(key: Key, combos: list[dict[str, Any]], routing: Routing, parts: int = 1) -> None:
@@ -78,7 +79,7 @@ def runs(
     figure_9: bool,
     table_3: bool,
 ) -> dict[Key, Call]:
-    """The second round: at the rates that the first one found. `repeats`: seeds of Figure 9."""
+    """The second round: runs at the rates from the first round. `repeats`: seeds of Figure 9."""
     tasks: dict[Key, Call] = {}
     num_requests = NUM_REQUESTS // (3 if quick else 1)
 
@@ -116,7 +117,7 @@ def _routed(arguments: dict[str, Any], combos: list[dict[str, Any]]) -> dict[str
 
 
 def mixed_combos(markets: Markets, workload: str) -> list[dict[str, Any]]:
-    """Figure 9's combos, with their goodputs."""
+    """Figure 9's combos with their goodputs."""
     some = markets["closed-form", workload].candidates[:NUM_COMBOS]
     return [combo(f"combo-{i}", each.combo, 1, each.goodput_rps) for i, each in enumerate(some)]
 
@@ -142,16 +143,16 @@ class PairRuns(SeedResults):
     """The findings of Figure 2."""
 
     def rps(self, pair: str, within: str = "opportunistic") -> list[float]:
-        """Goodput, a value a seed."""
+        """Goodput by seed."""
         return self.values(("pair", pair, within), "rps")
 
     def gains(self, key: str, baseline: str) -> list[float]:
-        """Two pairs by type, against one pair of each with the baseline's scheduler."""
+        """Gain of two pairs by type over one pair of each type with the baseline's scheduler."""
         first, second = (self.rps(f"{name}-{name}", baseline) for name in key.split("-"))
         return [2 * both / (a + b) - 1 for both, a, b in zip(self.rps(key), first, second, strict=True)]
 
     def _with(self, key: str, within: str) -> float:
-        """The gain of splitting by type where both sides have one scheduler, with the first seed."""
+        """Gain of splitting by type if both sides use the same scheduler, with the first seed."""
         both, a, b = (
             self.results["pair", pair, within, self.seeds[0]]["rps"]
             for pair in (key, *(f"{name}-{name}" for name in key.split("-")))
@@ -196,11 +197,11 @@ class BetweenRuns(SeedResults):
         return self.values(("between", workload, between), "e2e_s")
 
     def _mean_e2e_s(self, *key: str) -> list[float]:
-        """Mean E2E by seed of the searches."""
+        """Mean E2E latency by seed of the searches."""
         return [self.results[*key, seed]["e2e_s"] for seed in self.search_seeds]
 
     def reduction(self, workload: str, other: str) -> list[float | None]:
-        """By seed: the share by which goodput-weighted turns lower the mean latency."""
+        """Reduction of the mean latency by goodput-weighted turns, by seed."""
         return reductions(self.e2e_s(workload, "goodput"), self.e2e_s(workload, other))
 
     def outcomes(self) -> dict[str, Finding]:
@@ -244,11 +245,11 @@ class WithinRuns(SeedResults):
         self.tokens = pattern.prompt_tokens + pattern.output_tokens
 
     def rps(self, num: int, within: str | float) -> list[float]:
-        """Goodput, a value a seed, with a scheduler of `WITHIN` or a threshold."""
+        """Goodput by seed, with a scheduler of `WITHIN` or a threshold."""
         return self.values(("within", num, within), "rps")
 
     def gains(self, num: int, within: str | float) -> list[float]:
-        """By seed: the share by which goodput rises over strict round robin."""
+        """Increase of goodput over strict round robin, by seed."""
         return [free / strict - 1 for free, strict in zip(self.rps(num, within), self.rps(num, "strict"), strict=True)]
 
     def tokens_per_usd(self, num: int, within: str) -> float:
@@ -256,7 +257,7 @@ class WithinRuns(SeedResults):
         return 3600 * fmean(self.rps(num, within)) * self.tokens / (h800 + num * h20)
 
     def at_load(self, num: int, within: str, name: str) -> list[float]:
-        """By seed: a measurement at the rate that round robin can serve."""
+        """A measurement by seed, at the rate that round robin can serve."""
         return self.values(("run", num, within), name)
 
     def outcomes(self) -> dict[str, Finding]:
@@ -275,7 +276,7 @@ class WithinRuns(SeedResults):
         return findings
 
     def thresholds(self) -> dict[str, Finding]:
-        """Goodput by what counts as idle, and whether one threshold gives the paper's three gains."""
+        """Goodput by the definition of idle, and whether one threshold gives the paper's three gains."""
         by_threshold: dict[float, str | float] = {
             0.0: "empty",
             **{each: each for each in THRESHOLDS},
@@ -300,7 +301,7 @@ class WithinRuns(SeedResults):
         return findings | {"table3-threshold": Finding(gives_all, f"Gains of 1P1D, 1P2D, 1P3D by in_place: {at}.")}
 
     def table(self) -> PaperTable:
-        """Table 3, with the paper's numbers in brackets."""
+        """Table 3, with the paper's numbers in parentheses."""
         rows: list[Row] = []
         for num, (rps, efficiency, e2e) in TABLE_3.items():
             for i, within in ((0, "strict"), (1, "opportunistic"), (1, "empty")):

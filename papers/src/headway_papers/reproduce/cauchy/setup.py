@@ -1,9 +1,9 @@
 """Cauchy's cluster and services (section 4.1): profiles, demand, and fleets as scenarios.
 
-The paper's rates (54, 50 and 6 requests/s) are of no use here: one combo of H800 and H20 serves ten times its figure
-in our step-time model. And they do not fit its own goodputs: at 2.14 requests/s a combo, 50 requests/s would take 23
-combos of a cluster that has room for 8. So the rate follows from one rule for all workloads: a third of what the
-whole cluster can serve, as the plan of 3.3.3 takes 8 of 24 GPUs.
+The paper's rates (54, 50 and 6 requests/s) cannot be used here, because one combo of H800 and H20 serves ten times its
+figure in our step-time model. They also contradict the paper's own goodputs: at 2.14 requests/s per combo, 50
+requests/s need 23 combos, but the cluster has room for 8. One rule therefore sets the rate of all workloads: a third of
+the whole cluster's capacity, because the plan of 3.3.3 takes 8 of 24 GPUs.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from headway.planning.rehearsals import RehearsalCache, Source
 MODEL = "llama-3.1-8b"
 GPUS = {"h800": "h800-80gb-sxm", "a800": "a800-80gb-pcie", "h20": "h20-96gb"}
 NUM_GPUS = 8
-"""Of each type, two in a server. Prices are those of Table 1, which the catalog has from there."""
+"""GPUs of each type, two per server. The catalog's prices are those of Table 1."""
 LIMITS = dict.fromkeys(GPUS.values(), NUM_GPUS)
 ENGINE = "vllm-v0"
-"""The paper's is vLLM 0.6.5."""
+"""Engine; the paper uses vLLM 0.6.5."""
 SLOS = {"cnn-dailymail": (10.0, 0.05), "sharegpt": (5.0, 0.03), "longwriter": (1.0, 0.03)}
-"""Seconds to the first token, and between tokens (3.3.3), in the order of the workloads."""
+"""Seconds to the first token and between tokens (3.3.3), in the order of the workloads."""
 STREAM_BYTES_PER_S = 0.4295e9
-"""One stream of a transfer: 2,048 tokens in bulk take the 625 ms of section 4.7."""
+"""Rate of one transfer stream: 2,048 tokens in bulk take the 625 ms of section 4.7."""
 STREAM_OVERHEAD_S = 0.0067
-"""For each stream: eight of them then take the 85 ms of section 4.7."""
+"""Overhead of each stream: eight streams then take the 85 ms of section 4.7."""
 HANDOVER = {
     "mode": "layerwise",
     "degree": 8,
@@ -58,10 +58,10 @@ HANDOVER = {
     "stream_overhead_s": STREAM_OVERHEAD_S,
 }
 NETWORK_BYTES_PER_S = 12.5e9
-"""Of each instance: Eq. 18 asks for 7.9e9 where an H800 prefills at its peak."""
+"""Bandwidth of each instance: Eq. 18 requires 7.9e9 for an H800 that prefills at its peak."""
 BASE_DIR = Path()
 SHARE = 3
-"""The demand is the cluster's capacity over this."""
+"""The demand is the cluster's capacity divided by this."""
 
 
 def offers() -> tuple[Offer, ...]:
@@ -90,7 +90,7 @@ def profiled_service(workload: str) -> ServiceScenario:
 
 
 def combo_options(quick: bool) -> ComboOptions:
-    """Sizes as in 3.3.2. Quick: fewer sizes, shorter profiles."""
+    """Sizes as in 3.3.2. Quick: fewer sizes and shorter profiles."""
     sizes = Counts(prefill=(1, 2), decode=(1, 2, 3, 4, 5, 6), aggregated=(1, 2))
     if quick:
         sizes = Counts(prefill=(1,), decode=(1, 2), aggregated=(1,))
@@ -99,7 +99,7 @@ def combo_options(quick: bool) -> ComboOptions:
 
 
 def profiled(workload: str, quick: bool) -> dict[str, Any]:
-    """All candidates of a workload, and what the whole cluster can serve of it (3.3.1)."""
+    """All candidates of a workload, and the whole cluster's capacity for it (3.3.1)."""
     ours, options = profiled_service(workload), combo_options(quick)
     cache = RehearsalCache(None)
     profiles = GoodputProfiler({workload: ours}, scenario.Simulator(), cache, num_requests=options.num_requests)
@@ -114,8 +114,8 @@ def profiled(workload: str, quick: bool) -> dict[str, Any]:
 
 
 Ranking = Literal["closed-form", "ranking", "filter", "estimate"]
-"""What decides directions and candidates: Eq. 15, as in 3.3.1 and 3.3.3; without the limit of four; the directions
-alone, so that all pairs and sizes stay; or the step-time estimate in its place."""
+"""What determines directions and candidates: Eq. 15, as in 3.3.1 and 3.3.3; Eq. 15 without the limit of four; only its
+directions, so that all pairs and sizes stay; or the step-time estimate in its place."""
 TOP = 4
 """Candidates that Eq. 15 passes on to Eq. 16 (3.3.3)."""
 
@@ -127,10 +127,10 @@ def kept_by_eq_15(profiled: Sequence[ComboCandidate]) -> frozenset[GpuCombo]:
 
 
 def ranked_by_eq_15(profiled: Sequence[ComboCandidate]) -> tuple[ComboCandidate, ...]:
-    """3.3.1: of each pair of types the better direction and one configuration, in descending order of Eq. 15's CE.
+    """3.3.1: for each pair of types the better direction and one configuration, in descending order of Eq. 15's CE.
 
-    Eq. 15 is blind to numbers of GPUs, so the measured CE decides between the sizes of a pair, and between a pair of
-    one type and the same GPUs aggregated.
+    Eq. 15 ignores numbers of GPUs, so the measured CE decides between the sizes of a pair, and between a pair of one
+    type and the same GPUs aggregated.
     """
     kept = kept_by_eq_15(profiled)
     best: dict[tuple[str, ...], ComboCandidate] = {}
@@ -151,9 +151,9 @@ class Market:
         self.demand_rps = self.capacity_rps / SHARE
         self.service = profiled_service(workload).service
         self.candidates = self._chosen(self.profiled)
-        """That plans are made of, best first."""
+        """Candidates for plans, best first."""
         self.aggregated = self._chosen([each for each in self.profiled if each.combo.aggregated is not None])
-        """The same where combos do not split prefill and decode."""
+        """Candidates of combos that do not split prefill and decode."""
 
     def _chosen(self, some: Sequence[ComboCandidate]) -> tuple[ComboCandidate, ...]:
         if self.ranking in ("closed-form", "ranking"):
@@ -175,7 +175,7 @@ class Market:
         return self.service.pattern.prompt_tokens + self.service.pattern.output_tokens
 
     def plan(self, objective: Objective = "co", aggregated: bool = False, rps: float | None = None) -> ComboPlan:
-        """For `rps`; None: the mean demand."""
+        """The plan for `rps`; None: the mean demand."""
         candidates = self.aggregated if aggregated else self.candidates
         return planned(candidates, self.service, self.demand_rps if rps is None else rps, objective)
 
@@ -187,7 +187,7 @@ class Market:
 
     @property
     def reachable_rps(self) -> float:
-        """The most that the cluster serves with these candidates."""
+        """The highest rate of the cluster with these candidates."""
         return planned(self.candidates, self.service, 1e6).services[0].goodput_rps
 
 
@@ -210,21 +210,22 @@ def combo(name: str, gpu_combo: GpuCombo, count: int, goodput_rps: float | None,
 
 
 def split(name: str, pair: str, num_decode: int = 1, **fields: Any) -> dict[str, Any]:
-    """A combo of one GPU for prefill and some for decode: `pair` as in "h800-h20"."""
+    """A combo of one GPU for prefill and several for decode. `pair`: types such as "h800-h20"."""
     prefill, decode = pair.split("-")
     parts = {"prefill": pool(GPUS[prefill]), "decode": pool(GPUS[decode], num_decode)}
     return {"name": name, **parts, "handover": HANDOVER, **fields}
 
 
 PRECISION = 1.005
-"""Ratio between a rate that misses the goal and one that meets it, at the end of the search."""
+"""Final ratio of a rate that misses the goal to one that meets it."""
 ATTAINED = 0.9
 
 
 def goodput(
     workload: str, combos: list[dict[str, Any]], routing: dict[str, Any], seed: int, start_rps: float, quick: bool
 ) -> dict[str, Any]:
-    """The highest rate at which nine of ten requests are in time and waits do not grow; always the same requests."""
+    """The highest rate at which nine of ten requests are in time and waits do not grow, always with the same
+    requests."""
     rate_rps = highest(
         lambda rate: strains_at(workload, combos, routing, seed, rate, quick),
         start_rps,

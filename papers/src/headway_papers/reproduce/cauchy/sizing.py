@@ -1,9 +1,8 @@
-"""Fleets for demand that moves: every system is sized until nine of ten requests are in time.
+"""Fleets for varying demand: every system is sized until nine of ten requests are in time.
 
-A plan for the mean demand is late in every peak, and the later a fleet may be, the fewer dollars it takes. So systems
-are compared where they keep the same promise. The size k divides all goodputs: a plan covers k times the mean demand,
-and Algorithm 1 compares k times the observed rate with the profiled goodputs. k is chosen on requests that no row is
-judged by.
+A plan for the mean demand is late in every peak, and a fleet that may be later costs less. Systems are therefore
+compared at equal lateness. The size k divides all goodputs: a plan covers k times the mean demand, and Algorithm 1
+compares k times the observed rate with the profiled goodputs. k is chosen on requests that are not used for judging.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ SIZES = (
     *(low * (high / low) ** (step / FINE) for low, high in pairwise(COARSE) for step in range(FINE)),
     COARSE[-1],
 )
-"""k: every fourth is tried, from the smallest, and then those before the first that is in time."""
+"""Values of k: every fourth is tried from the smallest on, and then those before the first that is in time."""
 CHOOSING_SEED = 1000
 MOST_KINDS = 6
-"""Combos that the autoscaler chooses from: the best candidates, and those of the plan."""
+"""Combos from which the autoscaler chooses: the best candidates, and those of the plan."""
 START_S = 90.0
 Kinds = list[tuple[GpuCombo, int, float]]
-"""(combo, how many at first, goodput of one over k)."""
+"""(combo, initial number, goodput of one over k)."""
 
 
 def sized(market: Market, demand: Demand, system: System, k: float, pace: float) -> dict[str, Any]:
-    """The scenario of a system of size k. `pace`: seconds of a run for one of the paper's."""
+    """The scenario of a system of size k. `pace`: seconds of a run per second in the paper."""
     base = document(market.workload, 1.0, 1)
     base["workload"] = {
         "builtin": market.workload,
@@ -74,7 +73,8 @@ def kinds_of(market: Market, system: System, k: float) -> Kinds:
     """The combos of the plan for k times the mean demand, and the best others with 0 replicas."""
     rps = k * market.demand_rps
     if system == "melange":
-        # The router does not know output lengths, so goodput is that for the whole mix, not for the plan's buckets.
+        # The router does not know output lengths, so the goodput for the whole mix is used, not the one for the plan's
+        # buckets.
         goodputs = ScaledEstimate(market).goodput_by_label
         return [(each.combo, each.count, goodputs[each.combo.label] / k) for each in melange_plan(market, rps).combos]
     if system == "mix":
@@ -117,9 +117,9 @@ def algorithm_1(kinds: Kinds, pace: float) -> dict[str, Any]:
 
 
 def first_in_time(documents: Mapping[str, Any], seed: int) -> Measurement:
-    """The smallest size at which nine of ten requests are in time; if none is, the one with the most in time.
+    """The smallest size at which nine of ten requests are in time; if there is none, the one with the most in time.
 
-    Rehearses every fourth size, from the smallest, until one is in time, and then bisects the sizes before it.
+    Rehearses every fourth size from the smallest until one is in time, and then bisects the sizes before it.
     """
     tried: dict[str, Measurement] = {}
     names = list(documents)
@@ -141,7 +141,7 @@ def first_in_time(documents: Mapping[str, Any], seed: int) -> Measurement:
 
 
 def largest_for(documents: Mapping[str, Any], usd_per_hour: float, seed: int) -> Measurement:
-    """Rehearses scenarios by size, from the smallest, as long as they cost no more than that; the last such one."""
+    """The largest scenario whose cost stays below a limit, rehearsed by size from the smallest."""
     last: Measurement = {"k": None}
     for k, contents in documents.items():
         found = measured(contents, seed)
@@ -152,7 +152,7 @@ def largest_for(documents: Mapping[str, Any], usd_per_hour: float, seed: int) ->
 
 
 class ScaledEstimate:
-    """Melange's profiles: the estimate for a bucket, by what a simulation says of the instance on the whole mix."""
+    """Melange's profiles: the estimate for a bucket, scaled by a simulation of the instance on the whole mix."""
 
     def __init__(self, market: Market) -> None:
         self.service = market.service
@@ -170,7 +170,7 @@ class ScaledEstimate:
 
 @cache
 def melange_profiles(market: Market) -> Sized:
-    """What instances serve of each bucket of sizes, at one request per second in all."""
+    """Rates of instances for each bucket of sizes, at one request per second in all."""
     spec = msgspec.convert({"builtin": market.workload, "arrivals": 5.0, "num_requests": 4000}, WorkloadSpec)
     rows = generate(spec, 0, BASE_DIR)
     buckets = filled_buckets(rows.prompt_tokens, rows.output_tokens, 1.0)

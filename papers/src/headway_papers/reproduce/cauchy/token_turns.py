@@ -10,10 +10,10 @@ from headway.policies.routing.combos import WeightedRoundRobin, tokens_left
 
 
 class TokenTurns(CauchyRouter):
-    """Turns between combos in proportion to the tokens that each has left.
+    """Turns between combos in proportion to their remaining tokens.
 
-    The paper calls the policy token-weighted round robin, and says that it prefers the combo with the highest remaining
-    token count at any time, which is what `between: tokens` does.
+    The paper calls the policy token-weighted round robin, but says that it prefers the combo with the highest remaining
+    token count at any time, as in `between: tokens`.
     """
 
     def __init__(self, **arguments: Any) -> None:

@@ -1,8 +1,8 @@
-"""Figure 11: how long a KV cache is on its way, by prompt length and number of streams.
+"""Figure 11: the transfer time of a KV cache, by prompt length and number of streams.
 
-What is measured is what prefill does not hide: from the end of the prompt's computation to the last byte. Two numbers
-are fitted, both at 2,048 tokens: the speed of one stream on 625 ms in bulk, and what each stream adds on 85 ms with
-eight. The rest is predicted.
+The measured time is the part that prefill does not hide: from the end of the prompt's computation to the last byte. Two
+numbers are fitted, both at 2,048 tokens: the speed of one stream to 625 ms in bulk, and the overhead of each stream to
+85 ms with eight streams. The rest is predicted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FITTED = 2048
 
 
 def tasks() -> dict[Key, SimulationTask]:
-    """Ten requests a second apart, for each length and degree; degree 0 is one bulk transfer. Nothing is random."""
+    """Ten requests, one second apart, for each length and degree; degree 0 is one bulk transfer. Nothing is random."""
     return {
         ("transfer", length, degree): SimulationTask(_scenario(length, degree), 0, measure)
         for length in (*LENGTHS, FITTED)
@@ -43,7 +43,7 @@ def _scenario(length: int, degree: int) -> dict[str, Any]:
 
 
 def measure(run: Run) -> dict[str, Any]:
-    """Seconds on the way, mean."""
+    """Mean transfer time in seconds."""
     assert run.summary.transfer_s is not None
     return {"transfer_s": run.summary.transfer_s.mean}
 

@@ -30,14 +30,15 @@ RARE = "headroom-tier0-rare"
 SEATS = tuple(claim.id for claim in CLAIMS if claim.id.startswith("seats-"))
 TICK = tuple(claim.id for claim in CLAIMS if claim.id.startswith("tick-"))
 SEEDS_OF_TICK = 5
-"""At most: each run takes ten times as long as with one queue in front of the fleet."""
+"""Most seeds of the tick experiment, because each run takes ten times as long as with one queue in front of the
+fleet."""
 OF_FULL_RUNS = frozenset((*SWEEP, *TICK, *(claim.id for claim in CLAIMS if claim.id.endswith("-at-once"))))
-"""Claims whose values vary with the seed or the length of a burst by as much as the rules allow."""
+"""Claims whose values vary with the seed or the length of a burst as much as the rules allow."""
 BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED, RARE, *SWEEP, *SEATS, *TICK))
 
 
 def run(runner: Runner) -> Findings:
-    """Run the requested parts. The best setting and the phases belong to no claim and need a full run."""
+    """Run the requested parts. The best setting and the phases belong to no claim, and need a full run."""
     seeds, quick = runner.seeds, runner.quick
     tasks: dict[tuple[Any, ...], Any] = {}
     if runner.wants(*PARITY):

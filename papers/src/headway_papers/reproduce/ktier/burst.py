@@ -1,4 +1,4 @@
-"""10,000 and 15,000 requests within seconds: tiers, Tables 2 to 4, Figures 5, 8 and 9 of K-tier Llumnix."""
+"""Bursts of 10,000 and 15,000 requests within seconds: tiers, Tables 2 to 4, Figures 5, 8 and 9 of K-tier Llumnix."""
 
 from __future__ import annotations
 
@@ -46,26 +46,27 @@ PARTS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     INFAAS_ALL_IN: (INFAAS, UNBOUNDED),
     FEW: (INFAAS, VLLM | {"max_num_seqs": PUBLIC_SEATS}),
 }
-"""Ablations: (policies, engine), four uniform tiers, 10,000 requests."""
+"""Ablations: (policies, engine) with four uniform tiers and 10,000 requests."""
 
 
 SEEDS_AT_ONCE = 2
-"""Each takes ten times as long to simulate as with one queue in front of the fleet."""
+"""Seeds for immediate placement, because each simulation takes ten times as long as with one queue in front of the
+fleet."""
 
 
 def _settings(reading: str) -> list[tuple[str, str, int]]:
-    """(mix, requests, K) of Tables 2 to 4 by this reading: placed at once, 15,000 requests with K=4 only."""
+    """(mix, requests, K) of Tables 2 to 4 for this reading. With immediate placement, 15,000 requests only with K=4."""
     settings = [(mix, scale, k) for mix in MIXES for scale in SCALES for k in TABLE_TIERS]
     return [each for each in settings if not reading or each[1:] in (("15k", 4), *(("10k", k) for k in TABLE_TIERS))]
 
 
 def tiers_swept(quick: bool) -> tuple[int, ...]:
-    """K, at 10,000 requests in uniform tiers."""
+    """Values of K, at 10,000 requests in uniform tiers."""
     return (1, 3, 4, 5, 10) if quick else tuple(range(1, 11))
 
 
 def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
-    """All runs of this part. One without tiers is the same whatever the mix."""
+    """All runs of this part. Runs without tiers are equal for all mixes."""
     settings = {("uniform", "10k", k) for k in tiers_swept(quick)}
     settings |= {(mix, scale, k) for mix in MIXES for scale in SCALES for k in TABLE_TIERS}
     tasks: dict[Key, SimulationTask] = {}
@@ -96,11 +97,11 @@ class BurstRuns(SeedResults):
         self.quick = quick
 
     def ktier(self, mix: str, scale: str, k: int, *path: str) -> list[Any]:
-        """By seed: the paper's system."""
+        """The paper's system, by seed."""
         return self.values(("ktier", "uniform" if k == 1 else mix, scale, k), *path)
 
     def speed_ups(self, mix: str, scale: str, k: int, metric: str, reading: str = "") -> list[float]:
-        """A column of Tables 2 to 4, a value a seed; `reading` is one of `READINGS`."""
+        """A column of Tables 2 to 4, by seed; `reading` is one of `READINGS`."""
         if metric == "cost":
             return [cost_improvement(value) for value in self.speed_ups(mix, scale, k, "e2e-p99", reading)]
         path = metric.split("-")
@@ -108,15 +109,15 @@ class BurstRuns(SeedResults):
         return ratios(self.values(("infaas", scale), *path), ktier)
 
     def tier(self, mix: str, k: int, tier: int, name: str, number: str) -> list[float]:
-        """One tier's latency, 10,000 requests, a value a seed."""
+        """The latency of one tier with 10,000 requests, by seed."""
         return self.ktier(mix, "10k", k, "tiers", str(tier), name, number)
 
     def all(self, mix: str, k: int, name: str, number: str) -> list[float]:
-        """The latency of all, 10,000 requests, a value a seed."""
+        """The latency of all requests with 10,000 requests, by seed."""
         return self.ktier(mix, "10k", k, name, number)
 
     def part(self, name: str) -> list[Any]:
-        """The runs of one of `PARTS`, of the baseline or of K-tier."""
+        """The runs of one of `PARTS`, the baseline or K-tier."""
         if name == BASELINE:
             return self.values(("infaas", "10k"))
         if name == KTIER:
@@ -161,7 +162,7 @@ class BurstRuns(SeedResults):
         }
 
     def _third_tiers(self) -> dict[str, Finding]:
-        """K=3 in seconds, by both readings."""
+        """K=3 in seconds, for both readings."""
         findings = {}
         for reading in READINGS:
             for tier in (0, 2):
@@ -181,7 +182,7 @@ class BurstRuns(SeedResults):
         return BurstRuns(self.results, self.seeds[:SEEDS_AT_ONCE], self.quick) if reading else self
 
     def _tables(self, reading: str) -> dict[str, Finding]:
-        """Tables 2 to 4 as a whole, the abstract's numbers, and the best K, by a reading."""
+        """Tables 2 to 4 as a whole, the abstract's numbers, and the best K, for one reading."""
         cells = [(*setting, metric) for setting in _settings(reading) for metric in LATENCIES]
         columns = {cell: self.speed_ups(*cell, reading=reading) for cell in cells}
         shares = [share_of_printed({c: v[i] for c, v in columns.items()}) for i in range(len(self.seeds))]
@@ -236,7 +237,7 @@ class BurstRuns(SeedResults):
         }
 
     def why_less(self, reading: str = "") -> str:
-        """Why the speed-ups of all requests together stay below the paper's."""
+        """Why the speed-ups over all requests stay below the paper's."""
         mixed, ktier = (
             fmean(run["prefill"]["mean"] for run in self.part(name))
             for name in ("INFaaS, mixed batches", AT_ONCE if reading else KTIER)
@@ -264,7 +265,7 @@ class BurstRuns(SeedResults):
         return figures
 
     def table(self, mix: str) -> PaperTable:
-        """Table 2, 3 or 4, the paper's numbers beside ours."""
+        """Table 2, 3 or 4, with the paper's numbers beside ours."""
         heads = ["requests wait", "requests", "K", *(text for words in METRICS.values() for text in (words, "paper"))]
         rows: list[Row] = []
         for reading in READINGS:
@@ -280,7 +281,7 @@ class BurstRuns(SeedResults):
         return PaperTable(TABLES[mix], f"Speed-up, {mix}", shows, heads, rows)
 
     def sweep(self) -> Figure:
-        """Beyond the paper's three: K from 1 to 10."""
+        """K from 1 to 10, beyond the paper's three values."""
         lines = {
             words: [(float(k), self.speed_ups("uniform", "10k", k, metric)) for k in tiers_swept(self.quick)]
             for metric, words in METRICS.items()
@@ -291,7 +292,7 @@ class BurstRuns(SeedResults):
         return Figure("Headway 1", "Speed-up over K, uniform, 10,000 requests", shows, chart)
 
     def parts(self) -> PaperTable:
-        """What each piece of the system does, and what seats do."""
+        """The effect of each part of the system, and of batch slots."""
         heads = [
             "system",
             "prefill mean (s)",

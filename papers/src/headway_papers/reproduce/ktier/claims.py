@@ -19,7 +19,7 @@ METRICS = {
     "e2e-mean": "E2E mean",
     "cost": "cost per latency",
 }
-"""Columns of Tables 2 to 4. Prefill is the time to the first token, waiting included."""
+"""Columns of Tables 2 to 4. Prefill is the time to the first token, including waiting."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PrintedRow:
     cost: float
 
     def value(self, metric: str) -> float:
-        """By a key of `METRICS`."""
+        """The value for a key of `METRICS`."""
         return float(getattr(self, metric.replace("-", "_")))
 
 
@@ -57,11 +57,11 @@ PRINTED = {
     ("enterprise", "15k", 4): PrintedRow(2.76, 5.04, 1.94, 1.95, 0.48),
     ("enterprise", "15k", 5): PrintedRow(2.61, 5.06, 1.97, 2.08, 0.49),
 }
-"""Tables 2, 3 and 4: (mix, requests, K)."""
+"""Tables 2, 3 and 4, by (mix, requests, K)."""
 
 
 def cost_improvement(e2e_p99_speed_up: float) -> float:
-    """What a request's P99 costs less: the fleet is the same, so `1 - 1 / speed-up`.
+    """Reduction of a request's cost by its P99: the fleet is the same, so it is `1 - 1 / speed-up`.
 
     The paper gives no definition. This one matches 17 of its 18 numbers to a percentage point; the exception is
     Gaussian, 15,000 requests, K = 5, with 41% where its P99 says 49% and its mean 40%.
@@ -70,27 +70,28 @@ def cost_improvement(e2e_p99_speed_up: float) -> float:
 
 
 LATENCIES = tuple(metric for metric in METRICS if metric != "cost")
-"""The cost is computed from E2E P99, and is no finding of its own."""
+"""Latencies. The cost is computed from E2E P99, and is not a separate finding."""
 READINGS = ("", "-at-once")
-"""Suffixes of claims: requests wait in front of the fleet, or each goes to a replica as it comes."""
+"""Suffixes of claims: requests wait in front of the fleet, or each goes to a replica on arrival."""
 HEADLINES = {"prefill-mean": ("gaussian", 8.33), "e2e-p99": ("uniform", 3.13)}
 """The abstract's numbers: the mix with the largest speed-up at 10,000 requests and K = 4."""
 
 
 def share_of_printed(speed_ups: Mapping[tuple[str, str, int, str], float]) -> float:
-    """Mean of log(speed-up) / log(printed speed-up) over (mix, requests, K, metric). 1 = the tables, 0 = no effect."""
+    """Mean of log(speed-up) / log(printed speed-up) over (mix, requests, K, metric). 1 equals the tables; 0 means no
+    effect."""
     return fmean(log(value) / log(PRINTED[key[:3]].value(key[3])) for key, value in speed_ups.items())
 
 
 def printed_fall() -> float:
-    """Geometric mean, over 36 cells, of a speed-up with 15,000 requests over the same with 10,000."""
+    """Geometric mean over 36 cells of the ratio of speed-ups with 15,000 and with 10,000 requests."""
     cells = [(mix, k, metric) for mix in MIXES for k in TABLE_TIERS for metric in LATENCIES]
     falls = [PRINTED[m, "15k", k].value(c) / PRINTED[m, "10k", k].value(c) for m, k, c in cells]
     return exp(fmean(map(log, falls)))
 
 
 def table_claims() -> Iterator[Claim]:
-    """Tables 2 to 4 as one finding a reading, with the abstract's two numbers, and the best K."""
+    """Tables 2 to 4 as one finding per reading, with the abstract's two numbers and the best K."""
     for suffix in READINGS:
         how = ", each request placed at once" if suffix else ""
         yield Claim(
@@ -122,4 +123,4 @@ CLAIMS = (
     *_GROUPS["trade-offs"],
     *_GROUPS["sustained-load"],
 )
-"""Of sections 5.1, 5.2, 5.3 (Tables 2 to 4, their best K, and what such numbers would need), 6.2 and 6.5."""
+"""Claims of sections 5.1, 5.2, 5.3 (Tables 2 to 4, their best K, and the conditions for such numbers), 6.2 and 6.5."""

@@ -1,4 +1,4 @@
-"""1,000 requests at 10/s: the cost of the machinery where nothing is scarce. Figures 6 and 7."""
+"""1,000 requests at 10/s: the cost of the mechanisms when nothing is scarce. Figures 6 and 7."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway_papers.reproduce.results import Key, SeedResults, increases
 from headway_papers.reproduce.tasks import SimulationTask
 
 BASELINES: dict[str, Mapping[str, Any]] = {"vLLM": VLLM, "Orca": ORCA, "Sarathi": SARATHI}
-"""With round robin; tiers are nothing to them."""
+"""Baselines with round robin, which ignore tiers."""
 TIERS = tuple(range(1, 11))
 NUM_REQUESTS = 1000
 RATE = 10.0
@@ -37,7 +37,7 @@ class ParityRuns(SeedResults):
     """The findings at low load."""
 
     def latencies(self, system: str | int, name: str, number: str) -> list[float]:
-        """By seed: a latency of a baseline, or of Llumlet with this number of tiers."""
+        """A latency of a baseline, or of Llumlet with this number of tiers, by seed."""
         return self.values(("parity", system), name, number)
 
     def outcomes(self) -> dict[str, Finding]:
@@ -73,7 +73,7 @@ class ParityRuns(SeedResults):
         }
 
     def figures(self) -> list[Figure]:
-        """Figures 6 and 7: E2E percentiles by the number of tiers, beside the baselines."""
+        """Figures 6 and 7: E2E percentiles by the number of tiers, compared with the baselines."""
         figures = []
         for number in ("p50", "p90", "p99"):
             lines = {name: [(float(k), self.latencies(name, "e2e", number)) for k in TIERS] for name in BASELINES}

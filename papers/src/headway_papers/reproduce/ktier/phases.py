@@ -18,7 +18,7 @@ ORDERINGS: dict[str, Any] = {
     "phases alone (pascal)": "pascal",
 }
 RATE = 16.0
-"""Requests/s: the seats are taken, and somebody waits at any time."""
+"""Requests/s, so that all batch slots are in use and requests always wait."""
 NUM_REQUESTS = 800
 
 
@@ -33,7 +33,7 @@ def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
 
 
 def scenario(ordering: Any, num_requests: int) -> dict[str, Any]:
-    """AlpacaEval's thoughts and answers in two tiers, on four replicas with few seats."""
+    """AlpacaEval's reasoning and answers in two tiers, on four replicas with few batch slots."""
     tiers = {"num_tiers": 2}
     return {
         "workload": {

@@ -1,9 +1,9 @@
 """The fleets of K-tier Llumnix as scenarios, and the measurements of a run.
 
 One fleet serves all systems (section 4.4): four replicas, with the catalog's memory, sequences and step times. The
-paper names neither model nor GPU nor the number of sequences: Llama-2-7B on one A100 each is Vidur's default, and 256
-sequences are the catalog's, with which the paper's only absolute latencies come out (K=1 takes 10 to 12 s). The
-authors' public scripts have 64. The paper's schedulers differ in how a replica forms its batches and in their policies.
+paper gives neither model nor GPU nor the number of sequences. Llama-2-7B on one A100 each is Vidur's default. The
+catalog's 256 sequences reproduce the paper's only absolute latencies (K=1 takes 10 to 12 s). The authors' public
+scripts use 64. The paper's schedulers differ in how a replica forms its batches and in their policies.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from headway.metrics.tokens import inter_token_gaps
 from headway.report.run import Run
 
 SEATS = 256
-"""Sequences that a replica runs at once: the catalog's."""
+"""Sequences that a replica runs at once, from the catalog."""
 FRACTIONS = tuple(np.round(np.linspace(0.0, 1.0, 41), 3).tolist())
-"""Of the quantiles that are kept for charts."""
+"""Fractions of the quantiles that are stored for charts."""
 
 VLLM = {"batching": "prefill-first", "watermark": 0.01}
 ORCA = {"batching": "prefill-first"}
-"""As the catalog has Orca: whole prompts, at once, in iterations of their own."""
+"""Orca's batching in the catalog: whole prompts in separate iterations, started at once."""
 SARATHI = {"batching": "chunked", "max_num_batched_tokens": 512, "watermark": 0.01}
 LLUMLET = {"batching": "whole-prompt"}
 """The paper's Llumlet packs prompts and decodes into one batch."""
 ALL_SEATS = LLUMLET | {"max_num_seqs": 8192}
-"""Seats for everybody, and the KV cache of the GPU."""
+"""Batch slots for all requests, with the GPU's KV cache."""
 UNBOUNDED = ALL_SEATS | {"kv_dtype_bytes": 0.25}
-"""Seats and KV cache for everybody: an eighth of the bytes for each token."""
+"""Batch slots and KV cache for all requests: an eighth of the bytes per token."""
 
 
 def ktier_policies(num_tiers: int, seats: int = SEATS, **arguments: Any) -> dict[str, Any]:
-    """The paper's system: urgent ones first, to the freest replica, with migration (sections 3.3 to 3.5).
+    """The paper's system: urgent requests first, to the freest replica, with migration (sections 3.3 to 3.5).
 
-    Requests wait in front of the fleet, in one queue by tier and arrival (section 3.4), until a replica has a seat.
+    Requests wait in front of the fleet, in one queue by tier and arrival (section 3.4), until a replica has a batch
+    slot.
     """
     headroom = {"num_tiers": num_tiers, **arguments}
     return {
@@ -51,16 +52,16 @@ def ktier_policies(num_tiers: int, seats: int = SEATS, **arguments: Any) -> dict
 
 
 def at_once(num_tiers: int, interval_s: float = 0.05) -> dict[str, Any]:
-    """The same, but every request goes to a replica as it comes, and waits there: section 3.4 read literally.
+    """The same, but every request goes to a replica on arrival and waits there: section 3.4 read literally.
 
-    `interval_s`: between two migrations.
+    `interval_s`: time between two migrations.
     """
     policies = ktier_policies(num_tiers) | {"ordering_at": "replica", "window": None}
     return policies | {"migration": policies["migration"] | {"interval_s": interval_s}}
 
 
 def queue_only(num_tiers: int) -> dict[str, Any]:
-    """The queue by tiers alone: to the least loaded replica, no headroom, no migration."""
+    """Only the queue by tiers: requests go to the least loaded replica, without headroom and migration."""
     policies = ktier_policies(num_tiers) | {"routing": "least-loaded"}
     del policies["migration"]
     return policies
@@ -104,7 +105,7 @@ def scenario(
 
 
 def measure(run: Run) -> dict[str, Any]:
-    """Latencies over all requests and by tier; prefill is the time to the first token, decode the rest."""
+    """Latencies over all requests and by tier. Prefill is the time to the first token, decode the rest."""
     chosen = sample(run.records, 0.0, None)
     tier: Ints = run.records.workload["tier"][chosen.id].astype(np.int64)
     latencies = {"prefill": chosen.ttft_s, "e2e": chosen.e2e_s, "decode": chosen.e2e_s - chosen.ttft_s}
@@ -123,7 +124,7 @@ def measure(run: Run) -> dict[str, Any]:
 
 
 def measure_curves(run: Run) -> dict[str, Any]:
-    """As `measure`, with the distributions by tier that Figures 5, 8 and 9 show."""
+    """Like `measure`, with the distributions by tier for Figures 5, 8 and 9."""
     measured = measure(run)
     chosen = sample(run.records, 0.0, None)
     tiers: Ints = run.records.workload["tier"].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Seats and memory that nobody counts, as in the authors' public Llumlet."""
+"""Unlimited batch slots and memory, as in the authors' public Llumlet."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from headway_papers.reproduce.results import Key, SeedResults, ratios
 from headway_papers.reproduce.tasks import SimulationTask
 
 SEATED_TIERS = (1, 3)
-"""K of further runs with seats and memory for all."""
+"""Values of K for further runs with unlimited batch slots and memory."""
 
 
 def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
-    """Runs with seats for all: the parts of Headway 2, and K-tier with one and three tiers."""
+    """Runs with unlimited batch slots: the parts of Headway 2, and K-tier with one and three tiers."""
     tasks: dict[Key, SimulationTask] = {}
     for seed in seeds:
         for name in (FEW, ALL_SEATED, ALL_IN, INFAAS_ALL_IN):
@@ -31,7 +31,7 @@ def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
 
 
 class SeatRuns(SeedResults):
-    """The findings of seats for all."""
+    """The findings with unlimited batch slots."""
 
     def outcomes(self) -> dict[str, Finding]:
         few = f"Against {PUBLIC_SEATS} seats: the batches that decode are larger, so that each token takes longer."

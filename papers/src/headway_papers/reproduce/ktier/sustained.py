@@ -21,9 +21,9 @@ from headway_papers.reproduce.tasks import Call, SimulationTask
 
 HEADROOM = ("K-tier without headroom", "K-tier")
 KV_TOKENS = 16_384
-"""KV cache of a replica: small, so that headroom is about something scarce."""
+"""KV cache of a replica: small, so that headroom concerns a scarce resource."""
 RATES = (240.0, 280.0, 300.0)
-"""Requests/s. The fleet keeps up with about 275."""
+"""Requests/s. The fleet sustains about 275."""
 FULL = 280.0
 NUM_REQUESTS = 12_000
 SYSTEMS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
@@ -33,14 +33,14 @@ SYSTEMS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "K-tier": (ktier_policies(4), LLUMLET),
 }
 RARE_SHARES = (0.01, 0.385, 0.385, 0.22)
-"""By tier: as `enterprise`, with a hundredth in tier 0."""
+"""Shares by tier: as `enterprise`, with a hundredth in tier 0."""
 CLASSES = 10
-"""Of customers, all alike but for the TTFT that they were promised: 0.25 s, 0.5 s, 1 s, ... 128 s."""
+"""Classes of customers, equal except for their promised TTFT: 0.25 s, 0.5 s, 1 s, ... 128 s."""
 CLASS_RATE = 600.0
 CHOICES = (1, 2, 3, 4, 5, 6, 8, 10)
 DECAYS = (0.5, 2.0)
 TOLERANCE = 0.01
-"""Attainment that does not matter."""
+"""Negligible difference of attainment."""
 
 
 def load_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
@@ -76,7 +76,7 @@ def rare_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
 
 
 def setting_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, Call]:
-    """All runs for the best K and decay."""
+    """All runs that search the best K and decay."""
     num = 1000 if quick else 4000
     return {
         ("setting", k, decay, seed): Call(attainment, {"k": k, "decay": decay, "seed": seed, "num_requests": num})
@@ -87,7 +87,7 @@ def setting_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, Call]:
 
 
 def attainment(k: int, decay: float, seed: int, num_requests: int) -> dict[str, Any]:
-    """Share of all requests that meet their class's SLO where K tiers serve ten classes, neighbours together."""
+    """Share of all requests that meet their class's SLO, if K tiers serve ten classes with neighbours together."""
     document = runs.scenario(ktier_policies(k), LLUMLET, num_requests, rate=CLASS_RATE, kv_capacity_tokens=KV_TOKENS)
     document["workload"]["tiers"] = [{"tier": c, "ttft_s": 0.25 * 2**c} for c in range(CLASSES)]
     with TemporaryDirectory() as folder:
@@ -100,7 +100,7 @@ class SustainedRuns(SeedResults):
     """The findings under sustained load."""
 
     def tier(self, name: str, rate: float, tier: int, number: str) -> list[float]:
-        """TTFT of a tier, a value a seed."""
+        """TTFT of a tier, by seed."""
         return self.values(("load", name, rate), "tiers", str(tier), "prefill", number)
 
     def outcomes(self) -> dict[str, Finding]:
@@ -117,7 +117,7 @@ class SustainedRuns(SeedResults):
         }
 
     def rare(self) -> Finding:
-        """Headroom where most replicas have no request of tier 0."""
+        """The effect of headroom if most replicas have no request of tier 0."""
         without, ktier = (self.values(("rare", name), "tiers", "0", "prefill", "p99") for name in HEADROOM)
         means = [f"{name} {fmean(v) * 1e3:.0f} ms" for name, v in zip(HEADROOM, (without, ktier), strict=True)]
         return Finding(reductions(ktier, without), f"{', '.join(means)}.")
@@ -134,7 +134,7 @@ class SustainedRuns(SeedResults):
 
 
 class SettingRuns:
-    """The best K and decay, and how sure that is."""
+    """The best K and decay, and their certainty."""
 
     def __init__(self, results: Results, seeds: Sequence[int]) -> None:
         self.plan = search.plan(

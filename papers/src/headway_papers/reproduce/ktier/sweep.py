@@ -1,4 +1,4 @@
-"""A sweep of the load, with rates relative to the measured capacities of INFaaS and vLLM and of Llumlet's batches."""
+"""A sweep of the load, with rates relative to the measured capacities of INFaaS with vLLM and of Llumlet's batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SYSTEMS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     KTIER: (ktier_policies(4), LLUMLET),
 }
 FACTORS = (0.8, 0.9, 1.0, 1.25, 1.6)
-"""Of the rate between the two capacities."""
+"""Factors on the rate between the two capacities."""
 SEARCH_SEED = 1_000_000
 """A seed that no claim uses."""
 
@@ -59,7 +59,7 @@ class SweepRuns(SeedResults):
         self.rate = rate
 
     def means(self, name: str, factor: float, what: str) -> list[float]:
-        """Mean latency, a value a seed."""
+        """Mean latency by seed."""
         return self.values(("sweep", name, factor), what, "mean")
 
     def outcomes(self) -> dict[str, Finding]:

@@ -1,7 +1,7 @@
-"""How often migration looks for pairs, where each request is placed at once.
+"""The interval of migration, with immediate placement of each request.
 
-The paper names no interval. Llumnix's own is 50 ms, and at 1,250 requests/s some sixty requests come in between: those
-that wait at a full replica stay there although another has a seat.
+The paper gives no interval. Llumnix's own is 50 ms, in which about sixty requests arrive at 1,250 requests/s. Requests
+that wait at a full replica meanwhile stay there, although another replica has a free batch slot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TIERS = 4
 
 
 def tasks(seeds: Sequence[int]) -> dict[Key, SimulationTask]:
-    """The baseline, and K-tier with each interval; uniform, half of the fleet, the requests and the rate."""
+    """The baseline, and K-tier with each interval: uniform tiers, half of the fleet, the requests and the rate."""
     tasks: dict[Key, SimulationTask] = {}
     baseline = scenario(INFAAS, VLLM, SCALES["10k"], quick=True)
     by_tick = {
@@ -35,7 +35,7 @@ def tasks(seeds: Sequence[int]) -> dict[Key, SimulationTask]:
 
 
 class TickRuns(SeedResults):
-    """The findings of the interval."""
+    """The findings on the interval."""
 
     def outcomes(self) -> dict[str, Finding]:
         findings = {}

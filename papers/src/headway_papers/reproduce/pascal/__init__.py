@@ -23,10 +23,10 @@ CLAIMS = tuple(claim for group in _GROUPS.values() for claim in group)
 OF_FULL_RUNS = frozenset(
     claim.id for claim in CLAIMS if re.search(r"-(tail-rr|worse|slo-high)|-pair$|-by-pace$|^trace-", claim.id)
 )
-"""Claims that half of the requests do not decide as all do: on the bin in which the other seeds gain or lose most, as
-two other seeds choose another bin than nine; on what is late at high rates, where memory is short for longer in a whole
-run; at the rate for the paper's pair of violations, which takes a search; with other schedulers' pacers; and on
-production requests, of which each seed has another part of the day."""
+"""Claims whose verdict may differ with half of the requests: claims on the bin in which the other seeds gain or lose
+most, because two other seeds choose another bin than nine; on lateness at high rates, where memory is short for longer
+in a whole run; at the rate for the paper's pair of violations, which needs a search; with other schedulers' pacers; and
+on production requests, where each seed has another part of the day."""
 
 __all__ = ["ABSTRACT", "CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
@@ -58,6 +58,6 @@ def run(runner: Runner) -> Findings:
 
 
 def _number(exhibit: Exhibit) -> tuple[int, str]:
-    """The paper's order; what goes beyond it comes last."""
+    """The position in the paper's order; additions come last."""
     match = re.match(r"Figure (\d+)(.*)", exhibit.label)
     return (int(match[1]), match[2]) if match else (99, "")

@@ -18,12 +18,12 @@ from headway_papers.reproduce.tasks import Call, Measurement, SimulationTask
 ALPACA, ARENA, HEAVY, TRACE = "alpaca", "arena", "heavy", "trace"
 NAMES = {ALPACA: "alpaca-eval", ARENA: "arena-hard", HEAVY: "arena-hard-reasoning-heavy"}
 NUM_REQUESTS = {ALPACA: 3000, ARENA: 2000, HEAVY: 2000, TRACE: 2500}
-"""So many that arrivals go on for several times as long as a request takes: some minutes."""
+"""Numbers of requests, so that arrivals last several times a request's duration: some minutes."""
 REPLICAS = 8
 FILE = "servegen_reasoning_requests.csv.gz"
-"""Of --data: ServeGen's requests to a production DeepSeek-R1, a day of them."""
+"""A file of --data: a day of ServeGen's requests to a production DeepSeek-R1."""
 MEASURED = "vllm015_serving_train.csv"
-"""Of --data: twelve serving experiments on H100."""
+"""A file of --data: twelve serving experiments on H100."""
 ERRORS = ("e2e_mean", "ttft_mean", "tpot_mean")
 LEVELS = ("low", "medium", "high")
 PAIR = "pair"
@@ -32,7 +32,7 @@ PAIR = "pair"
 
 @dataclass
 class Bench:
-    """A runner, with the runs made so far."""
+    """A runner with the runs made so far."""
 
     runner: Runner
     _rates: dict[str, list[dict[str, float]]] = field(default_factory=dict)
@@ -44,24 +44,24 @@ class Bench:
 
     @property
     def trace(self) -> str | None:
-        """The file of production requests, if it is there."""
+        """The file of production requests, if it exists."""
         path = self.runner.file(FILE)
         return None if path is None else str(path)
 
     def simulator_errors(self) -> list[Measurement] | None:
-        """By seed: mean absolute errors of replayed experiments; None without the file of measurements."""
+        """Mean absolute errors of replayed experiments, by seed; None without the file of measurements."""
         path = self.runner.file(MEASURED)
         if path is None:
             return None
         return self.runner.repeat("simulator", replay_errors, {"path": str(path)})
 
     def _size(self, key: str) -> tuple[str, int, int]:
-        """Name or file, number of requests, replicas; with --quick, half of the latter two."""
+        """Name or file, number of requests, replicas; with --quick, half of the last two."""
         part = 2 if self.runner.quick else 1
         return NAMES.get(key) or self.trace or "", NUM_REQUESTS[key] // part, REPLICAS // part
 
     def rates(self, key: str) -> list[dict[str, float]]:
-        """By seed: each level's rate. A trace has one for each slice of it, as its hours differ."""
+        """Each level's rate, by seed. A trace has one for each of its slices, because its hours differ."""
         if key not in self._rates:
             name, num_requests, replicas = self._size(key)
             wanted = list(LEVELS if key in (ALPACA, ARENA) else LEVELS[-1:])
@@ -73,7 +73,7 @@ class Bench:
         return self._rates[key]
 
     def add_pair(self, key: str) -> Measurement:
-        """Adds the level `PAIR` to the rates; returns all rates that were tried, with their violations."""
+        """Add the level `PAIR` to the rates. Returns all tried rates with their violations."""
         name, num_requests, replicas = self._size(key)
         arguments = {"name": name, "num_requests": num_requests, "replicas": replicas, "high": self.rate(key, "high")}
         call = Call(load.pair, {**arguments, "seeds": list(load.SEEDS)})
@@ -85,7 +85,7 @@ class Bench:
         return fmean(rates[level] for rates in self.rates(key))
 
     def runs(self, key: str, level: str, *systems: str, most: int | None = None) -> list[list[Measurement]]:
-        """For each system, a measurement by seed, of at most `most` seeds."""
+        """For each system: measurements by seed, of at most `most` seeds."""
         seeds = self.seeds[:most]
         tasks = {
             (key, level, system, seed): SimulationTask(self._document(key, rates[level], system, seed), seed, measure)
@@ -101,7 +101,7 @@ class Bench:
         return served(load.workload(name, rate, num_requests, seed), system, replicas=replicas)
 
     def phase(self, name: str, *systems: str) -> tuple[float, list[Measurement], dict[str, list[Measurement]]]:
-        """Of section III: the rate, the oracle's runs, and those of each system with half of the GPU's KV cache."""
+        """For section III: the rate, the oracle's runs, and each system's runs with half of the GPU's KV cache."""
         rate = self.runner.run({(name, "rate"): Call(load.unpressed, {"name": name, "num_requests": 300})})
         per_s = rate[name, "rate"]["rate"]
 
@@ -123,7 +123,7 @@ class Bench:
 def replay_errors(path: str, seed: int) -> Measurement:
     """The simulator's mean absolute errors on measured serving, as shares (V-A): of all, and E2E of dense models alone.
 
-    Experiments whose measurement contradicts itself are left out. Raises HeadwayError for a file with a bad row.
+    Contradictory experiments are left out. Raises HeadwayError for a file with a bad row.
     """
     experiments = [one for one in read(Path(path))[0] if one.contradiction is None]
     compared = [compare(one, replay(one, [seed]), calibrated=True) for one in experiments]

@@ -1,4 +1,4 @@
-"""PASCAL's figures, and figures beyond the paper."""
+"""PASCAL's figures, and additional figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ THREE = (FCFS, RR, PASCAL)
 PARTS = ("executed", "blocked", "preempted")
 PROBLEMS = {"MATH-500": "math-500", "GPQA": "gpqa", "LiveCodeBench": "live-code-bench"}
 SKETCHED = 3
-"""Seeds of what only a figure or a table shows."""
+"""Seeds for figures and tables without claims."""
 
 
 def phases(bench: Bench) -> Exhibits:
@@ -70,7 +70,7 @@ def simulator(bench: Bench) -> Exhibits:
 
 
 def _by_length(runs: Seeds, part: int) -> list[tuple[float, list[float]]]:
-    """One of the numbers that are kept of each length."""
+    """One of the stored numbers for each length."""
     return [(row[0], [run["lengths"][i][part] for run in runs]) for i, row in enumerate(runs[0]["lengths"])]
 
 
@@ -88,7 +88,7 @@ def _stacked(systems: Mapping[str, Seeds], free: Seeds) -> Chart:
 
 
 def chat(bench: Bench, key: str) -> Exhibits:
-    """Fig. 8 to 12, of one dataset."""
+    """Figures 8 to 12 of one dataset."""
     name = TITLES[key]
     by_level = {level: dict(zip(THREE, bench.runs(key, level, *THREE), strict=True)) for level in LEVELS}
     high, rates = by_level["high"], {level: bench.rate(key, level) for level in LEVELS}
@@ -115,7 +115,7 @@ def chat(bench: Bench, key: str) -> Exhibits:
 
 
 def migration(bench: Bench) -> Exhibits:
-    """Figures 13 and 15: without migration, and where all answers migrate."""
+    """Figures 13 and 15: without migration, and with migration of all answers."""
     pascal, pinned, moved = bench.runs(ALPACA, "high", PASCAL, NO_MIGRATION, NON_ADAPTIVE)
     two, other = {PASCAL: pascal, NO_MIGRATION: pinned}, {PASCAL: pascal, NON_ADAPTIVE: moved}
     blocked = {name: [_values(runs, "blocking_p99_s")] for name, runs in two.items()}
@@ -237,7 +237,7 @@ def _distributions(systems: Mapping[str, Seeds]) -> Chart:
 
 
 def _scatter(systems: Mapping[str, Seeds]) -> Chart:
-    """A chart of TTFT over the length of the reasoning: the requests of the first seed."""
+    """TTFT over the length of the reasoning: the requests of the first seed."""
     points = {name: [(x, [y]) for x, y in runs[0]["points"]] for name, runs in systems.items()}
     chart = charts.curves(points, "reasoning tokens", "TTFT (s)")
     for each in chart["data"]:

@@ -1,12 +1,12 @@
-"""How hard to press: arrival rates found by simulation, with seeds that no claim uses.
+"""Arrival rates by pressure, found by simulation with seeds that no claim uses.
 
 The paper calls its rates low, medium and high, without numbers. Here the *pressure* at a rate is the share of the
-replicas' time, over the second half of the arrivals (the first fills the fleet), in which somebody waits for memory or
-a seat under FCFS. It is 0 while all KV caches fit. Low, medium and high are the rates at which it is 5%, 25% and 50%:
-memory is short now and then, often, and half of the time, at the end of a run that is served in full. For section III,
-which needs an oracle that memory never limits, the rate is the highest at which the oracle fills 80% of one GPU's KV
-cache at its peak. The paper prints one pair of numbers that says how hard it presses: 0.69% of answering SLOs missed,
-and 7.45% where every answer migrates. `pair` is the rate that comes nearest to both.
+replicas' time, over the second half of the arrivals (the first fills the fleet), in which a request waits for memory or
+a batch slot under FCFS. The pressure is 0 while all KV caches fit. Low, medium and high are the rates at which it is
+5%, 25% and 50%: memory is short occasionally, often, and half of the time, at the end of a run that is served
+completely. For section III, which needs an oracle that memory never limits, the rate is the highest at which the oracle
+fills 80% of one GPU's KV cache at its peak. The paper prints one pair of numbers that shows its pressure: 0.69% of
+answering SLOs missed, and 7.45% if every answer migrates. `pair` is the rate nearest to both.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ FILLED = 0.8
 PAIR = {PASCAL: 0.0069, NON_ADAPTIVE: 0.0745}
 """V-D: violations at the paper's rate."""
 PAIR_FACTORS = (0.92, 0.94, 0.96, 0.98, 1.0, 1.02)
-"""Of the high rate: those among which `pair` chooses."""
+"""Factors on the high rate from which `pair` chooses."""
 SEEDS = tuple(range(1_000_000, 1_000_003))
 HALVINGS = 4
-"""Of a range of rates from 1 to 2 times: what is found lies within 4.4%."""
+"""Bisections of a range of rates from 1 to 2 times: the result is exact to 4.4%."""
 MOST = 1024.0
-"""Requests per second: no search goes further."""
+"""Requests per second: the upper limit of searches."""
 
 
 def workload(name: str, rate: float, num_requests: int, seed: int) -> Document:
-    """A built-in workload, or requests of a trace (a path), each seed's from another two hours of it."""
+    """A built-in workload, or requests of a trace (a path), with a different pair of hours for each seed."""
     document: Document = {"num_requests": num_requests, "arrivals": rate}
     if Path(name).suffix:
         search = seed >= SEEDS[0]
@@ -47,13 +47,13 @@ def workload(name: str, rate: float, num_requests: int, seed: int) -> Document:
 
 
 def levels(name: str, num_requests: int, replicas: int, wanted: list[str], seeds: list[int]) -> Measurement:
-    """The rate of each level that is wanted."""
+    """The rate of each wanted level."""
     pressed = cache(partial(_pressed, name, num_requests, replicas, tuple(seeds)))
     return {level: _highest(lambda rate, most=SHARES[level]: pressed(rate) <= most) for level in wanted}  # type: ignore[misc]
 
 
 def pair(name: str, num_requests: int, replicas: int, high: float, seeds: list[int]) -> Measurement:
-    """The rate at which violations are nearest to the paper's pair, by the ratios of both; and all that were tried."""
+    """The rate whose violations are nearest to the paper's pair, by the ratios of both; and all tried rates."""
     tried = {}
     for factor in PAIR_FACTORS:
         rate = float(f"{high * factor:.4g}")
@@ -77,7 +77,7 @@ def pair(name: str, num_requests: int, replicas: int, high: float, seeds: list[i
 
 
 def violations(run: Run) -> Measurement:
-    """The share of answering SLOs that are missed, by the pace."""
+    """The share of missed answering SLOs, by the pace."""
     by_pace = phases(run.records, run.records.requests, TPOT_ONLY)
     return {"violations": by_pace.violations if by_pace else 0.0}
 
@@ -88,7 +88,8 @@ def unpressed(name: str, num_requests: int) -> Measurement:
 
 
 def _highest(holds: Callable[[float], bool]) -> float:
-    """The highest rate for which it holds, by doubling and bisection; it holds for low ones. `MOST` if for all."""
+    """The highest rate for which `holds`, by doubling and bisection, assuming that it holds for low rates. `MOST` if it
+    holds for all."""
     low = 0.5
     while holds(2 * low):
         low *= 2
@@ -113,7 +114,7 @@ def _pressed(name: str, num_requests: int, replicas: int, seeds: tuple[int, ...]
 
 
 def pressure(run: Run) -> Measurement:
-    """The share of the replicas' time in which somebody waits, over the second half of the run."""
+    """The share of the replicas' time in which a request waits, over the second half of the run."""
     table = run.records.stretches
     to_s = run.records.end_s
     from_s = to_s / 2

@@ -61,7 +61,7 @@ def phases(bench: Bench) -> Outcomes:
 
 
 def simulator(bench: Bench) -> Outcomes:
-    """The findings of section V-A, where measured runs are simulated."""
+    """The findings of section V-A, which simulates measured runs."""
     ids = {
         "simulator-e2e": "e2e_mean",
         "simulator-ttft": "ttft_mean",
@@ -81,7 +81,7 @@ def simulator(bench: Bench) -> Outcomes:
 
 
 def chat(bench: Bench, key: str) -> Outcomes:
-    """V-B and V-C, of one dataset."""
+    """V-B and V-C for one dataset."""
     fcfs, rr, pascal = bench.runs(key, "high", FCFS, RR, PASCAL)
     from_fcfs, from_rr = Tails(fcfs, pascal), Tails(rr, pascal)
     load_text = f"{bench.rate(key, 'high'):.3g} requests/s."
@@ -166,7 +166,7 @@ def pair(bench: Bench) -> Outcomes:
 
 
 def migration(bench: Bench) -> Outcomes:
-    """V-D: without migration, and with one that never stays."""
+    """V-D: without migration, and with migration of all answers."""
     pascal, pinned, moved = bench.runs(ALPACA, "high", PASCAL, NO_MIGRATION, NON_ADAPTIVE)
     worse = [fmean(-each.cut for each in bins.values()) for bins in Tails(pascal, pinned).seeds]
     missed = f"{_mean(pinned, 'violations'):.2%} without, {_mean(pascal, 'violations'):.2%} with migration."
@@ -196,7 +196,7 @@ def migration(bench: Bench) -> Outcomes:
 
 
 def by_pace(bench: Bench) -> Outcomes:
-    """V-D where the schedulers' pacer has no target for an answer's first token."""
+    """V-D with a scheduler's pacer that has no target for an answer's first token."""
     fcfs, rr, pascal = bench.runs(ALPACA, "high", FCFS, RR, BY_PACE)
     missed = [_values(runs, "violations") for runs in (fcfs, rr, pascal)]
     shares = ", ".join(f"{fmean(each):.2%} with {name}" for each, name in zip(missed, (FCFS, RR, PASCAL), strict=True))
@@ -213,7 +213,7 @@ def by_pace(bench: Bench) -> Outcomes:
 
 
 def _blocking_at_lower_rates(bench: Bench) -> str:
-    """Whether it is the rate that blocks answers."""
+    """Whether the rate is what blocks answers."""
     texts = []
     for level in ("medium", "low"):
         (pascal,) = bench.runs(ALPACA, level, PASCAL)
@@ -241,12 +241,12 @@ def heavy(bench: Bench) -> Outcomes:
 
 
 def _by_chance(tails: Tails) -> str:
-    """What a seed's own best bin would show, beside one that the other seeds choose."""
+    """The result with a seed's own best bin, compared with a bin that the other seeds choose."""
     return f"In the bin in which a seed itself gains most, its tail falls by {fmean(tails.most_of_own()):.1%}."
 
 
 def oracle(bench: Bench, key: str, name: str) -> Outcomes:
-    """What is left on the table."""
+    """The remaining gap to the oracle."""
     fcfs, pascal, soonest = bench.runs(key, "high", FCFS, PASCAL, SOONEST)
     ttft_s = [_values(runs, "ttft_mean_s") for runs in (fcfs, pascal, soonest)]
     values = [(a - p) / (a - o) if a > o else None for a, p, o in zip(*ttft_s, strict=True)]
@@ -256,7 +256,7 @@ def oracle(bench: Bench, key: str, name: str) -> Outcomes:
 
 
 def trace(bench: Bench, ids: Sequence[str]) -> Outcomes:
-    """The claims on production requests; no values without --data."""
+    """The claims on production requests; without values if there is no --data."""
     if bench.trace is None:
         why = "No trace was given: --data names the folder that has it."
         return {each: Finding([None] * len(bench.seeds), why) for each in ids}
@@ -289,7 +289,7 @@ def _listed(runs: Seeds, name: str) -> str:
 
 
 def _changes(before: Seeds, after: Seeds, name: str) -> list[Value]:
-    """The share by which a value grows."""
+    """The relative increase of a value."""
     return [*increases(_values(after, name), _values(before, name))]
 
 
@@ -308,5 +308,5 @@ def _part(runs: Seeds, length: int, part: int) -> float:
 
 
 def _ratios(runs: Seeds, free: Seeds, length: int) -> list[float]:
-    """Latency over latency, by seed."""
+    """Ratios of latencies, by seed."""
     return [_at(a, length)[1] / _at(b, length)[1] for a, b in zip(runs, free, strict=True)]

@@ -1,10 +1,10 @@
-"""What PASCAL's sections III and V run: workloads, fleets, policies, and what is kept of a run.
+"""The runs of PASCAL's sections III and V: workloads, fleets, policies, and measurements.
 
 The engine is vLLM's V0 scheduler, as in the paper's vLLM 0.6.1: prefills before decodes, at most 256 sequences, 1% of
 the KV blocks left free at admission. Unlike vLLM's default, preempted requests are swapped to host memory and not
-computed anew: the paper's FCFS and RR both offload (II-C), and its server has 256 GB (III-A). Prefills are whole: vLLM
-0.6.1 chunks them only for contexts beyond 32K, and the model's own, 128K, is more than the GPU's KV cache holds, so
-that whoever serves it there has to say less.
+recomputed: the paper's FCFS and RR both offload (II-C), and its server has 256 GB (III-A). Prefills are whole: vLLM
+0.6.1 chunks them only for contexts beyond 32K. The model's own context, 128K, exceeds the GPU's KV cache, so the engine
+must be configured with a smaller one.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ POLICIES: Mapping[str, Mapping[str, Any]] = {
 }
 """Both baselines place by the smallest footprint and never migrate (V-A), and so do the oracles.
 
-Two things can be read in two ways. Turns: the paper's round-robin lowers a request's priority with each quantum that
-it uses up, so that a short request keeps a higher one than a long one that has used many (V-B), answers within their
-first quantum are next in line (IV-B), and nobody waits to begin (III-B). So whoever has used fewer goes first, and
-among equals whoever has used as many for longest, as nobody loses its memory within a quantum (II-C). Memory:
-the one measure of it that Algorithms 1 and 2 are given is the footprint on GPU and host, so a replica that has swapped
-requests out is short of memory. `READINGS` has the other reading of each.
+Two things have two readings. Turns: in the paper, round-robin lowers a request's priority with each used quantum, so
+that a short request keeps a higher priority than a long one that has used many (V-B); answers within their first
+quantum are next in line (IV-B); and no request waits to begin (III-B). The request with fewer used quanta therefore
+goes first. Among equals, the one that has had this number for longest goes first, because no request loses its memory
+within a quantum (II-C). Memory: Algorithms 1 and 2 only know the footprint on GPU and host, so a replica that has
+swapped requests out is short of memory. `READINGS` has the other reading of each.
 """
 
 READINGS: Mapping[str, Mapping[str, Any]] = {
@@ -76,12 +76,12 @@ READINGS: Mapping[str, Mapping[str, Any]] = {
 
 BIN_TOKENS = 256
 TPOT_ONLY = Pacer(ttfat_s=None, tpot_s=0.1)
-"""V-A: QoE from the pace alone, from the first answering token on."""
+"""V-A: QoE by the pace alone, from the first answering token on."""
 WITH_TTFAT = Pacer(ttfat_s=0.25, tpot_s=0.1)
-"""III-A. The scheduler's own pacer goes by it, too: readers wait for an answer once its reasoning is over. Those of
-`BY_PACE` do not: there t_i, the answers behind their pace, has those alone that have begun."""
+"""III-A. The scheduler's own pacer uses it, too: readers wait for an answer once its reasoning is over. The pacers of
+`BY_PACE` do not: there t_i, the answers behind their pace, counts only answers that have begun."""
 LENGTHS = (128, 256, 512, 1024, 2048)
-"""Of Fig. 4 and 5."""
+"""Lengths in Figures 4 and 5."""
 
 
 def served(workload: Document, system: str, *, replicas: int = 8, kv_capacity_tokens: int | None = None) -> Document:
@@ -138,7 +138,7 @@ def measure(run: Run) -> Measurement:
 
 
 def tails(reasoning: npt.NDArray[np.int64], ttft_s: Floats) -> Iterator[tuple[int, int, float]]:
-    """(first token of the bin, requests in it, tail TTFT) by the rule of Fig. 10's caption."""
+    """(first token of the bin, requests in it, tail TTFT), by the rule of Figure 10's caption."""
     bins = reasoning // BIN_TOKENS
     for each in np.unique(bins).tolist():
         values = ttft_s[bins == each]
@@ -157,7 +157,7 @@ def _means(reasoning: npt.NDArray[np.int64], reasoning_s: Floats) -> Iterator[tu
 
 
 def tail(values: Floats) -> float:
-    """The maximum of fewer than 10 samples, P90 of fewer than 20, P95 of fewer than 100, else P99."""
+    """The maximum of fewer than 10 samples, P90 of fewer than 20, P95 of fewer than 100, otherwise P99."""
     for less_than, q in ((10, 100), (20, 90), (100, 95)):
         if len(values) < less_than:
             return float(np.percentile(values, q))
@@ -165,7 +165,7 @@ def tail(values: Floats) -> float:
 
 
 def quantiles(values: npt.NDArray[Any]) -> list[float]:
-    """Of 0 to 100%, one by one."""
+    """Quantiles from 0 to 100% in steps of 1%."""
     return [float(f"{value:.5g}") for value in np.percentile(values, np.arange(101))]
 
 
@@ -185,7 +185,8 @@ def lengths(builtin: str, num_requests: int) -> Measurement:
 
 
 def measure_phase(run: Run) -> Measurement:
-    """By length: the phase's mean latency, and in which parts of it requests ran, were blocked, or preempted."""
+    """By length: the phase's mean latency, and the shares of it in which requests ran, were blocked, or were
+    preempted."""
     records = run.records
     ended = records.requests
     request = ints(ended, "request")
@@ -212,7 +213,7 @@ def measure_phase(run: Run) -> Measurement:
 
 
 def _between_stays_s(segments: Columns, num_requests: int) -> Floats:
-    """By request: from the end of each stay in the batch to the begin of the next."""
+    """By request: time from the end of each stay in the batch to the start of the next."""
     request = ints(segments, "request")
     order = np.lexsort((segments["admitted_s"], request))
     begun, ended, request = floats(segments, "admitted_s", order), floats(segments, "end_s", order), request[order]

@@ -1,4 +1,4 @@
-"""Tail TTFT of one system compared with another's, by bin and seed."""
+"""Tail TTFT of one system relative to another's, by bin and seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Bin:
 
     @property
     def cut(self) -> float:
-        """By which share the tail falls."""
+        """The relative reduction of the tail."""
         return 1 - self.after_s / self.before_s
 
     @property
@@ -35,7 +35,7 @@ Pick = Callable[..., Any]
 
 
 class Tails:
-    """From a baseline to another system, on the same requests."""
+    """Changes from a baseline to another system on the same requests."""
 
     def __init__(self, before: Sequence[Measurement], after: Sequence[Measurement]) -> None:
         self.seeds = [_bins(a, b) for a, b in zip(before, after, strict=True)]
@@ -43,30 +43,30 @@ class Tails:
     def most(self) -> list[float | None]:
         """By seed: the cut in the bin in which the other seeds have the largest mean cut.
 
-        The largest of a seed's own bins would be large by chance: a bin may have five requests. Chosen by the other
-        seeds, a bin of equal systems has a mean cut of 0. None with one seed, or where the seed has no such bin.
+        The largest cut of a seed's own bins would be large by chance, because a bin may have five requests. For equal
+        systems, a bin chosen by the other seeds has a mean cut of 0. None with one seed, or if the seed lacks the bin.
         """
         return self._chosen(max, lambda each: each.cut, lambda each: each.cut)
 
     def most_s(self) -> list[float | None]:
-        """By seed: the same in seconds."""
+        """The same by seed, in seconds."""
         return self._chosen(max, lambda each: each.cut_s, lambda each: each.cut_s)
 
     def most_of_own(self) -> list[float]:
-        """By seed: the cut in the bin in which the seed itself has the largest, which is positive for equal systems."""
+        """By seed: the largest cut of the seed's own bins, which is positive even for equal systems."""
         return [max(each.cut for each in bins.values()) for bins in self.seeds if bins]
 
     def worst(self) -> list[float | None]:
-        """By seed: by which share the tail rises in the bin in which those of the other seeds rise most."""
+        """By seed: the increase of the tail in the bin in which the other seeds increase most."""
         return self._chosen(min, lambda each: each.cut, lambda each: -each.cut)
 
     def worst_at(self) -> list[int]:
-        """By seed: where that bin begins."""
+        """By seed: the start of that bin."""
         found = [self._bin(k, min, lambda each: each.cut) for k in range(len(self.seeds))]
         return [first for first in found if first is not None]
 
     def at_largest_cut_of(self, baseline: Tails) -> list[float | None]:
-        """By seed: the cut in the bin in which the other seeds of `baseline` have the largest."""
+        """By seed: the cut in the bin in which the other seeds of `baseline` have the largest cut."""
         found = [baseline._bin(k, max, lambda each: each.cut) for k in range(len(self.seeds))]
         return [
             bins[at].cut if at is not None and at in bins else None for bins, at in zip(self.seeds, found, strict=True)
@@ -80,7 +80,8 @@ class Tails:
         return chosen
 
     def _bin(self, k: int, pick: Pick, by: Number) -> int | None:
-        """Of the bins of seed k that most other seeds have, too: the first or last by their mean; None if none."""
+        """Among the bins of seed k that most other seeds have: the first or last by their mean; None if there is
+        none."""
         others = [bins for i, bins in enumerate(self.seeds) if i != k]
         means = {}
         for first in self.seeds[k]:
@@ -90,7 +91,7 @@ class Tails:
         return pick(means, key=means.__getitem__) if means else None
 
     def means(self) -> dict[int, Bin]:
-        """By bin: means over the seeds, of bins that most seeds have."""
+        """By bin: means over the seeds, for bins that most seeds have."""
         mean_bins = {}
         for first in sorted(set().union(*self.seeds)):
             bins_of_seeds = [bins[first] for bins in self.seeds if first in bins]
@@ -104,7 +105,7 @@ class Tails:
         return mean_bins
 
     def summary(self, baseline: str) -> str:
-        """The bins with the largest fall and rise, in words."""
+        """The bins with the largest decrease and increase, in words."""
         means = self.means()
         if not means:
             return ""

@@ -23,7 +23,7 @@ __all__ = ["ABSTRACT", "CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
 def run(runner: Runner) -> Findings:
-    """Run what the requested claims need; the readings belong to no claim and need a full run."""
+    """Run what the requested claims need. The readings belong to no claim, and need a full run."""
     measured, served = runs.measure_all(runner)
     results = SageServeRuns(measured, runner.seeds)
     findings = outcomes(results)
@@ -31,6 +31,6 @@ def run(runner: Runner) -> Findings:
     for claim in runs.FULL_ONLY_CLAIMS:
         if runner.wants(claim) and claim.id not in findings:
             findings[claim.id] = Finding([None] * len(runner.seeds), lacking)
-    if runner.quick and (first := findings.get("burst-first")) is not None:  # with a third of the load, it is chance
+    if runner.quick and (first := findings.get("burst-first")) is not None:  # a third of the load makes it random
         findings["burst-first"] = first.undecided("A quick run has too little load to decide this.")
     return Findings(findings, exhibits(results, served))

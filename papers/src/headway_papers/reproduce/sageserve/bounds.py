@@ -25,7 +25,7 @@ from headway_papers.reproduce.tasks import Measurement
 
 def bound(document: Mapping[str, Any], seed: int, data: str = "") -> Measurement:
     """A lower bound on the instance-hours of a scenario with one model (`planning.gpu_hours_bound`). `data`: the folder
-    of files that it names."""
+    of its files."""
     chosen = scenario.assemble(dict(document), Places(), Path(data))
     table = generate(chosen.spec.workload, seed, Path(data))
     until_s, warmup_s = document["simulation"]["until_s"], document["simulation"]["warmup_s"]

@@ -1,4 +1,4 @@
-"""SageServe's figures and tables, made anew, in the paper's order."""
+"""SageServe's figures and tables, reproduced in the paper's order."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def _table(results: SageServeRuns, kind: str, label: str, title: str, shows: str
 
 
 def _mean(results: SageServeRuns, kind: str, name: str, key: str) -> float | None:
-    """Llama-2's mean over the seeds that ran; None where a run has no value."""
+    """Llama-2's mean over the seeds that ran; None if a run has no value."""
     ran = [results.results[kind, name, seed] for seed in results.seeds if (kind, name, seed) in results.results]
     values = [each["models"][LLAMA_2][key] for each in ran]
     return None if None in values else fmean(values)

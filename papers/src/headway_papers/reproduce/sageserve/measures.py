@@ -31,19 +31,19 @@ Floats = npt.NDArray[np.float64]
 BATCH = 2
 BIN_S, LONG_BIN_S = 900.0, 10_800.0
 TRIAL_REQUESTS = 800
-"""Served all at once, to see what an instance does flat out."""
+"""Requests served at once to measure an instance's highest rate."""
 CAUSES = ("new", "reclaimed", "redeployed")
 IN_TIME_WEIGHT, BATCH_WEIGHT, SPOT_WEIGHT = 3.0, 1.0, 1.5
-"""Utility in the artifact: of an interactive request in time, of a batch request, of a spot instance for a quarter of
-an hour."""
+"""Utility in the artifact: of an interactive request in time, of a batch request, and of a spot instance for a quarter
+of an hour."""
 OLD_S = 12 * 3600.0
-"""Batch work that is older when the run ends should be done: it is held for ten hours at most (6.2)."""
+"""Batch work that is older when the run ends should be done, because it is held for at most ten hours (6.2)."""
 RECOVERED_S = 1.0
-"""A minute whose median TTFT is at most this is no longer part of a burst: the fast tier's SLA."""
+"""A minute whose median TTFT is at most this is not part of a burst: the fast tier's SLA."""
 
 
 def theta(document: Mapping[str, Any]) -> Measurement:
-    """By model: input tokens per second that an instance serves in time (`tps`), and flat out (`most`)."""
+    """By model: input tokens per second that an instance serves within the SLOs (`tps`), and at full load (`most`)."""
     chosen = with_seed(scenario.assemble(document, Places(), Path()), 0)
     line = scenario.StepTimes(chosen)
     demand = long_term.ScenarioDemand(chosen, line)
@@ -56,14 +56,14 @@ def theta(document: Mapping[str, Any]) -> Measurement:
         records = simulate(alone, source, Policies(JsqTokensRouter, FcfsOrdering), seed=0, line=line)
         first_s = floats(records.requests, "first_token_s")
         order = np.argsort(first_s)
-        middle = order[len(order) // 5 : 4 * len(order) // 5]  # neither filling up nor running empty
+        middle = order[len(order) // 5 : 4 * len(order) // 5]  # without the filling and draining of batches
         tokens = rows.prompt_tokens[ints(records.requests, "request")[middle[1:]]]
         measured["most"][pool.model.name] = float(tokens.sum() / (first_s[middle[-1]] - first_s[middle[0]]))
     return measured
 
 
 def _interactive_at_once(table: Workload, model: str) -> Workload:
-    """Interactive requests for a model, all at once."""
+    """Interactive requests for a model, all arriving at once."""
     mine = (table.column("tier") < BATCH) & (table.column("model") == table.models.index(model))
     rows = np.flatnonzero(mine)[:TRIAL_REQUESTS]
     columns = {name: table.columns[name][rows] for name in ("prompt_tokens", "output_tokens")}
@@ -90,7 +90,7 @@ def _kv_use(used: ReplicaUsage, rows: list[int]) -> float | None:
 
 
 def measure_burst(records: Records, warmup_s: float) -> Measurement:
-    """TTFT of arrivals from the begin of the burst to half an hour after its end, and the time of recovery."""
+    """TTFT of arrivals from the start of the burst to half an hour after its end, and the time of recovery."""
     from_s, to_s = BURST_S
     wait_s, _ = waits(records, LLAMA_2, from_s, to_s + 1800.0)
     minutes = np.arange(from_s, records.end_s - 60.0, 60.0)
@@ -105,7 +105,7 @@ def measure_burst(records: Records, warmup_s: float) -> Measurement:
 
 
 def measure_week(records: Records, from_s: float) -> Measurement:
-    """P95 of TTFT, in all and by three hours."""
+    """P95 of TTFT, in total and by three hours."""
     edges = np.arange(0.0, records.end_s, LONG_BIN_S).tolist()
     binned = [waits(records, LLAMA_2, max(at, from_s), at + LONG_BIN_S)[0] for at in edges]
     return {
@@ -143,9 +143,10 @@ def _of_model(records: Records, model: str, from_s: float) -> Measurement:
 
 
 def _of_batch(records: Records, model: str, from_s: float) -> Measurement:
-    """Batch requests that are done before their deadlines; of those that are old as the run ends, how many, and when.
+    """Batch requests that are done before their deadlines; of requests that are old at the run's end, the number and
+    the times.
 
-    Of those that are not done, the time so far.
+    For unfinished requests, the time so far.
     """
     request, chosen = _arrived(records, model, from_s, records.end_s)
     chosen &= ints(records.workload, "tier", request) >= BATCH
@@ -165,9 +166,9 @@ def _of_batch(records: Records, model: str, from_s: float) -> Measurement:
 
 
 def waits(records: Records, model: str, from_s: float, to_s: float, tier: int | None = None) -> tuple[Floats, Floats]:
-    """TTFT of interactive requests for a model that arrive in between, and what they were promised.
+    """TTFT of interactive requests for a model that arrive in an interval, and their promised TTFT.
 
-    Of those that still wait, what they have waited so far.
+    For requests that still wait, the wait so far.
     """
     request, chosen = _interactive(records, model, from_s, to_s, tier)
     first_s = floats(records.requests, "first_token_s")[chosen]
@@ -177,7 +178,7 @@ def waits(records: Records, model: str, from_s: float, to_s: float, tier: int | 
 
 
 def _e2e_s(records: Records, model: str, from_s: float) -> Floats:
-    """Of interactive requests that have their whole answer."""
+    """E2E latency of interactive requests with complete answers."""
     request, chosen = _interactive(records, model, from_s, records.end_s, None)
     chosen &= ints(records.requests, "outcome") == 0
     return floats(records.requests, "end_s")[chosen] - floats(records.workload, "arrival_s", request[chosen])
@@ -186,7 +187,7 @@ def _e2e_s(records: Records, model: str, from_s: float) -> Floats:
 def _interactive(
     records: Records, model: str, from_s: float, to_s: float, tier: int | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Request ids, and which of them are interactive ones for a model that arrive in between."""
+    """Request ids, and a mask of interactive requests for a model that arrive in an interval."""
     request, chosen = _arrived(records, model, from_s, to_s)
     tiers = ints(records.workload, "tier", request)
     return request, chosen & (tiers < BATCH if tier is None else tiers == tier)
@@ -195,7 +196,7 @@ def _interactive(
 def _arrived(
     records: Records, model: str, from_s: float, to_s: float
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Request ids, and which of them are for a model and arrive in between."""
+    """Request ids, and a mask of requests for a model that arrive in an interval."""
     request = ints(records.requests, "request")
     arrival_s = floats(records.workload, "arrival_s", request)
     is_of_model = ints(records.workload, "model", request) == records.models.index(model)
@@ -203,7 +204,7 @@ def _arrived(
 
 
 def _instances(records: Records, model: str) -> list[list[float]]:
-    """(hour, mean instances up) in whole bins."""
+    """(hour, mean instances up) in complete bins."""
     edges = np.arange(records.end_s // BIN_S) * BIN_S
     sums = np.zeros(len(edges))
     for replica in records.replicas:
@@ -217,13 +218,13 @@ def _up_hours(replica: ReplicaRecord, from_s: float) -> float:
 
 
 def _starting_hours(replica: ReplicaRecord, from_s: float) -> float:
-    """The first time that it was down, right from its beginning; later ones are crashes."""
+    """The first down time, if it begins with the replica; later ones are crashes."""
     first = replica.down[:1] if replica.down and replica.down[0][0] == replica.up[0][0] else ()
     return sum(max(to - max(since, from_s), 0.0) for since, to in first) / 3600
 
 
 def _spot_hours(replicas: Sequence[ReplicaRecord], records: Records, from_s: float) -> float:
-    """From giving instances back to taking them back, whoever does, or to the end."""
+    """Time from releasing instances to reusing them, by any model, or to the end."""
     taken_s = {each.replaces: each.up[0][0] for each in records.replicas if each.replaces >= 0}
     total_s = 0.0
     for each in replicas:

@@ -29,10 +29,10 @@ INSTANCES = (4, 3, 3)
 """By region."""
 SURGE_S = (900.0, 2700.0)
 NORMAL_TTFT_S = 5.6
-"""The normal tier's promise. 7.2.6 says that a quarter of first tokens are late with a third quartile of 5.6 s, which
-is to say that 5.6 s was the limit there, and not the minute of 2.2."""
+"""The normal tier's promise. According to 7.2.6, a quarter of first tokens are late with a third quartile of 5.6 s, so
+the limit there was 5.6 s and not the minute of 2.2."""
 LATE = 0.45
-"""Of the fast tier's first tokens, under FCFS: what 7.2.6 begins with."""
+"""Late share of the fast tier's first tokens under FCFS, the starting point of 7.2.6."""
 NEAR = 0.01
 SEARCHED = (1.0, 3.0)
 MOST_TRIALS = 7
@@ -59,7 +59,8 @@ def document(ordering: str, factor: float, tau_n_s: float | None = None) -> Docu
 
 
 def overload(seed: int) -> Measurement:
-    """The factor with which FCFS makes as many late as in the paper: what an hour brings differs between seeds."""
+    """The factor at which FCFS makes as many requests late as in the paper. It varies with the seed, because an hour's
+    load does."""
     low, high = SEARCHED
     for _ in range(MOST_TRIALS):
         factor = sqrt(low * high)
@@ -72,7 +73,7 @@ def overload(seed: int) -> Measurement:
 
 
 def measure(records: Records, _: float) -> Measurement:
-    """By interactive tier: late first tokens, and the third quartile of TTFT."""
+    """By interactive tier: share of late first tokens, and third quartile of TTFT."""
     measured: Measurement = {"violations": {}, "q3_s": {}}
     for tier in range(BATCH):
         wait_s, limit_s = waits(records, LLAMA_2, 0.0, records.end_s, tier)

@@ -122,7 +122,7 @@ def _tables(results: SageServeRuns) -> FindingsById:
 
 
 def _saved(results: SageServeRuns, kind: str, name: str, than: str = REACTIVE) -> Finding:
-    """The share of Llama-2's instance-hours that a strategy saves against another one."""
+    """The relative saving of Llama-2's instance-hours by a strategy against another one."""
     values = reductions(results.of_model(kind, name, "instance_hours"), results.of_model(kind, than, "instance_hours"))
     hours = results.means(kind, (than, name), "instance_hours")
     return Finding(values, f"Instance-hours: {hours}; {_late(results, kind, than, name)}.")
@@ -147,7 +147,7 @@ def _hours(results: SageServeRuns) -> FindingsById:
 
 
 def _delays(results: SageServeRuns) -> FindingsById:
-    """LT-I's saving by the time to start an instance."""
+    """LT-I's saving by an instance's start time."""
     saved = {kind: _saved(results, kind, LT_I) for kind in (FASTER, SLOWER)}
     pairs = zip(saved[SLOWER].values, saved[FASTER].values, strict=True)
     return {
@@ -162,7 +162,7 @@ def _difference(a: Value, b: Value) -> Value:
 
 
 def _guard(results: SageServeRuns) -> FindingsById:
-    """The baseline that counts what is starting; and all at equal lateness."""
+    """The baseline that counts starting instances; and all strategies at equal lateness."""
     names = (REACTIVE, GUARDED, LT_I)
     reactive, guarded, planned = (results.of_model(DAY, name, "instance_hours") for name in names)
     shares = [(a - b) / (a - c) if a > c else None for a, b, c in zip(reactive, guarded, planned, strict=True)]
@@ -182,11 +182,10 @@ def _guard(results: SageServeRuns) -> FindingsById:
 
 
 def _equally_late(results: SageServeRuns, kind: str, name: str, than: str) -> Finding:
-    """A strategy's instance-hours where as many first tokens are late as with `than`, by what it plans an instance to
-    serve.
+    """A strategy's instance-hours at the lateness of `than`, by the planned rate of an instance.
 
-    Between two plans, instance-hours are linear in the logarithm of the share that is late. A seed has no value where
-    none of the plans is late as often, or as seldom.
+    Between two plans, instance-hours are interpolated linearly over the logarithm of the late share. A seed has no
+    value if the plans do not bracket this lateness.
     """
     plans = [planned_at(name, share) for share in (runs.THETA_SHARE, *runs.EQUAL_LATE_SHARES)]
     late = list(zip(*(results.of_model(kind, plan, "late") for plan in plans), strict=True))
@@ -203,7 +202,7 @@ def _equally_late(results: SageServeRuns, kind: str, name: str, than: str) -> Fi
 
 
 def _use(results: SageServeRuns) -> FindingsById:
-    """How well instances are used: memory, and utility (2.2, 5)."""
+    """The use of instances: memory, and utility (2.2, 5)."""
 
     def more(name: str, key: str) -> list[Value]:
         return list(increases(results.of_model(DAY, name, key), results.of_model(DAY, REACTIVE, key)))
@@ -229,7 +228,7 @@ def _use(results: SageServeRuns) -> FindingsById:
 
 
 def _batch(results: SageServeRuns) -> FindingsById:
-    """Batch work: how much is done, and when."""
+    """Batch work: the completed share and the times."""
     names = (REACTIVE, *LONG_TERM)
     done = {name: results.of_model(DAY, name, "batch_done") for name in names}
     p95 = {name: [s / 3600 for s in results.of_model(DAY, name, "batch_p95_s")] for name in names}
@@ -260,7 +259,7 @@ def _fleet(results: SageServeRuns) -> FindingsById:
 
 
 def _other_fleet(results: SageServeRuns, kind: str, suffix: str) -> FindingsById:
-    """The fleet where Bloom's demand is another one."""
+    """The fleet with a different demand for Bloom."""
     hours = {name: results.of_all(kind, name, "instance_hours") for name in (REACTIVE, LT_I)}
     why = f"Instance-hours of all models: {listed_means(hours)}; of Llama-2, {_late(results, kind, REACTIVE, LT_I)}."
     return {
@@ -270,7 +269,7 @@ def _other_fleet(results: SageServeRuns, kind: str, suffix: str) -> FindingsById
 
 
 def _sources(results: SageServeRuns) -> str:
-    """Instance-hours of all models in which instances start, by source."""
+    """Instance-hours of all models in starting instances, by source."""
     texts = []
     for name in (REACTIVE, GUARDED, LT_I):
         by_source = {
@@ -297,7 +296,7 @@ def _without_weights(results: SageServeRuns) -> str:
 
 
 def _waste(results: SageServeRuns, kind: str = DAY, than: str = REACTIVE, suffix: str = "") -> FindingsById:
-    """What starts take with long-term scaling, against the scaler `than`."""
+    """The cost of starts with long-term scaling, against the scaler `than`."""
 
     def fewer(name: str, key: str) -> list[float | None]:
         return reductions(results.of_model(kind, name, key), results.of_model(kind, than, key))
@@ -315,7 +314,7 @@ def _waste(results: SageServeRuns, kind: str = DAY, than: str = REACTIVE, suffix
 
 
 def _artifact(results: SageServeRuns) -> FindingsById:
-    """Starts with the artifact's constants in the plans alone, and in the baseline, too."""
+    """Starts with the artifact's constants: in the plans alone, and in the baseline, too."""
     plans, both = (
         _waste(results, runs.ARTIFACT, than, suffix)
         for than, suffix in ((REACTIVE, "-artifact"), (scenes.REACTIVE_50, "-artifact-both"))

@@ -1,8 +1,8 @@
 """Whole days: the published Thursday, as the paper measured its headline; November's; and four models on equal GPUs.
 
 The demand is the artifact's own series of prompt tokens per minute (`demand/o365_prompt_tokens_per_minute.csv.gz` of
-the data folder); where there is no such file, it is the built-in week's Thursday, and the findings say so. As the paper
-has it (7.1), every model takes as many GPUs, so that an instance of one model can be redeployed for another, and starts
+the data folder); without the file, it is the built-in week's Thursday, and the findings say so. As in the paper (7.1),
+every model takes the same number of GPUs, so that an instance of one model can be redeployed for another, and starts
 come from three sources: a spot instance of the same model, one of another model after ten minutes, and one whose
 weights are not in the region after two hours.
 """
@@ -44,25 +44,26 @@ from headway_papers.reproduce.sageserve.scenes import (
 )
 
 SERIES = "demand/o365_prompt_tokens_per_minute.csv.gz"
-"""In the data folder; seven days from a Monday."""
+"""File in the data folder: seven days from a Monday."""
 SERIES_THURSDAY = 72.0
 WARMUP_S = 7200.0
 MOST = 60
-"""Instances of a model in a region; the limit on GPUs decides before."""
+"""Most instances of a model in a region; in practice the GPU limit decides."""
 STEP_S, PEAK_S = 3600.0, 900.0
 """Forecasts are of an hour's maximum (6.3), in windows of a quarter of an hour (5)."""
 PAST_HOURS = 70.0
-"""From the series' beginning on Monday to the run's on Wednesday at 22:00."""
+"""Hours from the series' beginning on Monday to the run's start on Wednesday at 22:00."""
 FLEET_GPUS = 8
-"""Of an instance of any model: "we set the GPU cards needed by each model as identical" (7.1). Bloom needs eight."""
+"""GPUs of an instance of any model: "we set the GPU cards needed by each model as identical" (7.1). Bloom needs
+eight."""
 ARTIFACT_TPS: Mapping[str, float] = {
     LLAMA_2: 30 * 7516.67 / 60,
     BLOOM: 30 * 5398.07 / 60,
     LLAMA_31: 30 * 1.6e6 / 60,
     LLAMA_32: 30 * 1.6e6 / 60,
 }
-"""theta in the artifact, in input tokens per second. The series are scaled by our theta over this one: then as many
-instances are needed as in the paper, whatever an instance serves."""
+"""theta in the artifact, in input tokens per second. The series are scaled by our theta over this one, so that the
+number of needed instances equals the paper's, whatever an instance serves."""
 NAMES: Mapping[str, str] = {LLAMA_2: "A", BLOOM: "B", LLAMA_31: "C", LLAMA_32: "D"}
 INTERACTIVE: Mapping[str, tuple[float, float, float]] = {
     LLAMA_2: (0.52, 0.21, 0.27),
@@ -70,7 +71,7 @@ INTERACTIVE: Mapping[str, tuple[float, float, float]] = {
     LLAMA_31: (0.38, 0.32, 0.30),
     LLAMA_32: (0.38, 0.34, 0.28),
 }
-"""By region. Llama-2's are the paper's (3); the others' are those of the built-in week."""
+"""Interactive shares by region. Llama-2's come from the paper (3), the others from the built-in week."""
 BATCH: Mapping[str, tuple[float, float, float]] = {
     LLAMA_2: (0.63, 0.35, 0.02),
     BLOOM: (0.53, 0.45, 0.02),
@@ -78,17 +79,18 @@ BATCH: Mapping[str, tuple[float, float, float]] = {
     LLAMA_32: (0.59, 0.39, 0.02),
 }
 TIERS = [{"tier": 0, "share": 0.9, "ttft_s": 1}, {"tier": 2, "share": 0.1, "deadline_after_s": 86400}]
-"""The series know interactive and batch work alone, and give the rates of both; the limits are the paper's (2.2)."""
+"""The series distinguish only interactive and batch work, and give both rates; the limits are the paper's (2.2)."""
 SPIN_UP_S = 155.0
-"""The artifact's time to start an instance."""
+"""The artifact's start time of an instance."""
 DELAYS_S = (60.0, SPIN_UP_S, 600.0)
-"""Rows: the paper's median to reclaim a spot instance, the artifact's `spin_up`, and the paper's redeployment."""
+"""Start times: the paper's median to reclaim a spot instance, the artifact's `spin_up`, and the paper's
+redeployment."""
 REDEPLOY_S, REMOTE_S = 600.0, 7200.0
 ARTIFACT_PLAN: Mapping[str, float] = {"step_s": 1200.0, "lead_s": 1200.0}
 """The artifact plans for the largest forecast of 20 to 60 minutes ahead."""
 ARTIFACT_MEMORY: Mapping[str, float] = {"out_above": 0.5, "in_below": 0.25, "cooldown_s": SPIN_UP_S}
 """The artifact grows above 50% of memory in use, shrinks below 25%, and takes no step while an instance starts. The
-paper has 70 and 30%, and 15 s."""
+paper has 70% and 30%, and 15 s."""
 
 
 @dataclass(frozen=True)
@@ -98,31 +100,31 @@ class Day:
     theta: Mapping[str, float] = field(default_factory=dict)
     """Planned input tokens per second of an instance, by model."""
     half: Mapping[str, float] = field(default_factory=dict)
-    """Half of what an instance serves flat out, by model: the artifact's theta, to which the demand is scaled."""
+    """By model: half of an instance's highest rate, which is the artifact's theta and the scale of the demand."""
     models: tuple[str, ...] = (LLAMA_2,)
     num_gpus: int = 4
-    """Of an instance of any model."""
+    """GPUs of an instance of any model."""
     start_s: float = SPIN_UP_S
-    """Time to start an instance on GPUs that held the same model, or none."""
+    """Time to start an instance on GPUs that held the same model or none."""
     from_hour: float = -2.0
-    """Of Thursday. The first two hours do not count: the initial fleet shrinks, and the first plan appears."""
+    """Hour of Thursday. The first two hours do not count: the initial fleet shrinks, and the first plan appears."""
     hours: float = 26.0
     has_series: bool = True
-    """Whether the published series are there; else a built-in week's Thursday."""
+    """Whether the published series exist; otherwise a built-in week's Thursday is used."""
     builtin: str = JULY
-    """The week without the series."""
+    """The week used without the series."""
     load: float = 1.0
-    """On top of `LOAD`, for a built-in week."""
+    """Additional factor on `LOAD`, for a built-in week."""
     gpu: str = A100
     batch_share: float | None = None
-    """Of all requests of a built-in week; interactive ones stay as they are. None: as in the week."""
+    """Share of batch requests in a built-in week; interactive requests stay unchanged. None: as in the week."""
 
 
 FLEET_DAY = Day(models=MODELS, num_gpus=FLEET_GPUS)
 """Four models on equal GPUs."""
 OTHER_BLOOM_DAY = replace(FLEET_DAY, from_hour=8.0, hours=6.0)
-"""From 10:00 to 14:00, the rise of the morning, for other readings of Bloom's demand: eight whole days of the fleet
-take too long."""
+"""From 10:00 to 14:00, the rise of the morning, for other readings of Bloom's demand, because eight whole days of the
+fleet take too long."""
 SCOUT_DAY = Day(
     models=(*MODELS, SCOUT),
     num_gpus=FLEET_GPUS,
@@ -132,11 +134,11 @@ SCOUT_DAY = Day(
     builtin=JULY_SCOUT,
     load=2.0,
 )
-"""Five models on equal GPUs, from 8:00 to 16:00. An instance has twice the GPUs of those that `LOAD` is for."""
+"""Five models on equal GPUs, from 8:00 to 16:00. An instance has twice the GPUs that `LOAD` was chosen for."""
 
 
 def fleet_trial() -> Document:
-    """A scenario to measure what the instances of `SCOUT_DAY` serve, and so those of `FLEET_DAY`."""
+    """A scenario to measure the rates of `SCOUT_DAY`'s instances, which also apply to `FLEET_DAY`."""
     unplanned = dict.fromkeys(SCOUT_DAY.models, 1.0)
     return document(replace(SCOUT_DAY, theta=unplanned, from_hour=12.0, hours=3.0, load=1.0), REACTIVE)
 
@@ -168,13 +170,13 @@ def document(day: Day, strategy: str) -> Document:
 
 
 def with_artifacts_constants(day: Day, strategy: str) -> Document:
-    """A day with the artifact's constants for plans and memory. Forecasts are of the means of 20 minutes."""
+    """A day with the artifact's constants for plans and memory. Forecasts are of 20-minute means."""
     contents = document(day, REACTIVE if strategy == REACTIVE_50 else strategy)
     scaling = contents["policies"]["scaling"]
     if "plan" in scaling:
         del scaling["plan"]["peak_s"]
         scaling["plan"] |= ARTIFACT_PLAN
-    if strategy != LT_I:  # which asks no memory
+    if strategy != LT_I:  # LT-I ignores memory
         scaling |= ARTIFACT_MEMORY
     return contents
 
@@ -234,7 +236,7 @@ def _built_in(day: Day) -> Document:
 
 
 def _lengths() -> Document:
-    """Of the built-in week: the paper shows distributions of lengths (Fig. 10), the artifact has none."""
+    """Lengths of the built-in week. The paper shows distributions of lengths (Fig. 10); the artifact has none."""
     spec = resolved(WorkloadSpec(builtin=JULY))
     assert spec.demand is not None
     lengths: Document = msgspec.to_builtins(spec.demand.lengths)

@@ -29,7 +29,7 @@ from headway_papers.reproduce.tasks import Call, Measurement, RecordsTask, Task
 _GROUPS = read_claims(__package__)
 CLAIMS = tuple(claim for group in _GROUPS.values() for claim in group)
 Results = dict[tuple[Any, ...], Measurement]
-"""By (kind, strategy, seed)."""
+"""Measurements by (kind, strategy, seed)."""
 LONG_TERM = (LT_I, LT_U, LT_UA)
 BOTH = (REACTIVE, LT_UA)
 PEAK, NOVEMBER, H100, MIX_9, MIX_1, SCOUT = "peak", "november", "h100", "mix 9:1", "mix 1:1", "scout"
@@ -40,15 +40,14 @@ SMOOTH, NO_BLOOM = "fleet, Bloom smoothed", "fleet without Bloom"
 ARTIFACT = "thursday, the artifact's constants"
 LACKING = "a region without the model"
 LACKING_HOURS = 5.0
-"""Enough for the two hours until the weights are there, and for later starts."""
+"""Hours that cover the two hours until the weights arrive, and later starts."""
 SPEED = "speed"
 FASTER, DAY, SLOWER = (f"thursday, starts of {start_s:g} s" for start_s in DELAYS_S)
 THETA_SHARE = 0.5
-"""Of what an instance serves flat out, for theta. The artifact plans with 30 x 7,516.67 tokens a minute for Llama-2:
-half of what its profile says."""
+"""Share of an instance's highest rate that is used as theta. The artifact plans with 30 x 7,516.67 tokens a minute for
+Llama-2: half of its profile."""
 EQUAL_LATE_SHARES = (0.7, 0.9)
-"""Further shares that LT strategies plan with, to find their instance-hours where as many are late as with another
-scaler."""
+"""Further shares for LT strategies, to find their instance-hours at another scaler's lateness."""
 FULL_ONLY = ("thursday", "fleet", "chiron", "beyond", "november", "ablations", "scouts", "artifact", "bloom")
 """Groups of whole days, which need a full run."""
 FULL_ONLY_CLAIMS = frozenset(claim for name in FULL_ONLY for claim in _GROUPS[name])
@@ -63,7 +62,7 @@ class RunGroup:
 
 
 def parts(quick: bool) -> list[RunGroup]:
-    """All groups of hours, but for orderings. With `quick`, those whose rows a short run can decide."""
+    """All groups of hours, except orderings. With `quick`, those whose rows a short run can decide."""
     lone = (scenes.LLAMA_2,)
     peak = Scene(from_hour=scenes.THURSDAY + 11, hours=3.0)
     one = replace(peak, models=lone, hours=2.0)
@@ -78,7 +77,7 @@ def parts(quick: bool) -> list[RunGroup]:
 
 
 def measure_all(runner: Runner) -> tuple[Results, Mapping[str, Measurement]]:
-    """Runs by kind, strategy and seed; and what instances serve, by GPU."""
+    """Runs by kind, strategy and seed; and the rates of instances, by GPU."""
     wanted = [part for part in parts(runner.quick) if runner.wants(*part.claims)]
     served = runner.run(_trials(runner, wanted))
     tasks: dict[tuple[Any, ...], Task] = {**_orders(runner), **_speed(runner)}
@@ -95,7 +94,7 @@ def measure_all(runner: Runner) -> tuple[Results, Mapping[str, Measurement]]:
 
 
 def _trials(runner: Runner, wanted: Sequence[RunGroup]) -> dict[str, Task]:
-    """What instances serve, by GPU, and of the fleet on equal GPUs, as far as it is needed."""
+    """Measurements of instances' rates by GPU, and for the fleet on equal GPUs, as far as needed."""
     trials: dict[str, Task] = {}
     on_a100 = [*(claim for name in FULL_ONLY for claim in _GROUPS[name])]
     if wanted or (not runner.quick and runner.wants(*on_a100)):
@@ -140,7 +139,7 @@ def _speed(runner: Runner) -> dict[tuple[Any, ...], Task]:
 
 
 def _days(runner: Runner, served: Mapping[str, Measurement]) -> dict[tuple[Any, ...], Task]:
-    """Whole days by seed; with the first one, the bound on Thursday's, and the best plan that knows it."""
+    """Whole days by seed; with the first seed, also the bound on Thursday's and the best plan that knows it."""
     has_series = published.has_series(runner.data)
     documents: dict[tuple[str, str], scenes.Document] = {}
     if runner.wants(*_GROUPS["thursday"], *_GROUPS["chiron"], *_GROUPS["beyond"]):
@@ -183,7 +182,7 @@ def _without_weights(runner: Runner, served: Measurement, has_series: bool) -> d
 
 
 def thursdays(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:
-    """By kind and strategy: start delays with and without the guard, and what long-term strategies plan with."""
+    """By kind and strategy: start delays with and without the guard, and the planned rates of long-term strategies."""
     half = theta(served, THETA_SHARE)
     documents: dict[tuple[str, str], scenes.Document] = {}
     for kind, start_s in zip((FASTER, DAY, SLOWER), DELAYS_S, strict=True):
@@ -228,7 +227,7 @@ def _fleet_day(day: Day, served: Measurement, has_series: bool) -> Day:
 
 
 def with_artifacts_constants(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:
-    """Reactive scaling as the paper has it, and all with the artifact's constants."""
+    """Reactive scaling as in the paper, and all strategies with the artifact's constants."""
     half = theta(served, THETA_SHARE)
     day = Day(theta=half, half=half, has_series=has_series)
     names = (REACTIVE_50, LT_I, LT_UA)
@@ -244,7 +243,7 @@ def fleets_without_bloom(served: Measurement, has_series: bool) -> dict[tuple[st
 
 
 def _smoothed(runner: Runner, served: Measurement) -> dict[tuple[str, str, int], Call]:
-    """Four models on equal GPUs, Bloom's interactive demand with the profile of its week."""
+    """Four models on equal GPUs, with the weekly profile as Bloom's interactive demand."""
     day = _fleet_day(published.OTHER_BLOOM_DAY, served, has_series=True)
     series = f"{published.NAMES[scenes.BLOOM]} prod"
     return {
@@ -258,12 +257,12 @@ def _smoothed(runner: Runner, served: Measurement) -> dict[tuple[str, str, int],
 
 
 def planned_at(name: str, share: float) -> str:
-    """The name of a strategy that plans with a share of what an instance serves flat out."""
+    """The name of a strategy that plans with a share of an instance's highest rate."""
     return name if share == THETA_SHARE else f"{name} (theta {share:.0%})"
 
 
 def readings(served: Measurement) -> Iterator[tuple[str, scenes.Document]]:
-    """(name, scenario): what the paper leaves open, one thing at a time, with Llama-2-70B alone."""
+    """(name, scenario) pairs that vary one open detail of the paper at a time, with Llama-2-70B alone."""
     scene = Scene(models=(scenes.LLAMA_2,), hours=3.0, theta=theta(served, THETA_SHARE))
     yield "reactive", scenes.document(scene, REACTIVE)
     yield "reactive that counts what is starting", scenes.document(scene, GUARDED)
@@ -278,7 +277,7 @@ def readings(served: Measurement) -> Iterator[tuple[str, scenes.Document]]:
 
 
 def theta(served: Measurement, share: float) -> dict[str, float]:
-    """That share of what instances serve flat out, by model."""
+    """By model: this share of an instance's highest rate."""
     return {model: share * tps for model, tps in served["most"].items()}
 
 
@@ -295,7 +294,7 @@ def _simulation(kind: str, scene: Scene, strategy: str, seed: int) -> RecordsTas
 
 
 def _shortened(part: RunGroup) -> Scene:
-    """Little of it: a forecaster that needs no search, and less time, but for the burst's hours."""
+    """A shortened scene: a forecaster without a search and less time, except in the burst's hours."""
     hours = {BURST: part.scene.hours, WEEK: 4.0}.get(part.kind, 1.0)
     load = part.scene.load * (0.3 if part.kind == BURST else 0.6)
     return replace(part.scene, hours=hours, load=load, forecaster="arima:1-0-0:0-1-0")

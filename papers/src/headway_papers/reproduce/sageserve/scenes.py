@@ -3,9 +3,9 @@
 Four models in three regions start with 20 instances of each in each region, and keep at least two, as in the paper (4,
 7.1). An instance is smaller than the paper's, and so is the load: four A100s (Bloom, which does not fit, has eight)
 with 14,000 tokens of KV cache (Bloom: 6,000), half of the published requests for Llama-2, a quarter of those for Bloom
-and a twentieth of those for the small models, which stay at two instances with all of them, too (4). The cache is small
-for another reason: the paper scales by memory in use, and its simulator counts the keys and values of all heads for
-each token, eight times what grouped-query attention keeps, so its memory fills up as these caches do.
+and a twentieth of those for the small models, which stay at two instances even with all of their requests (4). The
+cache is small because the paper scales by memory in use, and its simulator counts the keys and values of all heads for
+each token. These are eight times the size under grouped-query attention, so its memory fills like these caches.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ MODELS = (BLOOM, LLAMA_2, LLAMA_31, LLAMA_32)
 GPUS: Mapping[str, int] = {BLOOM: 8, LLAMA_2: 4, LLAMA_31: 4, LLAMA_32: 4, SCOUT: 4}
 KV_TOKENS: Mapping[str, int] = {BLOOM: 6_000, LLAMA_2: 14_000, LLAMA_31: 50_000, LLAMA_32: 50_000, SCOUT: 50_000}
 LOAD: Mapping[str, float] = {BLOOM: 0.25, LLAMA_2: 0.5, LLAMA_31: 0.05, LLAMA_32: 0.05, SCOUT: 0.5}
-"""Of the published requests for each model."""
+"""Share of the published requests for each model."""
 REGIONS = ("us-east", "us-central", "us-west")
 A100, H100 = "a100-80gb", "h100-80gb"
 JULY, JULY_SCOUT, NOVEMBER = "sageserve-july-2025", "sageserve-july-2025-scout", "sageserve-nov-2024"
 NOVEMBER_LOAD = 5 * 302 / 362.25
-"""By that much more than in July: its trace has a fifth of the requests, and took 302 instance-hours, not 362 (7.2.7).
-An instance is the same here, so that the load has to be what the instances were for."""
+"""Load relative to July: November's trace has a fifth of the requests and took 302 instance-hours, not 362 (7.2.7). An
+instance is the same here, so the load must correspond to the instances."""
 H100_LOAD = 1.9
-"""As much more as an H100 instance serves (theta), so that about as many are needed."""
+"""Load factor equal to the higher theta of an H100 instance, so that about the same number is needed."""
 START, LEAST, MOST = 20, 2, 40
 THURSDAY, FRIDAY = 168 + 72, 168 + 96
-"""Hours at which days of the second week begin; Thursday is the busiest."""
+"""Hours at which days of the second week begin. Thursday is the busiest."""
 WARMUP_S = 3600.0
-"""In which the initial fleet shrinks to what is needed."""
+"""Time in which the initial fleet shrinks to the needed size."""
 
 SILOED, REACTIVE, GUARDED, CHIRON = "siloed", "reactive", "reactive (guarded)", "chiron"
 REACTIVE_50 = "reactive (50%)"
 EACH_REQUEST = "reactive (each request)"
 EACH_REQUEST_S = 0.2
-"""About the time between two requests of a busy hour: memory is looked at as often as requests come (7.1)."""
+"""Approximate time between two requests of a busy hour: memory is checked as often as requests come (7.1)."""
 LT_I, LT_U, LT_UA = "lt-i", "lt-u", "lt-ua"
 LEAK = "lt-ua (leaked forecast)"
 STRATEGIES = (SILOED, REACTIVE, GUARDED, EACH_REQUEST, CHIRON, LT_I, LT_U, LT_UA, LEAK)
@@ -52,13 +52,13 @@ ORDERINGS: Mapping[str, Any] = {
 }
 """6.5. FCFS keeps batch work behind both interactive tiers (6.1)."""
 TAUS_S = (0.0, 1.0, 10.0)
-"""DPA's tau_n, after which an expired request goes first again: the paper gives none, 10 s is the policy's default."""
+"""DPA's tau_n, after which an expired request goes first again. The paper gives none; 10 s is the policy's default."""
 SILOS = {"interactive_suffix": "-interactive", "batch_suffix": "-batch"}
 POOLS: Mapping[str, Mapping[str, int]] = {
     SILOED: {"-interactive": 16, "-batch": 4},
     CHIRON: {"-interactive": 10, "": 5, "-batch": 5},
 }
-"""Instances at the start (4, 7.1)."""
+"""Initial instances (4, 7.1)."""
 BURST_S = (5700.0, 7200.0)
 
 
@@ -72,7 +72,7 @@ class Scene:
     gpu: str = A100
     builtin: str = JULY
     load: float = 1.0
-    """On top of `LOAD`."""
+    """Additional factor on `LOAD`."""
     from_hour: float = THURSDAY + 10
     hours: float = 6.0
     forecaster: str = "arima"
@@ -100,7 +100,7 @@ def burst(scene: Scene, strategy: str) -> Document:
 
 
 def pool(gpu: str, model: str, region: str, suffix: str, num: int) -> Document:
-    """So many instances of a model in a region."""
+    """`num` instances of a model in a region."""
     return {
         "name": f"{region}-{model}{suffix}",
         "model": model,
@@ -116,10 +116,11 @@ def pool(gpu: str, model: str, region: str, suffix: str, num: int) -> Document:
 
 
 def policies_of(scene: Scene, strategy: str) -> Document:
-    """The paper's baselines share routers and orderings with SageServe (7.1) and count nothing that is starting (4)."""
+    """The paper's baselines share routers and orderings with SageServe (7.1), and do not count starting instances
+    (4)."""
     silos = SILOS if strategy in POOLS else {}
     policies: Document = {"routing": {"name": "sageserve", **silos}, "ordering": ORDERINGS["fcfs"]}
-    if strategy != SILOED:  # whose batch requests have instances of their own
+    if strategy != SILOED:  # its batch requests have separate instances
         suffixes = {key: silos[key] for key in silos if key.startswith("interactive")}
         policies["admission"] = {"name": "queue-manager", **suffixes}
     if strategy in (SILOED, REACTIVE, GUARDED):
@@ -165,8 +166,8 @@ def whole_document(scene: Scene, fleet: list[Document], policies: Document) -> D
 
 
 def mixed(batch_share: float, scale: float) -> Document:
-    """Keys of a workload whose requests are batch work in that share; interactive ones stay as they are in November,
-    where they are three quarters."""
+    """Keys of a workload with this share of batch requests. Interactive requests stay as in November, where they are
+    three quarters."""
     return {
         "scale": scale * 0.75 / (1 - batch_share),
         "tiers": [

@@ -1,7 +1,7 @@
 """Days on which the demand of one series has the profile of its week.
 
 In the artifact's figure, from which the series are decoded, Bloom's interactive tokens change from hour to hour between
-none and several millions a minute. Whether its users did so, or the decoding does, is unknown.
+none and several millions a minute. It is unknown whether this comes from its users or from the decoding.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def measure_smoothed(document: Mapping[str, Any], name: str, seed: int, data: st
 
 
 def write(path: Path, name: str, known: Sequence[DemandSeries]) -> None:
-    """All series in wide form, as CSV in gzip; `name` with the profile of its week."""
+    """All series in wide form as gzipped CSV; `name` has the profile of its week."""
     columns = {each.name: weekly_profile(each.values) if each.name == name else each.values for each in known}
     at_s = known[0].start_s + known[0].step_s * np.arange(len(known[0]))
     with gzip.open(path, "wt", newline="") as file:
@@ -47,7 +47,7 @@ def write(path: Path, name: str, known: Sequence[DemandSeries]) -> None:
 
 
 def weekly_profile(values: Floats) -> Floats:
-    """A week from Monday on, each hour at the mean of that hour over the weekdays, or over the weekend."""
+    """A week from Monday on, in which each hour has its mean over the weekdays, or over the weekend."""
     hours = values.reshape(DAYS, HOURS, -1)
     smooth = np.empty_like(hours)
     for days in (slice(WEEKDAYS), slice(WEEKDAYS, DAYS)):

@@ -1,4 +1,4 @@
-"""How exact step times are (Fig. 9), and how long the hourly work takes (5, 7.1)."""
+"""Accuracy of step times (Fig. 9), and duration of the hourly work (5, 7.1)."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ GPUS_OF_INSTANCE = "8"
 TESTED = 5
 """Every fifth profile is for the test (7.1: 80:20)."""
 SIZES: Mapping[str, tuple[int, int, int]] = {"small": (4, 3, 1), "large": (20, 20, 5)}
-"""Models, regions and types of GPU."""
+"""Numbers of models, regions and GPU types."""
 HOURS, DAY_HOURS, SERIES = 72, 24, 12
 FORECASTS = 6
-"""Hours whose forecasts are timed, the hours before them not: models are fitted in the first one."""
+"""Hours whose forecasts are timed. Earlier hours are excluded, because models are fitted in the first one."""
 
 
 def step_times(path: str) -> Measurement:
     """Measured and predicted seconds: R2 of prompts and iterations; the error on a fifth after a fit to the rest.
 
-    The prediction is the catalog's, for the engine that is nearest to the profiles' (vLLM V0). The fit is a factor and
-    a constant for each model, GPU and kind, by least squares of relative errors.
+    The prediction is the catalog's for the engine nearest to the profiles' (vLLM V0). The fit is a factor and a
+    constant for each model, GPU and kind, by least squares of relative errors.
     """
     groups = _profiles(Path(path))
     found: Measurement = {}
@@ -81,7 +81,8 @@ def _profiles(path: Path) -> dict[tuple[str, str, str], tuple[Floats, Floats]]:
 
 
 def _fitted(measured: Floats, predicted: Floats) -> tuple[Floats, Floats]:
-    """Of every fifth shape: the measured time, and the prediction with a factor and a constant from the others."""
+    """For every fifth shape: the measured time, and the prediction with a factor and a constant fitted to the
+    others."""
     is_test = np.arange(len(measured)) % TESTED == TESTED - 1
     columns = np.stack([predicted, np.ones_like(predicted)], axis=1)
     relative = columns[~is_test] / measured[~is_test, None]
@@ -102,7 +103,7 @@ def program_s(models: int, regions: int, gpus: int, seed: int) -> Measurement:
 
 
 def program(models: int, regions: int, gpus: int, seed: int) -> RegionProblem:
-    """An hour's problem in four windows, of random demand, throughputs and prices."""
+    """An hour's problem with four windows and random demand, throughputs and prices."""
     rng = np.random.default_rng(seed)
     kinds = tuple(
         InstanceKind(f"m{i}", f"g{k}", float(rng.uniform(500, 5000)), float(rng.uniform(5, 40)), 60.0, 8)
@@ -122,7 +123,7 @@ def _windows(rng: np.random.Generator) -> tuple[float, ...]:
 
 
 def forecasts_s(seed: int) -> Measurement:
-    """CPU seconds of ARIMA for the next hour of twelve series; and of the hour in which models are fitted."""
+    """CPU seconds of ARIMA for the next hour of twelve series, and of the hour in which models are fitted."""
     t = np.arange(HOURS + FORECASTS)
     noise = np.random.default_rng(seed).normal(0.0, 60.0, (SERIES, len(t)))
     series = np.maximum(1000 + 600 * np.sin(2 * np.pi * t / DAY_HOURS) + noise, 0.0)

@@ -1,7 +1,7 @@
 """Starts in a region that lacks a model's weights, the third of the paper's sources (7.1).
 
-A scenario's pools begin with one replica at least, so a region that lacks a model is made here: from a scenario whose
-pools in that region are emptied.
+A scenario's pools begin with at least one replica. A region without a model is therefore created by emptying the
+scenario's pools in that region.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from headway_papers.reproduce.tasks import Measurement
 
 
 def lacking(document: Mapping[str, Any], region: str, seed: int, data: str = "") -> Measurement:
-    """Starts in a region that begins without any replica: their number by source, and the seconds of the first two.
+    """Starts in a region that begins without replicas: their number by source, and the seconds of the first two.
 
-    `first_s`: of the first start and of the next one that begins after it has ended; None where there is none.
+    `first_s`: of the first start and of the next one that begins after its end; None if missing.
     """
     chosen = scenario.assemble({**document, "seed": seed}, Places(), Path(data))
     pools = tuple(
@@ -40,6 +40,6 @@ def lacking(document: Mapping[str, Any], region: str, seed: int, data: str = "")
 
 
 def _ready_s(replica: ReplicaRecord) -> float:
-    """Time at which a replica began to serve: the end of its start, or the time it was paid for from."""
+    """When a replica began to serve: the end of its start, or the start of its paid time."""
     began_s = replica.up[0][0]
     return next((to_s for since_s, to_s in replica.down if since_s == began_s), began_s)

@@ -1,4 +1,4 @@
-"""One set of policies compared with each paper's own on its fleet and workload, and all of them at once."""
+"""Compares one set of policies with each paper's own on its fleet and workload, and with all of them together."""
 
 from __future__ import annotations
 

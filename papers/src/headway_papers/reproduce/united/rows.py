@@ -1,6 +1,6 @@
 """The comparisons of Headway's policies with others.
 
-There is no paper to compare with: the rules require that one set of policies for all loses nothing.
+There is no paper to compare with: the rules require that one set of policies for all cases loses nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DIFFERENCE: Literal["less"] = "less"
 
 @dataclass(frozen=True)
 class PolicyComparison:
-    """A claim on `number` with Headway's policies, over or less that of the policies `other`."""
+    """A claim on `number` with Headway's policies, divided by or minus its value with the policies `other`."""
 
     id: str
     text: str
@@ -27,7 +27,7 @@ class PolicyComparison:
     """A key of `runs.measure`."""
     how: Literal["over", "less"]
     limit: float
-    """The most for a ratio or for a difference in late answers; the least for a difference in SLO attainment."""
+    """The largest ratio, or difference in late answers; or the smallest difference in SLO attainment."""
 
     @property
     def claim(self) -> Claim:

@@ -21,13 +21,13 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "cascadia": ("Cascadia", "the fleet for trace 1"),
     "all": ("All at once", "the concerns of all five systems"),
 }
-"""The system and what its policies are compared on, by part."""
+"""By part: the system, and the basis of the comparison."""
 QUICK = 4
 """--quick divides the number of requests, or the rate, by this."""
 
 
 def documents(part: str, quick: bool) -> Mapping[str, dict[str, Any]]:
-    """Scenarios by name: "headway" and those it is compared with."""
+    """Scenarios by name: "headway" and the ones compared with it."""
     by_name = _full_documents(part)
     return {name: _quick(document) for name, document in by_name.items()} if quick else by_name
 
@@ -77,7 +77,7 @@ def _with_policies(document: Mapping[str, Any], policies: Mapping[str, Any]) -> 
 
 
 def _preset_on(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The same fleet and workload with the one preset of policies, and nothing else."""
+    """The same fleet and workload with only the preset's policies."""
     return {**document, "policies": PRESET}
 
 
