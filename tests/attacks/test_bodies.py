@@ -67,9 +67,7 @@ def test_no_body_stops_the_event_loop(inside: Inside, field: bytes, status: int)
 
 @pytest.fixture(scope="module")
 def front(script: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
-    made = serving.gateway(serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url]))
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(serving.gateway(serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url])), 1) as made:
         yield made
 
 

@@ -28,18 +28,16 @@ PEAK_MIB = 30.0
 
 @pytest.fixture(scope="module")
 def front(script: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
-    made = serving.gateway(serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url]))
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(serving.gateway(serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url])), 1) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def keyed(script: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     keys = {"api_keys": [digest("right")]}
-    made = serving.gateway(serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url], gateway=keys))
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(
+        serving.gateway(serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url], gateway=keys)), 1
+    ) as made:
         yield made
 
 
@@ -90,9 +88,7 @@ def _num_refused(front: serving.Process) -> dict[str, float]:
 
 def test_workers_refuse_the_same_and_count_it(script: ScriptedEngine, tmp_path: Path) -> None:
     script.reply, script.request = WELL, b""
-    made = serving.gateway(serving.fleet_file(tmp_path, [script.url]), "--workers", "2")
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(serving.gateway(serving.fleet_file(tmp_path, [script.url]), "--workers", "2"), 1) as made:
         for data, status in REFUSED.values():
             assert _statuses(answers(made, data + HIDDEN)) == [status]
         assert not script.request

@@ -41,7 +41,5 @@ def keyed_front(engines: list[serving.Process], tmp_path_factory: pytest.TempPat
     ]
     gateway = {"api_keys": keys, "admin_keys": [digest("root")], "body_timeout_s": 0.5}
     path = serving.fleet_file(tmp_path_factory.mktemp("fleet"), [engines[0].url], gateway=gateway)
-    made = serving.gateway(path)
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(serving.gateway(path), 1) as made:
         yield made

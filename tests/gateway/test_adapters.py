@@ -63,9 +63,9 @@ def complete(process: Process, model: str) -> tuple[int, str, Any]:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_requests_go_to_the_engines_that_list_the_adapter(engines: list[Process], tmp_path: Path, workers: int) -> None:
     path = serving.fleet_file(tmp_path, [each.url for each in engines], gateway=SETTINGS, policies=AFFINITY)
-    front = serving.gateway(path, "--workers", str(workers), "--records", str(tmp_path / "records"))
-    with serving.closing(front):
-        serving.all_up(front, 2)
+    with serving.up(
+        serving.gateway(path, "--workers", str(workers), "--records", str(tmp_path / "records")), 2
+    ) as front:
         assert names(front) == {MODEL: None, "both": MODEL, "law": MODEL, "sql": MODEL}
         assert send(front, "/v1/models/sql").json()["parent"] == MODEL
         assert status(front, "/v1/models/poetry") == 404

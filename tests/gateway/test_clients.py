@@ -33,9 +33,7 @@ def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     engines = [LLAMA.start() if is_real else serving.emulator("--speed", "3") for _ in range(2)]
     pool = {"engine": "llama.cpp"} if is_real else {}
     path = serving.fleet_file(tmp_path_factory.mktemp("fleet"), [engine.url for engine in engines], pool=pool)
-    gateway = serving.gateway(path)
-    with serving.closing(gateway, *engines):
-        serving.all_up(gateway, 2)
+    with serving.up(serving.gateway(path), 2, *engines) as gateway:
         yield gateway
 
 

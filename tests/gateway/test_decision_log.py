@@ -44,9 +44,7 @@ def headers_of(reply: serving.Reply) -> dict[str, str]:
 def test_each_placement_is_a_line_with_what_the_policy_saw(engines: list[serving.Process], tmp_path: Path) -> None:
     path = tmp_path / "log" / "decisions.jsonl"
     file = fleet(tmp_path, engines, policies={"routing": "least-loaded", "window": 1, **ORDER})
-    front = serving.gateway(file, "--decisions", str(path))
-    with serving.closing(front):
-        serving.all_up(front, 2)
+    with serving.up(serving.gateway(file, "--decisions", str(path)), 2) as front:
         long = [
             chat(front, max_tokens=30_000, ignore_eos=True, stream=True, headers={"x-request-id": f"long-{i}"})
             for i in range(2)
@@ -100,9 +98,7 @@ def test_a_retry_has_its_number(tmp_path: Path) -> None:
 
 
 def test_explanations_need_the_setting(engines: list[serving.Process], tmp_path: Path) -> None:
-    front = serving.gateway(fleet(tmp_path, engines))
-    with serving.closing(front):
-        serving.all_up(front, 2)
+    with serving.up(serving.gateway(fleet(tmp_path, engines)), 2) as front:
         assert "x-headway-attempts" not in headers_of(chat(front, max_tokens=2, headers={"x-headway-explain": "1"}))
 
 

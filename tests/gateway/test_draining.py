@@ -66,9 +66,7 @@ def test_streams_are_cut_off_after_the_drain_time(start: Start) -> None:
 
 def test_a_worker_that_leaves_alone_makes_place_for_the_next(engines: list[serving.Process], tmp_path: Path) -> None:
     """It refuses nobody: who comes meanwhile waits for the next worker."""
-    made = serving.gateway(serving.fleet_file(tmp_path, [engines[0].url]), "--workers", "2")
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(serving.gateway(serving.fleet_file(tmp_path, [engines[0].url]), "--workers", "2"), 1) as made:
         streams = [started_stream(made, max_tokens=100) for _ in range(4)]
         (first, *_) = worker_pids(made)
         os.kill(first, signal.SIGTERM)
@@ -82,9 +80,9 @@ def test_a_worker_that_has_not_started_refuses_requests_once_it_has(
     engines: list[serving.Process], tmp_path: Path
 ) -> None:
     """Linux gives connections to its socket while it starts, and nobody else could answer them."""
-    made = serving.gateway(serving.fleet_file(tmp_path, [engines[0].url], gateway={"drain_s": 60.0}), "--workers", "2")
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(
+        serving.gateway(serving.fleet_file(tmp_path, [engines[0].url], gateway={"drain_s": 60.0}), "--workers", "2"), 1
+    ) as made:
         until(lambda: len(worker_pids(made)) == 2)
         streams = [started_stream(made) for _ in range(12)]
         first, second = worker_pids(made)

@@ -22,9 +22,7 @@ def test_a_replica_half_as_fast_as_predicted_is_told(tmp_path: Path) -> None:
     path = serving.fleet_file(
         tmp_path, [engine.url for engine in engines], gateway=gateway, policies={"routing": "round-robin"}
     )
-    front = serving.gateway(path)
-    with serving.closing(front, *engines):
-        serving.all_up(front, 2)
+    with serving.up(serving.gateway(path), 2, *engines) as front:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda i: list(chat(front, f"{i} {'word ' * 100}", stream=True).events()), range(80)))
 

@@ -89,9 +89,7 @@ def test_a_hosted_service_answers_while_the_pool_is_down(workers: int, service: 
     log, decisions = tmp_path / "access.jsonl", tmp_path / "decisions.jsonl"
     path = fleet(tmp_path, engine.url, service)
     options = ("--workers", str(workers), "--access-log", str(log), "--decisions", str(decisions))
-    front = serving.gateway(path, *options)
-    with serving.closing(front, engine):
-        serving.all_up(front, 2)
+    with serving.up(serving.gateway(path, *options), 2, engine) as front:
         home = serving.chat(front, headers=HEADERS)
         assert home.headers["x-headway-replica"] == "chat/0" and "x-headway-fallback" not in home.headers
         assert home.json()["model"] == serving.MODEL

@@ -48,9 +48,7 @@ def test_records_and_decisions_go_on_after_a_full_disk_and_outlast_a_kill(tmp_pa
         lines = [json.loads(line) for line in decisions.read_text().splitlines()]
         assert sum(1 if line["what"] == "placed" else line["num"] for line in lines) >= 8
         earlier = decisions.read_text()
-        again = serving.gateway(path, "--records", str(ran), "--decisions", str(decisions))
-        with serving.closing(again):
-            serving.all_up(again, 1)
+        with serving.up(serving.gateway(path, "--records", str(ran), "--decisions", str(decisions)), 1) as again:
             assert chat(again, max_tokens=2).json()["usage"]["completion_tokens"] == 2
             assert "wrote 11 requests" in again.stop()
         both = decisions.read_text()

@@ -127,9 +127,7 @@ def test_each_engine_gets_its_own_priority_sign_and_model_name(recorder: Recorde
     ]
     path = tmp_path / "fleet.yaml"
     path.write_text(yaml.safe_dump({"fleet": fleet, "policies": {"ordering": "priority"}}))
-    front = serving.gateway(path)
-    with serving.closing(front):
-        serving.all_up(front, 2)
+    with serving.up(serving.gateway(path), 2) as front:
         for model in ("qwen3-8b", "llama-3.1-8b"):
             chat(front, model=model, priority=3, max_tokens=1).json()
         chat(front, service_tier="flex", max_tokens=1).json()

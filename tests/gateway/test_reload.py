@@ -34,9 +34,7 @@ def front(
     folder = tmp_path_factory.mktemp("fleet")
     path = serving.fleet_file(folder, [engines[0].url], gateway=SETTINGS)
     options = ("--workers", request.param, "--no-reload", "--decisions", str(folder / "decisions.jsonl"))
-    made = serving.gateway(path, *options)
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(serving.gateway(path, *options), 1) as made:
         yield made, path
 
 
@@ -226,9 +224,7 @@ def test_a_pool_with_other_properties_gets_new_replicas(front: tuple[serving.Pro
 
 def test_a_changed_file_is_noticed(engines: list[serving.Process], tmp_path: Path) -> None:
     path = serving.fleet_file(tmp_path, [engines[0].url])
-    made = serving.gateway(path, "--restarts", "3")
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(serving.gateway(path, "--restarts", "3"), 1) as made:
         _change(path, pool={"endpoints": [each.url for each in engines]})
         _ready(made, 2)
         assert metric(made, "headway_reloads_total") == 1
@@ -243,9 +239,7 @@ def test_a_changed_file_is_noticed(engines: list[serving.Process], tmp_path: Pat
 
 def test_sighup_reloads_and_ends_nothing(engines: list[serving.Process], tmp_path: Path) -> None:
     path = serving.fleet_file(tmp_path, [engines[0].url])
-    made = serving.gateway(path, "--restarts", "3", "--workers", "2", "--no-reload")
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(serving.gateway(path, "--restarts", "3", "--workers", "2", "--no-reload"), 1) as made:
         _change(path, pool={"endpoints": [each.url for each in engines]})
         time.sleep(0.2)
         assert send(made, "/health").json()["replicas"] == 1

@@ -483,15 +483,11 @@ def test_a_change_goes_on_after_kill_9_and_is_judged_by_what_clients_got(
     def state(front: serving.Process) -> Any:
         return send(front, "/autopilot", headers=ADMIN).json()
 
-    killed = serving.gateway(path, *options)
-    with serving.closing(killed):
-        serving.all_up(killed, 2)
+    with serving.up(serving.gateway(path, *options), 2) as killed:
         assert state(killed)["stage"] == "staged"
         killed.kill()
     assert path.read_text() == text
-    front = serving.gateway(path, *options)
-    with serving.closing(front):
-        serving.all_up(front, 2)
+    with serving.up(serving.gateway(path, *options), 2) as front:
         is_over, written = threading.Event(), front.process.stderr
         assert written is not None
         threading.Thread(target=written.read, daemon=True).start()  # the errors of the planted policy are long

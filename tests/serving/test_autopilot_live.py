@@ -65,9 +65,7 @@ def fleet(engines: tuple[list[serving.Process], list[serving.Process]], tmp_path
 @contextmanager
 def served(path: Path) -> Iterator[serving.Process]:
     beside = ("--records", str(path.with_name("records")), "--decisions", str(path.with_name("log.jsonl")))
-    front = serving.gateway(path, "--autopilot", *beside)
-    with serving.closing(front):
-        serving.all_up(front, NUM_EMULATED + 2)
+    with serving.up(serving.gateway(path, "--autopilot", *beside), NUM_EMULATED + 2) as front:
         errors = front.process.stderr
         assert errors is not None
         threading.Thread(target=errors.read, daemon=True).start()  # those of the planted policy are long

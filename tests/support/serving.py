@@ -139,6 +139,14 @@ def closing(*processes: Process) -> Iterator[None]:
             process.close()
 
 
+@contextmanager
+def up(front: Process, num: int, *others: Process) -> Iterator[Process]:
+    """A gateway, or a picker, once so many replicas are up. It ends with the test, and so do the others."""
+    with closing(front, *others):
+        all_up(front, num)
+        yield front
+
+
 class Reply:
     """An answer as it comes."""
 

@@ -73,9 +73,7 @@ def front(
         digest("free"),
     ]
     path = serving.fleet_file(tmp_path_factory.mktemp("fleet"), [engines[0].url], gateway={"api_keys": keys})
-    made = serving.gateway(path, "--workers", str(request.param))
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(serving.gateway(path, "--workers", str(request.param)), 1) as made:
         yield made
 
 

@@ -31,9 +31,7 @@ def front(engine: serving.Process, tmp_path_factory: pytest.TempPathFactory) -> 
         policies={"admission": BRISK},
         gateway={"api_keys": keys, "batches": {"max_file_bytes": 100_000, "max_lines": 50}},
     )
-    made = serving.gateway(path)
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(serving.gateway(path), 1) as made:
         yield made
 
 
@@ -297,9 +295,7 @@ def test_batches_wait_while_engines_are_busy(engine: serving.Process, tmp_path: 
     """The default queue manager sees full endpoints."""
     admission = {"name": "queue-manager", "interval_s": 0.02, "threshold": 0.0, "low_threshold": 0.0}
     path = serving.fleet_file(tmp_path, [engine.url], policies={"admission": admission}, gateway={"batches": {}})
-    front = serving.gateway(path)
-    with serving.closing(front):
-        serving.all_up(front, 1)
+    with serving.up(serving.gateway(path), 1) as front:
         who = client(front)
         batch = begin(who, jsonl([line("a")]))
         until(lambda: metric(front, "headway_batch_requests_open") == 1)

@@ -88,9 +88,7 @@ def test_a_gateway_may_start_before_its_database(
     engine: serving.Process, database: postgres.Server, tmp_path: Path
 ) -> None:
     database.stop()
-    front = serving.gateway(batching.slow(engine, tmp_path, store=database.url))
-    with serving.closing(front):
-        serving.all_up(front, 1)
+    with serving.up(serving.gateway(batching.slow(engine, tmp_path, store=database.url)), 1) as front:
         reply = send(front, "/v1/files")
         assert reply.status == 503 and reply.headers["retry-after"] == "1"
         reply.close()

@@ -16,7 +16,7 @@ from headway import records, scenario, serving
 from headway.core.errors import HeadwayError
 from headway.core.record import Cause, Outcome
 from headway.gateway.fleet.combos import in_order
-from serving import MODEL, Process, all_up, answer_text, chat, closing, emulator, gateway, metric, send, until
+from serving import MODEL, Process, all_up, answer_text, chat, closing, emulator, gateway, metric, send, until, up
 
 
 def streamed(process: Process, content: str = LONG, **options: Any) -> list[Any]:
@@ -171,24 +171,20 @@ def test_a_prompt_is_recomputed_if_its_cache_is_gone(fleet: Fleet, tmp_path: Pat
     text = answer_text(streamed(fleet.prefill))
     with closing(forgetful, able):
         for decode, by in ((fleet.decode[0], "pair-prefill/0"), (able, "pair-decode/1")):
-            front = gateway(combo_file(tmp_path, [forgetful.url], [decode.url]))
-            with closing(front):
-                all_up(front, 2)
+            with up(gateway(combo_file(tmp_path, [forgetful.url], [decode.url])), 2) as front:
                 reply = chat(front, LONG, stream=True, max_tokens=12)
                 assert reply.headers["x-headway-replica"] == by
                 assert answer_text(list(reply.events())) == text
                 answer = chat(front, LONG, max_tokens=12).json()
                 assert answer["choices"][0]["message"]["content"] == text
                 assert prefills(front, "handed over") == 2
-                until(lambda: metric(front, "headway_requests_in_flight") == 0)  # noqa: B023  # called at once
+                until(lambda: metric(front, "headway_requests_in_flight") == 0)  # called at once
             idle(forgetful, decode)
 
 
 def test_several_workers_hand_over(fleet: Fleet, tmp_path: Path) -> None:
     path = combo_file(tmp_path, [fleet.prefill.url], [each.url for each in fleet.decode])
-    front = gateway(path, "--workers", "2")
-    with closing(front):
-        all_up(front, 3)
+    with up(gateway(path, "--workers", "2"), 3) as front:
         text = answer_text(streamed(fleet.prefill))
         assert {answer_text(streamed(front)) for _ in range(4)} == {text}
         assert prefills(front, "handed over") == 4
@@ -206,9 +202,9 @@ def test_several_workers_hand_over(fleet: Fleet, tmp_path: Path) -> None:
 
 def test_control_chooses_the_decode_replica_if_the_router_does_not(fleet: Fleet, tmp_path: Path) -> None:
     decode = [each.url for each in fleet.decode]
-    front = gateway(combo_file(tmp_path, [fleet.prefill.url], decode, policies={"routing": "least-loaded"}))
-    with closing(front):
-        all_up(front, 3)
+    with up(
+        gateway(combo_file(tmp_path, [fleet.prefill.url], decode, policies={"routing": "least-loaded"})), 3
+    ) as front:
         assert {answer_text(streamed(front)) for _ in range(3)} == {answer_text(streamed(fleet.prefill))}
         assert prefills(front, "handed over") == 3
 
@@ -216,9 +212,7 @@ def test_control_chooses_the_decode_replica_if_the_router_does_not(fleet: Fleet,
 def test_an_idle_replica_serves_the_whole_request(fleet: Fleet, tmp_path: Path) -> None:
     """While the only decode replica writes, a prompt stays where it is computed."""
     path = combo_file(tmp_path, [fleet.prefill.url], [fleet.decode[0].url], policies={"routing": "cauchy"})
-    front = gateway(path)
-    with closing(front):
-        all_up(front, 2)
+    with up(gateway(path), 2) as front:
         first = chat(front, LONG, stream=True, max_tokens=5000, ignore_eos=True)
         events = first.events()
         next(events)
@@ -288,9 +282,7 @@ def test_an_admin_changes_roles(fleet: Fleet, tmp_path: Path) -> None:
 def test_roles_change_at_scheduled_times(fleet: Fleet, tmp_path: Path) -> None:
     changes = [{"at_s": 0.5, "replica": 0, "role": "decode"}, {"at_s": 0.5, "replica": 1, "role": "prefill"}]
     path = combo_file(tmp_path, [fleet.prefill.url], [fleet.decode[0].url], roles=changes)
-    front = gateway(path, "--records", str(tmp_path / "ran"))
-    with closing(front):
-        all_up(front, 2)
+    with up(gateway(path, "--records", str(tmp_path / "ran")), 2) as front:
 
         def answers() -> str:
             reply = chat(front, LONG, stream=True, max_tokens=12)

@@ -114,24 +114,24 @@ def test_failed_pods_are_reported_and_give_their_gpus_to_others(tmp_path: Path, 
     large = "llama-3.1-8b"
     good = kube.Workload("Deployment", 1, processes.ports(1)[0], subnet=1)
     bad = kube.Workload("Deployment", 1, good.port, "bad", 2, ("--model", large), ails="CrashLoopBackOff")
-    with kube.serve(kubeconfig, good, bad):
-        front = serving.gateway(_two_pools(tmp_path, good.port, large))
-        with serving.closing(front):
-            serving.all_up(front, 1)
-            until(lambda: _failed(front))
-            assert _failed(front) == [{"pool": "bad", "replicas": 1, "why": "CrashLoopBackOff"}]
-            assert metric(front, "headway_replicas_failed") == 1 and bad.replicas == 1, "its workload tries on"
-            streams = [chat(front, ignore_eos=True, max_tokens=20_000, stream=True) for _ in range(6)]
-            serving.all_up(front, 2)
-            assert (good.replicas, bad.replicas, _failed(front)) == (2, 0, [])
-            bad.ails = ""
-            for stream in streams:
-                stream.close()
-            until(lambda: (good.replicas, bad.replicas) == (1, 1))
-            serving.all_up(front, 2)
-            assert chat(front, model=large, max_tokens=3).json()["usage"]["completion_tokens"] == 3
-            assert _failed(front) == [] and metric(front, "headway_replicas_failed") == 0
-            assert "bad: a pod does not start (CrashLoopBackOff): it counts as failed" in front.stop()
+    with (
+        kube.serve(kubeconfig, good, bad),
+        serving.up(serving.gateway(_two_pools(tmp_path, good.port, large)), 1) as front,
+    ):
+        until(lambda: _failed(front))
+        assert _failed(front) == [{"pool": "bad", "replicas": 1, "why": "CrashLoopBackOff"}]
+        assert metric(front, "headway_replicas_failed") == 1 and bad.replicas == 1, "its workload tries on"
+        streams = [chat(front, ignore_eos=True, max_tokens=20_000, stream=True) for _ in range(6)]
+        serving.all_up(front, 2)
+        assert (good.replicas, bad.replicas, _failed(front)) == (2, 0, [])
+        bad.ails = ""
+        for stream in streams:
+            stream.close()
+        until(lambda: (good.replicas, bad.replicas) == (1, 1))
+        serving.all_up(front, 2)
+        assert chat(front, model=large, max_tokens=3).json()["usage"]["completion_tokens"] == 3
+        assert _failed(front) == [] and metric(front, "headway_replicas_failed") == 0
+        assert "bad: a pod does not start (CrashLoopBackOff): it counts as failed" in front.stop()
 
 
 def _two_pools(folder: Path, port: int, large: str) -> Path:

@@ -88,9 +88,9 @@ def test_a_stream_waits_for_a_replica_when_all_are_restarted(
     restarts are far apart, as the client reads later than the engine writes."""
     engines = [serving.slow_emulator() for _ in range(num_replicas)]
     patient = {"hold_s": serving.PATIENCE_S, "max_attempts": num_replicas + 1}
-    front = serving.gateway(serving.fleet_file(tmp_path, [e.url for e in engines], gateway=patient), *workers)
-    with serving.closing(front):
-        serving.all_up(front, num_replicas)
+    with serving.up(
+        serving.gateway(serving.fleet_file(tmp_path, [e.url for e in engines], gateway=patient), *workers), num_replicas
+    ) as front:
         events = []
         for i, event in enumerate(chat(front, stream=True).events()):
             if i in (20, 280):

@@ -58,9 +58,7 @@ def front(engine: serving.Process, tmp_path_factory: pytest.TempPathFactory) -> 
     fleet = [{"name": "a", "model": "tiny-llama", "engine": "llama.cpp", "endpoints": [engine.url]}]
     path = tmp_path_factory.mktemp("fleet") / "fleet.yaml"
     path.write_text(json.dumps({"fleet": fleet}))
-    made = serving.gateway(path)
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(serving.gateway(path), 1) as made:
         yield made
 
 

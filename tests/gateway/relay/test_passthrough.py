@@ -23,9 +23,7 @@ _closed = pytest.fixture(autouse=True)(batching.closed)
 @pytest.fixture(scope="module")
 def front(script: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     path = serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url])
-    made = serving.gateway(path, "--records", str(path.parent / "records"))
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(serving.gateway(path, "--records", str(path.parent / "records")), 1) as made:
         yield made
 
 
@@ -161,9 +159,7 @@ def test_passed_on_answers_are_recorded(front: serving.Process, script: Scripted
     from headway import records
 
     folder = tmp_path / "records"
-    made = serving.gateway(serving.fleet_file(tmp_path, [script.url]), "--records", str(folder))
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(serving.gateway(serving.fleet_file(tmp_path, [script.url]), "--records", str(folder)), 1) as made:
         script.reply = _whole(RESPONSE)
         send(made, "/v1/responses", {"model": MODEL, "input": "a"}).json()
         made.stop()

@@ -85,9 +85,9 @@ def test_without_a_replica_the_hold_times_out(tmp_path: Path) -> None:
 
 
 def test_a_request_that_takes_too_long_times_out(survivor: serving.Process, tmp_path: Path) -> None:
-    front = serving.gateway(serving.fleet_file(tmp_path, [survivor.url], gateway={"timeout_s": 0.4}))
-    with serving.closing(front):
-        serving.all_up(front, 1)
+    with serving.up(
+        serving.gateway(serving.fleet_file(tmp_path, [survivor.url], gateway={"timeout_s": 0.4})), 1
+    ) as front:
         reply = chat(front, ignore_eos=True, max_tokens=20_000)
         assert reply.status == 504 and reply.json()["error"]["code"] == "timeout"
         events = list(chat(front, ignore_eos=True, max_tokens=20_000, stream=True).events())

@@ -87,9 +87,7 @@ def test_a_trace_goes_from_the_client_through_attempts_to_the_engine(collector: 
         policies={"routing": "round-robin"},
         gateway={"tracing": True},
     )
-    front = serving.gateway(file)
-    with serving.closing(front):
-        serving.all_up(front, 2)
+    with serving.up(serving.gateway(file), 2) as front:
         for _ in range(2):  # one of the two begins at the engine that fails
             chat(front, max_tokens=9, temperature=0.5, headers={"traceparent": parent}).json()
         front.stop()
@@ -135,9 +133,7 @@ def test_holds_and_judgements_are_spans(collector: Collector, tmp_path: Path) ->
             "gateway": {"tracing": True, "scrape_period_s": 0.1},
         }
         (tmp_path / "fleet.yaml").write_text(yaml.safe_dump(data))
-        front = serving.gateway(tmp_path / "fleet.yaml")
-        with serving.closing(front):
-            serving.all_up(front, 2)
+        with serving.up(serving.gateway(tmp_path / "fleet.yaml"), 2) as front:
             asked = [threading.Thread(target=lambda: chat(front, model="best", max_tokens=60).json()) for _ in range(2)]
             for each in asked:
                 each.start()
@@ -162,9 +158,7 @@ def test_without_tracing_opentelemetry_is_not_imported() -> None:
 
 def test_without_tracing_the_clients_context_is_passed_on(tmp_path: Path) -> None:
     engine = Engine(0)
-    front = serving.gateway(serving.fleet_file(tmp_path, [engine.url], pool={"api": "openai"}))
-    with serving.closing(front):
-        serving.all_up(front, 1)
+    with serving.up(serving.gateway(serving.fleet_file(tmp_path, [engine.url], pool={"api": "openai"})), 1) as front:
         chat(front, max_tokens=2, headers={"traceparent": "00-1-2-01"}).json()
     engine.close()
     assert engine.parents == ["00-1-2-01"]

@@ -77,9 +77,7 @@ def by_model(judge: Judge, **options: Any) -> dict[str, Any]:
 def front(
     engines: tuple[serving.Process, ...], judge: Judge, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[serving.Process]:
-    made = serving.gateway(fleet(tmp_path_factory.mktemp("fleet"), engines, by_model(judge)))
-    with serving.closing(made):
-        serving.all_up(made, 2)
+    with serving.up(serving.gateway(fleet(tmp_path_factory.mktemp("fleet"), engines, by_model(judge))), 2) as made:
         yield made
 
 
@@ -162,9 +160,7 @@ def test_an_answer_without_a_score_is_escalated_or_accepted_by_the_setting(
     for url in ("http://127.0.0.1:9", judge.url):
         judge.may_answer.clear()
         configured = by_model(judge, url=url, on_failure=on_failure, timeout_s=0.3)
-        made = serving.gateway(fleet(tmp_path, engines, configured))
-        with serving.closing(made):
-            serving.all_up(made, 2)
+        with serving.up(serving.gateway(fleet(tmp_path, engines, configured)), 2) as made:
             assert _model(chat(made, model="best", max_tokens=3)) == model
             assert answer_text(list(chat(made, model="best", max_tokens=9, stream=True).events()))
             assert metric(made, "headway_judgements_total") == 2
@@ -175,9 +171,7 @@ def test_an_answer_without_a_score_is_escalated_or_accepted_by_the_setting(
 def test_answers_are_scored_by_confidence(engines: tuple[serving.Process, ...], tmp_path: Path) -> None:
     """The emulated models give each token a probability of 0.7."""
     for threshold, model in ((69.9, SMALL), (70.1, LARGE)):
-        made = serving.gateway(fleet(tmp_path, engines, {"by": "confidence"}, threshold))
-        with serving.closing(made):
-            serving.all_up(made, 2)
+        with serving.up(serving.gateway(fleet(tmp_path, engines, {"by": "confidence"}, threshold)), 2) as made:
             answer = chat(made, model="best", max_tokens=12).json()
             assert answer["model"] == model and not answer["choices"][0].get("logprobs")
             events = list(chat(made, model="best", max_tokens=12, stream=True).events())
@@ -217,9 +211,7 @@ def test_each_stage_is_recorded_and_the_records_can_be_simulated(
     engines: tuple[serving.Process, ...], judge: Judge, tmp_path: Path
 ) -> None:
     path = fleet(tmp_path, engines, by_model(judge))
-    made = serving.gateway(path, "--records", str(tmp_path / "records"))
-    with serving.closing(made):
-        serving.all_up(made, 2)
+    with serving.up(serving.gateway(path, "--records", str(tmp_path / "records")), 2) as made:
         for score in ("90", "20", "nonsense"):
             judge.score = score
             chat(made, model="best", max_tokens=10).json()
@@ -286,9 +278,7 @@ def test_one_models_replicas_on_two_types_of_gpu_answer_together(
     document |= {"fleet": [*document["fleet"], more], "policies": {"routing": "round-robin"}}
     path.write_text(yaml.safe_dump(document))
     judge.score = "90"
-    made = serving.gateway(path)
-    with serving.closing(made, other):
-        serving.all_up(made, 3)
+    with serving.up(serving.gateway(path), 3, other) as made:
         answered = [chat(made, model="best", max_tokens=3) for _ in range(6)]
         assert {_model(reply) for reply in answered} == {SMALL}
         assert {reply.headers["x-headway-replica"].partition("/")[0] for reply in answered} == {"small", "other"}

@@ -21,7 +21,7 @@ from headway.core.record import Cause, Outcome
 from headway.gateway.scheduling import sglang_disaggregation
 from headway.gateway.scheduling.in_flight import PrefillLeg
 from headway.gateway.upstream.errors import EngineError
-from serving import MODEL, Process, all_up, answer_text, chat, closing, emulator, gateway, metric, send, until
+from serving import MODEL, Process, all_up, answer_text, chat, closing, emulator, gateway, metric, send, until, up
 
 SLOW = ("--kv-gbps", "0.05")
 """A cache takes a while to be sent."""
@@ -254,26 +254,20 @@ def _mid_stream(fleet: Fleet, folder: Path, first: Process) -> None:
 def test_an_engine_without_a_partner_gets_no_requests(fleet: Fleet, tmp_path: Path) -> None:
     """Requests wait for the other one; the halves of two combos are no pair."""
     path = pair_file(tmp_path, [fleet.prefill[0].url], ["http://127.0.0.1:1"], gateway={"hold_s": 0.3})
-    front = gateway(path)
-    with closing(front):
-        all_up(front, 1)
+    with up(gateway(path), 1) as front:
         reply = chat(front, LONG, max_tokens=5)
         assert reply.status == 503
         reply.close()
     dead = "http://127.0.0.1:1"
     path = pair_file(tmp_path, [fleet.prefill[0].url, dead], [dead, fleet.decode[0].url], 2, gateway={"hold_s": 0.3})
-    front = gateway(path)
-    with closing(front):
-        all_up(front, 2)
+    with up(gateway(path), 2) as front:
         reply = chat(front, LONG, max_tokens=5)
         assert reply.status == 503
         reply.close()
     decode = half("decode")
     port = decode.port
     decode.close()
-    front = gateway(pair_file(tmp_path, [fleet.prefill[0].url], [f"http://127.0.0.1:{port}"]))
-    with closing(front):
-        all_up(front, 1)
+    with up(gateway(pair_file(tmp_path, [fleet.prefill[0].url], [f"http://127.0.0.1:{port}"])), 1) as front:
         found: list[str] = []
         reader = threading.Thread(target=lambda: found.append(streamed(front)))
         reader.start()
@@ -329,9 +323,7 @@ def test_a_stream_moves_from_a_draining_replica_to_another_pair(fleet: Fleet, tm
 
 def test_several_workers_dispatch_to_both(fleet: Fleet, tmp_path: Path) -> None:
     prefill, decode = ([each.url for each in side] for side in (fleet.prefill, fleet.decode))
-    front = gateway(pair_file(tmp_path, prefill, decode, 2), "--workers", "2")
-    with closing(front):
-        all_up(front, 4)
+    with up(gateway(pair_file(tmp_path, prefill, decode, 2), "--workers", "2"), 4) as front:
         text = streamed(fleet.alone)
         assert {streamed(front) for _ in range(4)} == {text}
         until(lambda: prefills(front, "handed over") == 4)

@@ -60,9 +60,9 @@ def test_without_admin_keys_the_endpoints_do_not_exist(engines: list[serving.Pro
 def test_a_stream_survives_while_replicas_are_added_drained_and_removed(
     engines: list[serving.Process], tmp_path: Path
 ) -> None:
-    made = serving.gateway(serving.fleet_file(tmp_path, [engines[0].url], gateway={"admin_keys": [digest("root")]}))
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(
+        serving.gateway(serving.fleet_file(tmp_path, [engines[0].url], gateway={"admin_keys": [digest("root")]})), 1
+    ) as made:
         straight = chat(engines[0], max_tokens=400, ignore_eos=True).json()["choices"][0]["message"]["content"]
         reply = chat(made, max_tokens=400, ignore_eos=True, stream=True)
         events = reply.events()

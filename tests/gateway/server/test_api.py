@@ -19,9 +19,7 @@ def front(engines: list[serving.Process], tmp_path_factory: pytest.TempPathFacto
     path = serving.fleet_file(
         tmp_path_factory.mktemp("fleet"), [engine.url for engine in engines], gateway={"max_body_bytes": 1 << 20}
     )
-    made = serving.gateway(path)
-    with serving.closing(made):
-        serving.all_up(made, 2)
+    with serving.up(serving.gateway(path), 2) as made:
         yield made
 
 

@@ -71,11 +71,8 @@ def test_access_to_page_and_data(gateway: dict[str, Any], page: int, bare: int, 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[serving.Process, list[serving.Process]]]:
     engines = [serving.emulator(), serving.emulator()]
-    with serving.closing(*engines):
-        made = serving.gateway(fleet(tmp_path, engines, admin_keys=[ADMIN]))
-        with serving.closing(made):
-            serving.all_up(made, 2)
-            yield made, engines
+    with serving.up(serving.gateway(fleet(tmp_path, engines, admin_keys=[ADMIN])), 2, *engines) as made:
+        yield made, engines
 
 
 def shown(page: Page) -> dict[str, Any]:

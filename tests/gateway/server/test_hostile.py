@@ -19,9 +19,7 @@ pytest.importorskip("httptools")
 @pytest.fixture(scope="module")
 def front(script: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     path = serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url], gateway={"hold_s": 5.0})
-    made = serving.gateway(path)
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(serving.gateway(path), 1) as made:
         yield made
 
 
@@ -115,9 +113,9 @@ def test_keys_and_traces_reach_the_engine_and_other_headers_do_not(
 
 def test_clients_need_one_of_the_keys_and_engines_do_not_see_it(script: ScriptedEngine, tmp_path: Path) -> None:
     digest = hashlib.sha256(b"open sesame").hexdigest()
-    front = serving.gateway(serving.fleet_file(tmp_path, [script.url], gateway={"api_keys": ["0" * 64, digest]}))
-    with serving.closing(front):
-        serving.all_up(front, 1)
+    with serving.up(
+        serving.gateway(serving.fleet_file(tmp_path, [script.url], gateway={"api_keys": ["0" * 64, digest]})), 1
+    ) as front:
         script.reply = WELL
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic open sesame"}):
             reply = chat(front, headers=headers)

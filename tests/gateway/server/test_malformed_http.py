@@ -26,9 +26,7 @@ from serving import metric, send, until
 def front(script: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     """Afterwards, nothing in its log is a fault of its own."""
     path = serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url], gateway={"body_timeout_s": 1.0})
-    made = serving.gateway(path)
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(serving.gateway(path), 1) as made:
         yield made
         until(lambda: metric(made, "headway_requests_in_flight") == 0)
         log = made.stop()

@@ -29,9 +29,9 @@ def front(
     folder = tmp_path_factory.mktemp("fleet")
     settings = {"api_keys": [digest("free")], "cors": {"origins": [PAGE], "methods": ["GET", "POST"]}}
     path, log = serving.fleet_file(folder, [engines[0].url], gateway=settings), folder / "access.jsonl"
-    made = serving.gateway(path, "--workers", str(request.param), "--access-log", str(log), "--log-format", "json")
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(
+        serving.gateway(path, "--workers", str(request.param), "--access-log", str(log), "--log-format", "json"), 1
+    ) as made:
         yield made, log
 
 
@@ -77,9 +77,9 @@ def test_other_pages_are_not_named(front: tuple[serving.Process, Path]) -> None:
 
 
 def test_listed_pages_may_ask_a_gateway_without_keys(engines: list[serving.Process], tmp_path: Path) -> None:
-    made = serving.gateway(serving.fleet_file(tmp_path, [engines[0].url], gateway={"cors": {"origins": [PAGE]}}))
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(
+        serving.gateway(serving.fleet_file(tmp_path, [engines[0].url], gateway={"cors": {"origins": [PAGE]}})), 1
+    ) as made:
         replies = [
             chat(made, headers={"origin": PAGE}, max_tokens=1),
             chat(made, headers={"origin": "https://evil.example.com"}, max_tokens=1),
@@ -91,9 +91,9 @@ def test_listed_pages_may_ask_a_gateway_without_keys(engines: list[serving.Proce
 
 
 def test_without_the_setting_nothing_is_answered(engines: list[serving.Process], tmp_path: Path) -> None:
-    made = serving.gateway(serving.fleet_file(tmp_path, [engines[0].url], gateway={"api_keys": [digest("free")]}))
-    with serving.closing(made):
-        serving.all_up(made, 1)
+    with serving.up(
+        serving.gateway(serving.fleet_file(tmp_path, [engines[0].url], gateway={"api_keys": [digest("free")]})), 1
+    ) as made:
         reply = send(made, "/v1/chat/completions", headers={"origin": PAGE, **PREFLIGHT}, method="OPTIONS")
         assert reply.status == 405 and "access-control-allow-origin" not in reply.headers
         reply.close()
@@ -167,8 +167,6 @@ def test_an_access_log_that_cannot_be_written_is_an_error_at_the_start(tmp_path:
 def test_the_log_has_a_level_and_may_be_json(engines: list[serving.Process], tmp_path: Path) -> None:
     path = serving.fleet_file(tmp_path, [engines[0].url])
     for level, is_told in (("info", True), ("warning", False)):
-        made = serving.gateway(path, "--log-format", "json", "--log-level", level)
-        with serving.closing(made):
-            serving.all_up(made, 1)
+        with serving.up(serving.gateway(path, "--log-format", "json", "--log-level", level), 1) as made:
             lines = [json.loads(line) for line in made.stop().splitlines()]
         assert is_told == any("is up" in line["message"] and line["level"] == "info" for line in lines)

@@ -24,9 +24,7 @@ def front(
 ) -> Iterator[serving.Process]:
     settings = {"max_body_bytes": 1 << 20}
     path = serving.fleet_file(tmp_path_factory.mktemp("fleet"), [each.url for each in engines], gateway=settings)
-    made = serving.gateway(path, "--workers", str(request.param))
-    with serving.closing(made):
-        serving.all_up(made, 2)
+    with serving.up(serving.gateway(path, "--workers", str(request.param)), 2) as made:
         yield made
 
 

@@ -372,9 +372,7 @@ def engines() -> Iterator[list[serving.Process]]:
 
 
 def test_every_histogram_counts_what_ran(engines: list[serving.Process], tmp_path: Path) -> None:
-    front = serving.gateway(serving.fleet_file(tmp_path, [engine.url for engine in engines]))
-    with serving.closing(front):
-        serving.all_up(front, 2)
+    with serving.up(serving.gateway(serving.fleet_file(tmp_path, [engine.url for engine in engines])), 2) as front:
         for _ in range(3):
             list(chat(front, max_tokens=9, stream=True, headers={"x-headway-tier": "2"}).events())
         chat(front, max_tokens=9).json()

@@ -100,9 +100,9 @@ def test_lt_i_follows_its_plans_up_and_down(tmp_path: Path) -> None:
     """An hour of two seconds: demand that the gateway has seen, forecast and planned for, is served by processes."""
     pool = processes.pool(3)
     scaling = {"name": "lt-i", "plan": LINES, "planner": "ilp", "forecaster": "last-value", "interval_s": 0.2}
-    front = serving.gateway(serving.fleet_file(tmp_path, [], pool=pool, policies={"scaling": scaling}))
-    with serving.closing(front):
-        serving.all_up(front, 1)
+    with serving.up(
+        serving.gateway(serving.fleet_file(tmp_path, [], pool=pool, policies={"scaling": scaling})), 1
+    ) as front:
         with clients(front, 2):
             serving.all_up(front, 3)
         serving.all_up(front, 1)
@@ -132,9 +132,9 @@ class Log:
 def test_lt_ua_scales_only_as_far_as_memory_needs(tmp_path: Path) -> None:
     """The plan wants three; KV caches are next to empty, so none is started."""
     scaling = {"name": "lt-ua", "plan": LINES, "interval_s": 0.2, "cooldown_s": 0.2, "last_s": 1.0}
-    front = serving.gateway(serving.fleet_file(tmp_path, [], pool=processes.pool(3), policies={"scaling": scaling}))
-    with serving.closing(front):
-        serving.all_up(front, 1)
+    with serving.up(
+        serving.gateway(serving.fleet_file(tmp_path, [], pool=processes.pool(3), policies={"scaling": scaling})), 1
+    ) as front:
         log = Log(front)
         with clients(front, 2):
             until(lambda: log.count("a plan was made in") >= 3)
@@ -145,9 +145,9 @@ def test_lt_ua_scales_only_as_far_as_memory_needs(tmp_path: Path) -> None:
 def test_streams_continue_during_planning_and_the_process_ends_with_the_gateway(tmp_path: Path) -> None:
     """What a replica serves is found by simulation here, which takes seconds of a core; the gateway is killed."""
     scaling = {"name": "lt-i", "plan": {**LINES, "tps": {}}, "planner": "ilp", "interval_s": 0.1}
-    front = serving.gateway(serving.fleet_file(tmp_path, [], pool=processes.pool(2), policies={"scaling": scaling}))
-    with serving.closing(front):
-        serving.all_up(front, 1)
+    with serving.up(
+        serving.gateway(serving.fleet_file(tmp_path, [], pool=processes.pool(2), policies={"scaling": scaling})), 1
+    ) as front:
         log = Log(front)
         stream = chat(front, ignore_eos=True, max_tokens=20_000, stream=True)
         events = stream.events()
@@ -236,9 +236,7 @@ def test_a_replanned_cascade_replaces_replicas_by_ones_of_another_shape(tmp_path
     """Few requests, then more. Audited requests are judged at both models, so it shows that 70 is less than 75."""
     path = _cascade(tmp_path, "--tp", "{tp}")
     first = yaml.safe_load(path.read_text())["fleet"][0]["processes"]["ports"][0]
-    front = serving.gateway(path)
-    with serving.closing(front):
-        serving.all_up(front, 2)
+    with serving.up(serving.gateway(path), 2) as front:
         log, before = Log(front), set(running(first, first + 7).values())
         with clients(front, 1, model="best"):
             until(lambda: serving.metric(front, "headway_judgements_total") > 30)
@@ -262,9 +260,7 @@ def test_scaling_acts_on_a_cascades_pools_between_plans(tmp_path: Path) -> None:
     scaling = {"name": "target-utilization", "kv_use": None, "in_flight": 2, "interval_s": 0.2, "stabilization_s": 1}
     path.write_text(yaml.safe_dump(made | {"policies": {"scaling": scaling}}))
     first = made["fleet"][0]["processes"]["ports"][0]
-    front = serving.gateway(path)
-    with serving.closing(front):
-        serving.all_up(front, 2)
+    with serving.up(serving.gateway(path), 2) as front:
         with clients(front, 8, model=SMALL):
             serving.all_up(front, 4)
             assert (len(running(first, first + 3)), len(running(first + 4, first + 7))) == (3, 1)
