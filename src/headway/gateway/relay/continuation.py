@@ -35,42 +35,42 @@ class CannotResumeError(Exception):
 
 
 class PartialResponse:
-    """The answer so far: everything that another engine needs to continue it."""
+    """The answer so far, with everything that another engine needs to continue it."""
 
-    # What an answer starts with is set in the class: most answers leave it as it is.
+    # Initial values are set in the class, because most answers keep them.
     tokens = 0
     reasoning_key = "reasoning_content"
     finish_reason: str | None = None
     has_usage = False
-    """The engine has reported the usage."""
+    """Whether the engine has reported the usage."""
     prompt_tokens = 0
     seen_tokens = 0
     """Tokens of prompt and answer by the engine's own count; 0: not reported."""
     last_text = ""
     """The last chunk's text."""
     end_tag = ""
-    """What the ids up to `_ids_of_reasoning` have of the tag that ends reasoning."""
+    """The part of the reasoning's end tag in the ids up to `_ids_of_reasoning`."""
     _ids_of_reasoning = 0
-    """Token ids up to the last one that brought reasoning, or that came without its text."""
+    """Number of token ids up to the last one that brought reasoning, or whose text did not come with it."""
     _ids_read = 0
-    """Those of them of which `end_tag` tells."""
+    """Number of these ids that `end_tag` covers."""
 
     def __init__(self, request: ClientRequest) -> None:
         self._request = request
         self.head: dict[str, Any] = {}
-        """`id`, `created` and `model` of the first engine's chunks, used for the whole stream."""
+        """`id`, `created` and `model` of the first engine's chunks, which the whole stream uses."""
         self.prompt_ids = request.prompt_ids
         self.prompt: str | None = request.body["prompt"] if isinstance(request.body.get("prompt"), str) else None
         """The prompt's text, if known. For a chat, `EngineEndpoint.render_chat` returns it."""
         self.token_ids: list[int] | None = []
-        """None: the engine did not send the ids of all tokens."""
+        """Token ids so far; None if the engine did not send all of them."""
         self.text: list[str] = []
         self.reasoning: list[str] = []
         self.tool_calls: list[str] = []
         """Deltas of tool calls, as JSON."""
 
     def add(self, chunk: Chunk, tokens: int) -> None:
-        """Add an engine's chunk, which has this many tokens."""
+        """Add an engine's chunk with this many tokens."""
         if not self.head and chunk.id is not None:
             self.head = {"id": chunk.id, "created": chunk.created, "model": chunk.model}
         if chunk.prompt_token_ids is not None and self.prompt_ids is None:
@@ -103,19 +103,19 @@ class PartialResponse:
                 self.reasoning.append(self.last_text)
                 self.end_tag, num = "", len(self.token_ids or ())
                 self._ids_of_reasoning = num
-                self._ids_read = num_before if num > num_before + 1 else num  # one that is reasoning is no tag
+                self._ids_read = num_before if num > num_before + 1 else num  # an id of reasoning text is no tag
             if delta.tool_calls is not None:
                 self.tool_calls.append(sse.encoded(delta.tool_calls).decode())
 
     def add_text(self, text: str) -> None:
-        """Add a chunk that is the text of one token, whose id did not come with it."""
+        """Add a chunk with the text of one token, whose id did not come with it."""
         self.tokens += 1
         self.token_ids = None
         self.text.append(text)
         self.last_text = text
 
     def restore(self, part: StreamPart) -> None:
-        """Take over an answer of which the client has these events."""
+        """Take over an answer from these events, which the client already has."""
         for event in sse.EventSplitter().split(part.data):
             payload = sse.payload(event)
             if payload is not None and not sse.is_done(payload):
@@ -131,8 +131,8 @@ class PartialResponse:
         self._ids_of_reasoning = self._ids_read = len(self.token_ids)  # the file ends with the last chunk's text
 
     def forget_silent_ids(self) -> int:
-        """Forget the tokens after the reasoning if they brought no text: one may be its end tag, and what an engine
-        generates after that tag does not tell that it is an answer. The next engine generates them again. Returns
+        """Forget the tokens after the reasoning if they brought no text. One of them may be the end tag, and an engine
+        that continues after the tag does not mark its tokens as answer. The next engine generates them again. Returns
         their number."""
         if not self.token_ids or not self._may_end_reasoning:
             return 0
@@ -143,39 +143,39 @@ class PartialResponse:
 
     @property
     def _may_end_reasoning(self) -> bool:
-        """Reasoning may have ended, of which nothing that was sent tells."""
+        """Whether the reasoning may have ended without any sign in the data sent."""
         return bool(self.reasoning) and not self.text and not self.tool_calls and self.finish_reason is None
 
     @property
     def goes_on_from_ids(self) -> bool:
-        """The answer continues from the ids of its tokens, not from its text."""
+        """Whether the answer continues from its token ids, and not from its text."""
         return self.prompt_ids is not None and self.token_ids is not None
 
     def unread_ids(self) -> list[int]:
-        """The ids among which the end tag of reasoning may be, unseen: they came in one chunk, whose text is reasoning,
-        or without their texts. An answer that continues after the tag does not tell that it is no reasoning."""
+        """Ids that may contain the reasoning's unseen end tag: they came in one chunk with reasoning text, or without
+        text. An answer that continues after the tag is not marked as answer."""
         if self.token_ids is None or not self.goes_on_from_ids or not self._may_end_reasoning:
             return []
         return self.token_ids[self._ids_read : self._ids_of_reasoning]
 
     def read_ids(self, text: str) -> None:
-        """Take the end tag of reasoning, or its start, from the text of the ids that brought reasoning last."""
+        """Find the reasoning's end tag, or its start, in the text of the ids that brought reasoning last."""
         self.end_tag = _THINK_END if _THINK_END in text else _start_of_tag(text)
         self._ids_read = self._ids_of_reasoning
 
     def forget_end(self, chunk: Chunk) -> None:
-        """Forget what ends the stream in a chunk that the client does not get."""
+        """Forget the end of the stream in a chunk that the client does not get."""
         if any(choice.finish_reason is not None for choice in chunk.choices):
             self.finish_reason = None
         if chunk.usage is not None:
             self.has_usage = False
 
     def answer(self) -> str:
-        """The answer to score: text and tool calls."""
+        """The answer for scoring: text and tool calls."""
         return "".join(self.text) + "".join(self.tool_calls)
 
     def tokens_left(self, context_tokens: int, prompt_tokens: int) -> int:
-        """Tokens that the answer may still have. `prompt_tokens` counts if the prompt's ids are unknown."""
+        """Tokens left for the answer. `prompt_tokens` counts if the prompt's ids are unknown."""
         limit = self._request.max_tokens
         if limit is None:
             prompt = prompt_tokens if self.prompt_ids is None else len(self.prompt_ids)
@@ -183,8 +183,8 @@ class PartialResponse:
         return limit - self.tokens
 
     def closing_events(self, prompt_tokens: int) -> bytes:
-        """The events that end a stream whose tokens the client has: finish reason, usage and [DONE], as far as they
-        have not come. `prompt_tokens` counts if the engine has reported none."""
+        """The missing events at the end of a stream whose tokens the client has: finish reason, usage and [DONE].
+        `prompt_tokens` is used if the engine has reported no usage."""
         request = self._request
         kind = "chat.completion.chunk" if request.is_chat else "text_completion"
         events = []
@@ -200,7 +200,7 @@ class PartialResponse:
         return b"".join(map(sse.encode_event, events)) + sse.DONE
 
     def resume_request(self, adapter: Adapter, context_tokens: int, prompt_tokens: int) -> tuple[str, dict[str, Any]]:
-        """Path and body of the request that continues the answer. CannotResumeError if there is none."""
+        """Path and body of the request that continues the answer. CannotResumeError if it cannot be continued."""
         request = self._request
         if not request.can_resume:
             raise CannotResumeError
@@ -219,13 +219,13 @@ class PartialResponse:
             raise CannotResumeError
         if adapter.template is None:
             body = {name: request.body[name] for name in _SAMPLING_OPTIONS if name in request.body}
-        else:  # the engine accepts the other options, too, and outputs the think tags only if they are preserved
+        else:  # the engine accepts the other options, too, but outputs the think tags only if they are preserved
             body = {name: request.body[name] for name in request.body if name not in _CHAT_OPTIONS}
             body["preserved_tokens"] = [_THINK, _THINK_END]
         return COMPLETIONS, {**body, "prompt": prompt, "max_tokens": self.tokens_left(context_tokens, prompt_tokens)}
 
     def _raw_text(self, prompt: str) -> str:
-        """The answer so far as the model wrote it, with the usual whitespace around reasoning, which engines strip."""
+        """The answer so far as the model wrote it, with the usual white space around reasoning, which engines strip."""
         text, reasoning = "".join(self.text), "".join(self.reasoning)
         if not reasoning:
             return text
@@ -234,30 +234,31 @@ class PartialResponse:
 
 
 class ResumedStream:
-    """Rewrites the chunks of the engine that continues an answer: the first engine's head, format and token counts."""
+    """Rewrites the chunks of the engine that continues an answer to the first engine's head, format and token
+    counts."""
 
     def __init__(self, request: ClientRequest, partial: PartialResponse, path: str, num_repeated: int = 0) -> None:
-        """`num_repeated`: tokens at the start whose ids the client has."""
+        """`num_repeated`: tokens at the start whose ids the client already has."""
         self._is_chat, self._partial = request.is_chat, partial
         self._is_converted = request.is_chat and path == COMPLETIONS
-        """The engine completes the chat's rendered prompt, and the client gets chat chunks."""
+        """The engine completes the chat's rendered prompt, but the client gets chat chunks."""
         end_tag = partial.end_tag if partial.goes_on_from_ids else ""
         reasons = self._is_converted and bool(partial.reasoning) and not partial.text
         self._is_reasoning = reasons and end_tag != _THINK_END
         self._tokens_before, self.num_repeated = partial.tokens, num_repeated
         self._held_back = end_tag if self._is_reasoning else ""
-        """The start of what may be the end tag of reasoning."""
+        """Text that may be the start of the reasoning's end tag."""
         self._deltas: list[dict[str, str]] = []
 
     def convert(self, chunk: Chunk) -> None:
-        """Convert a completion's chunk to a chat's, before it is metered."""
+        """Convert a completion's chunk to a chat's chunk, before its tokens are counted."""
         if self._is_converted:
             self._deltas = [self._delta(each.text or "", each.finish_reason is not None) for each in chunk.choices]
             for choice, delta in zip(chunk.choices, self._deltas, strict=True):
                 choice.text, choice.delta = None, Delta(**delta)
 
     def rewrite(self, value: dict[str, Any]) -> bool:
-        """Rewrite the same chunk in full, after it was metered. False: it has nothing for the client."""
+        """Rewrite the same chunk completely, after its tokens were counted. False if it has nothing for the client."""
         value |= self._partial.head
         usage = value.get("usage")
         if isinstance(usage, dict):
@@ -290,7 +291,7 @@ class ResumedStream:
             self.num_repeated = max(self.num_repeated - len(ids), 0)
 
     def _delta(self, text: str, is_last: bool) -> dict[str, str]:
-        """Text as reasoning or as the answer. The end tag of reasoning may come in pieces."""
+        """Text as reasoning or as answer. The end tag of reasoning may come in pieces."""
         if not self._is_reasoning:
             return {"content": text} if text else {}
         text = self._held_back + text
@@ -307,7 +308,7 @@ class ResumedStream:
 
 
 def _start_of_tag(text: str) -> str:
-    """The end of a text that may be the start of the tag that ends reasoning."""
+    """The end of a text that may be the start of the reasoning's end tag."""
     return next((_THINK_END[:n] for n in range(len(_THINK_END) - 1, 0, -1) if text.endswith(_THINK_END[:n])), "")
 
 

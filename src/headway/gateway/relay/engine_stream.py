@@ -1,4 +1,4 @@
-"""One engine's stream on its way to the client: each read is split into events, metered, rewritten and written."""
+"""One engine's stream on its way to the client: each read is split into events, counted, rewritten and written."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headway.gateway.upstream import sse
 from headway.gateway.upstream.errors import EngineError
 
 _MAX_KEPT = 16
-"""Events without tokens, after which the client is sent what has come."""
+"""After this many events without tokens, the events are sent to the client."""
 _field_remover = cache(sse.FieldRemover)
 
 
 class EngineStream:
-    """One engine's stream: split into events, metered, rewritten for the client, and written."""
+    """One engine's stream: split into events, counted, rewritten for the client, and written."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class EngineStream:
         pace: Callable[[bytes, int], bool] | None = None,
         has_begun: bool = False,
     ) -> None:
-        """`write` writes events for the client, and returns False if no more must be read for now. `pace` does the
-        same for an event with so many answering tokens, at their pace. `has_begun`: the client has been sent events."""
+        """`write` writes events for the client, and returns False if reading must pause. `pace` does the same for an
+        event with a number of answer tokens, at their pace. `has_begun`: the client has received events."""
         self._meter, self._itl, self._write = meter, itl, write
         self._resumed, self._hidden_fields, self._wants_usage = resumed, hidden_fields, wants_usage
         self._pace = pace
@@ -40,45 +40,45 @@ class EngineStream:
         self._splitter = sse.EventSplitter()
         is_plain = not self._is_rewritten and pace is None and meter.passthrough is None
         self._is_plain = is_plain
-        """Events are passed on as they came, but for hidden fields."""
+        """Whether events are passed on unchanged, except for hidden fields."""
         self._repeated = sse.RepeatedEvent() if is_plain and meter.takes_texts else None
-        """None: each event is decoded."""
+        """None if each event is decoded."""
         self._may_read = True
-        """The client reads as fast as the engine generates."""
+        """Whether the client reads as fast as the engine generates."""
         self._num_unlike = 0
-        """Events since the one that was learnt last which are not like it."""
+        """Events since the last learnt one that differ from it."""
         self._kept: list[bytes] | None = None if has_begun else []
-        """Events before the first token, which are kept, as the engine may refuse the request yet; None: it has begun
-        to answer."""
+        """Events before the first token. They are held back, because the engine may still refuse the request. None once
+        it has begun to answer."""
         self.last_events = b""
-        """Events of the last read, which go with the end of the response."""
+        """Events of the last read, which are sent with the end of the response."""
         self.is_done = False
-        """[DONE] has come."""
+        """Whether [DONE] has come."""
         self.is_too_long = False
-        """The engine generates more than it may; nothing that has come since is passed on."""
+        """Whether the engine generates more than allowed. Later data is not passed on."""
         self.error: EngineError | None = None
-        """The error with which the engine ended its answer, which is passed on as it came."""
+        """The error with which the engine ended its answer, passed on unchanged."""
 
     def has_ended(self, num_choices: int) -> bool:
-        """Whether the answer is complete where the stream has ended without [DONE]."""
+        """Whether the answer is complete although the stream ended without [DONE]."""
         passthrough = self._meter.passthrough
         if passthrough is not None:
             return passthrough.has_ended or self.error is not None
         return self.is_done or self._meter.num_finished >= num_choices
 
     def end(self) -> None:
-        """The engine has ended the stream: read the last event, if it is complete but for its blank line."""
+        """Handle the end of the stream: read the last event if only its blank line is missing."""
         self._take(self._splitter.take_rest(), is_end=True)
 
     def feed(self, data: bytes) -> bool:
-        """Split, meter, rewrite and write what one read brought. False: read no more for now.
+        """Split, count, rewrite and write the data of one read. False: pause reading.
 
         EngineError for a reported error.
         """
         return self._take(self._splitter.split(data))
 
     def _take(self, events: list[bytes], is_end: bool = False) -> bool:
-        """Take these events of the stream, and write what they have for the client. False: read no more for now."""
+        """Handle these events of the stream, and write their data for the client. False: pause reading."""
         output: list[bytes] = []
         meter, repeated, self._may_read = self._meter, self._repeated, True
         try:
@@ -88,23 +88,23 @@ class EngineStream:
                     meter.measure_text(text)
                     output.append(event)
                 elif not self._take_event(event, output, is_end):
-                    break  # nothing after it belongs to the answer
+                    break  # later events do not belong to the answer
                 if meter.is_beyond_limit:
                     self.is_too_long = True
                     del output[num_before:]
                     self._forget_end(event)
                     break
-        finally:  # events before an error have been metered, and are written
+        finally:  # events before an error are counted and written
             self._itl.observe()
             self._write_out(output, is_end)
         return self._may_read and not self.is_done and not self.is_too_long
 
     def _take_event(self, event: bytes, output: list[bytes], is_end: bool) -> bool:
-        """Meter an event, and rewrite it for the client. False: it is the last one, or cut off."""
+        """Count an event's tokens, and rewrite the event for the client. False if it is the last event, or cut off."""
         payload, passthrough = sse.payload(event), self._meter.passthrough
         if payload is None:
             output.append(event)
-            if self._kept is not None and event.startswith(b":"):  # it keeps the connection alive
+            if self._kept is not None and event.startswith(b":"):  # a comment that keeps the connection alive
                 self._begin(output)
             return True
         if len(payload) < sse.MAX_DONE_BYTES and sse.is_done(payload):
@@ -129,30 +129,32 @@ class EngineStream:
         return True
 
     def _pass_plain(self, event: bytes, payload: bytes, output: list[bytes]) -> None:
-        """Meter an event that is passed on as it came, but for hidden fields, as most are."""
+        """Count an event's tokens and pass the event on unchanged, except for hidden fields. Most events are handled
+        here."""
         chunk, unread = sse.read_chunk(payload)
         if unread:
             self._meter.note_unread(unread)
         self._meter.measure(chunk)
         if not chunk.choices and chunk.usage is not None and not self._wants_usage:
-            return  # the gateway alone had asked for it
+            return  # only the gateway had asked for it
         if chunk.choices:
             if self._remover is not None and (rest := self._remover.remove(payload)) is not payload:
                 event = b"data: " + rest + b"\n\n"
             elif self._repeated is not None and not unread:
-                self._num_unlike += 1  # the more events are not alike, the rarer one is learnt
+                self._num_unlike += 1  # the more events differ, the more rarely one is learnt
                 if self._num_unlike & (self._num_unlike - 1) == 0 and self._repeated.learn(event, chunk):
                     self._num_unlike = 0
         output.append(event)
 
     def _forget_end(self, event: bytes) -> None:
-        """The client does not get this event: an end that it has is none."""
+        """Ignore an end in this event, because the client does not get the event."""
         payload = sse.payload(event)
         if payload is not None and self._meter.passthrough is None:
             self._meter.partial.forget_end(sse.read_chunk(payload)[0])
 
     def _write_out(self, output: list[bytes], is_end: bool) -> None:
-        """Write the events of a read, or keep them: until the engine has begun to answer, or for the response's end."""
+        """Write the events of a read. Keep them if the engine has not begun to answer, or for the end of the
+        response."""
         kept, meter = self._kept, self._meter
         if kept is not None:
             kept += output
@@ -167,13 +169,13 @@ class EngineStream:
             self._may_read = self._write(b"".join(output))
 
     def _begin(self, output: list[bytes]) -> None:
-        """The engine answers: what was kept goes first."""
+        """The engine has begun to answer: write the kept events first."""
         if self._kept is not None:
             output[:0] = self._kept
             self._kept = None
 
     def _reports(self, error: EngineError, event: bytes, output: list[bytes]) -> bool:
-        """Whether the client gets the event of an error as it is; else the error is the caller's to raise."""
+        """Whether the client gets an error event unchanged; otherwise the caller raises the error."""
         if self._meter.passthrough is None or self._kept is not None:
             return False
         self.error = error
@@ -181,7 +183,7 @@ class EngineStream:
         return True
 
     def _pass_on(self, passthrough: Passthrough, event: bytes, payload: bytes, output: list[bytes]) -> None:
-        """Meter an event of an answer that is passed on unchanged."""
+        """Count the tokens of an event in an answer that is passed on unchanged."""
         self._meter.measure_passthrough(passthrough, payload)
         if passthrough.error is not None:
             error = passthrough.error
@@ -193,7 +195,7 @@ class EngineStream:
             self._begin(output)
 
     def _write_paced(self, pace: Callable[[bytes, int], bool], event: bytes, payload: bytes) -> bool:
-        """Meter and rewrite an event, and write it at the pace of its tokens. False: read no more for now."""
+        """Count and rewrite an event, and write it at the pace of its tokens. False: pause reading."""
         tokens = self._meter.answer_tokens
         events = self._rewrite(event, payload)
         if self._meter.is_beyond_limit:
@@ -209,7 +211,8 @@ class EngineStream:
         return (pace(events[-1], new) if events else True) and may_read
 
     def _rewrite(self, event: bytes, payload: bytes) -> list[bytes]:
-        """Meter and rewrite an event of a resumed stream, or of one with log probabilities for the gateway only."""
+        """Count and rewrite an event of a resumed stream, or of one with log probabilities that only the gateway
+        requested."""
         value = sse.decoded(payload)
         chunk, unread = sse.chunk_in(value)
         if unread:

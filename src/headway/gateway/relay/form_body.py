@@ -1,4 +1,4 @@
-"""Multipart forms, as of /v1/audio/transcriptions: text fields are read, and files stay as they were sent."""
+"""Multipart forms, as for /v1/audio/transcriptions: text fields are read, and files stay unchanged."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _MAX_FIELD_BYTES = 64 << 10
 
 
 class Form:
-    """One form and its text fields. A field that is sent several times counts as its last value."""
+    """One form and its text fields. A repeated field has its last value."""
 
     def __init__(self, raw: bytes, content_type: str) -> None:
-        """ApiError if the body is no form."""
+        """ApiError if the body is not a form."""
         self.raw = raw
         self.fields: dict[str, str] = {}
         self._places: dict[str, list[tuple[int, int]]] = {}
-        """Begin and end of the values, by field."""
+        """Start and end of the values, by field."""
         kind, boundary = _parameter("content-type", content_type, "boundary")
         if kind != "multipart/form-data" or not boundary:
             raise ApiError(415, "expected content-type: multipart/form-data", "unsupported_media_type")
@@ -53,7 +53,7 @@ class Form:
                 self._places.setdefault(field, []).append((start, end))
 
     def with_field(self, name: str, value: str) -> bytes:
-        """The form with another value of a text field that it has."""
+        """The form with a new value for a text field that it has."""
         parts, at = [], 0
         for start, end in self._places[name]:
             parts += [self.raw[at:start], value.encode()]

@@ -1,7 +1,7 @@
-"""JSON bodies, decoded within limits on what they hold, and in short steps if they are long.
+"""JSON bodies, decoded within limits on their content, and in short steps if they are long.
 
-A long body is decoded in a thread. A call of the decoder holds the interpreter's lock, so that one call for the whole
-body would delay all streams as long as a decoder in the event loop.
+A long body is decoded in a thread. A call of the decoder holds the interpreter's lock, so a single call for the whole
+body would delay all streams as much as decoding in the event loop.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from msgspec import Raw
 from headway.gateway.errors import ApiError
 
 MAX_DEPTH = 100
-"""Of arrays and objects in each other."""
+"""Limit on the nesting of arrays and objects."""
 MAX_PARTS = 50_000
-"""Of arrays, objects and strings, keys included."""
+"""Limit on the number of arrays, objects and strings, including keys."""
 MAX_VALUES = 1 << 21
-"""Of all values: token ids, mostly."""
+"""Limit on the number of all values, most of which are token ids."""
 LONG_BYTES = 64 << 10
 """Longer bodies are decoded in steps."""
 _STEP_BYTES = 256 << 10
@@ -35,14 +35,14 @@ _QUOTE, _BRACE, _BRACKET_BYTE = b'"{['
 _END_OF_KEY = re.compile(rb"[ \t\r\n]*:")
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 Fields = dict[str, Raw]
-"""The top level of a body, as it was sent."""
+"""The top-level fields of a body, as raw JSON."""
 
 
 def decode(raw: bytes) -> tuple[Any, Fields | None]:
-    """A body's value and, if it is long, its fields as they were sent.
+    """A body's value and, if the body is long, its raw fields.
 
-    The value of a long body that is no object is None. ApiError beyond the limits; raises one of `DECODE_ERRORS` if the
-    body is invalid.
+    The value of a long body that is not an object is None. ApiError beyond the limits; raises one of `DECODE_ERRORS` if
+    the body is invalid.
     """
     if len(raw) <= LONG_BYTES:
         if len(raw) > MAX_DEPTH and _may_be_deep(raw):
@@ -56,11 +56,11 @@ def decode(raw: bytes) -> tuple[Any, Fields | None]:
 
 
 def _may_be_deep(raw: bytes) -> bool:
-    """Whether there are more brackets than may be in each other."""
+    """Whether there are more brackets than the allowed nesting."""
     if len(raw) <= _COUNTED_BYTES:
         return raw.count(b"{") + raw.count(b"[") > MAX_DEPTH
     num = 0
-    for bracket in (b"{", b"["):  # found one by one: most bodies have few, and counting looks at every byte
+    for bracket in (b"{", b"["):  # searched one by one: most bodies have few, and counting reads every byte
         at = raw.find(bracket)
         while at >= 0 and num <= MAX_DEPTH:
             num += 1
@@ -69,7 +69,8 @@ def _may_be_deep(raw: bytes) -> bool:
 
 
 def encode(body: Mapping[str, Any], read: Mapping[str, Any], fields: Fields) -> bytes:
-    """`body` as JSON. Values that are still those `read` from `fields` are copied from there, and not encoded."""
+    """`body` as JSON. Values that are unchanged since they were `read` from `fields` are copied from there, not
+    encoded."""
     return msgspec.json.encode(
         {name: fields[name] if name in fields and read.get(name) is value else value for name, value in body.items()}
     )
@@ -79,7 +80,7 @@ def encode(body: Mapping[str, Any], read: Mapping[str, Any], fields: Fields) -> 
 
 
 def check(raw: bytes) -> None:
-    """ApiError if the body is beyond a limit. It need not be valid."""
+    """ApiError if the body exceeds a limit. It need not be valid JSON."""
     num_parts = num_values = depth = 0
     for outside, num_strings in _outside_strings(raw):
         num_parts += num_strings + outside.count(b"[") + outside.count(b"{")
@@ -95,12 +96,14 @@ def check(raw: bytes) -> None:
 
 
 def _outside_strings(raw: bytes | memoryview) -> Iterator[tuple[bytes, int]]:
-    """Slice by slice, what is outside strings, and the number of strings that begin. ApiError for an endless key."""
+    """For each slice: the bytes outside of strings, and the number of strings that begin. ApiError for an endless
+    key."""
     start = string_start = 0
     is_inside = False
     while start < len(raw):
         text = bytes(raw[start : start + _SCAN_BYTES])
-        if (len(text) - len(text.rstrip(b"\\"))) % 2:  # it would end between a backslash and what that escapes
+        # the slice would end between a backslash and its escaped character
+        if (len(text) - len(text.rstrip(b"\\"))) % 2:
             text = bytes(raw[start : start + _SCAN_BYTES + 1])
         pieces = text.replace(b"\\\\", b"__").replace(b'\\"', b"__").split(b'"')
         if is_inside and len(pieces) > 1:
@@ -115,7 +118,7 @@ def _outside_strings(raw: bytes | memoryview) -> Iterator[tuple[bytes, int]]:
 
 
 def _check_elements(raw: memoryview) -> None:
-    """ApiError if an array that is not all numbers has too many elements to be divided by one call."""
+    """ApiError if an array that is not all numbers has too many elements to be split in one call."""
     num_elements = depth = 0
     for outside, _ in _outside_strings(raw):
         start = 0
@@ -132,12 +135,12 @@ def _beyond(what: str) -> ApiError:
     return ApiError(400, f"the body has {what}", "body_too_complex")
 
 
-# Steps. What they get has been divided by the decoder, so that its structure is valid. They read it where the body is:
-# a copy for each level of arrays and objects would multiply the memory of a long body.
+# Steps. The decoder has already split their input, so its structure is valid. They read the body in place, because a
+# copy for each level of nesting would multiply the memory of a long body.
 
 
 def _decode(raw: memoryview) -> Any:
-    """The value, decoded by calls for at most `_STEP_BYTES` or `MAX_PARTS` each."""
+    """The value, decoded in calls for at most `_STEP_BYTES` or `MAX_PARTS` each."""
     if len(raw) <= _STEP_BYTES:
         return msgspec.json.decode(raw)
     first = raw[0]
@@ -154,7 +157,7 @@ def _decode(raw: memoryview) -> Any:
 
 
 def _has_many(raw: memoryview, byte: bytes, most: int) -> bool:
-    """Whether the byte occurs more often than `most` times."""
+    """Whether the byte occurs more than `most` times."""
     starts = range(0, len(raw), _SCAN_BYTES)
     return sum(bytes(raw[start : start + _SCAN_BYTES]).count(byte) for start in starts) > most
 
@@ -177,23 +180,23 @@ def _decode_string(raw: memoryview) -> str:
         stop = _character_end(raw, start, start + _STEP_BYTES)
         text += msgspec.json.decode(
             b'"%b"' % bytes(raw[start:stop]), type=str
-        )  # in place, as nothing else has the text
+        )  # in place, because nothing else refers to the text
         start = stop
     return text
 
 
 def _character_end(raw: memoryview, start: int, stop: int) -> int:
-    """The first place from `stop` on that is not within a character of the string that is read from `start`."""
+    """The first position from `stop` on that is not inside a character of the string that is read from `start`."""
     end = len(raw) - 1
     if stop >= end:
         return end
-    while raw[stop] & 0xC0 == 0x80:  # within a character of several bytes
+    while raw[stop] & 0xC0 == 0x80:  # inside a character of several bytes
         stop += 1
     first = max(start, stop - 6)
     at = first + bytes(raw[first:stop]).rfind(b"\\")
     if at >= first:
         run = bytes(raw[start : at + 1])
-        if (len(run) - len(run.rstrip(b"\\"))) % 2:  # it begins an escape
+        if (len(run) - len(run.rstrip(b"\\"))) % 2:  # the backslash begins an escape
             stop = max(stop, at + (6 if bytes(raw[at + 1 : at + 2]) == b"u" else 2))
     if _HIGH_SURROGATE.match(raw, stop - 6, stop) and bytes(raw[stop : stop + 2]) == b"\\u":
         stop += 6

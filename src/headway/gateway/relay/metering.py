@@ -1,4 +1,4 @@
-"""Metering of responses: token counts, phases, and times between tokens."""
+"""Counts tokens of responses, and determines phases and times between tokens."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _CHUNKS_PER_TOKEN = 2
 
 
 class ResponseMeter:
-    """Meters one model's answer, from however many of its replicas it comes.
+    """Counts the tokens of one model's answer, over all replicas that contribute to it.
 
-    Counts go to `live` and to the reservation, text goes to `partial`.
+    Counts go to `live` and to the reservation; text goes to `partial`.
     """
 
     tokens_before = 0
-    """Tokens of the answer from replicas before the present one."""
+    """Tokens of the answer from replicas before the current one."""
     prompt_tokens: int | None = None
-    """The engine's own count."""
+    """Prompt tokens by the engine's count; None if not reported."""
     is_beyond_limit = False
-    """The engine has generated more than it may."""
+    """Whether the engine has generated more tokens than allowed."""
     _limit: float = inf
     _counted_before = 0
-    """`tokens_before` of the last attempt whose start was counted."""
+    """`tokens_before` at the last attempt whose start was counted."""
     _num_forgotten = 0
-    """Tokens that are still counted, and that the next engine generates again."""
+    """Tokens that are still counted although the next engine generates them again."""
     _is_in_think_tags = False
 
     def __init__(self, request: ClientRequest, in_flight: InFlightRequest, scheduler: Scheduler) -> None:
@@ -50,35 +50,35 @@ class ResponseMeter:
         self.passthrough = passthrough.Passthrough() if request.is_passthrough else None
         self.confidence: ConfidenceMeter | None = scheduler.confidence_meter() if in_flight.needs_score else None
         self.takes_texts = self._counts is None and self.confidence is None
-        """A chunk that is a text alone can be measured by `measure_text`."""
+        """Whether a text-only chunk can be counted by `measure_text`."""
         self.hides_logprobs = self.confidence is not None and not request.body.get("logprobs")
-        """The gateway asked for log probabilities, and the client did not."""
+        """Whether only the gateway, and not the client, asked for log probabilities."""
 
     @property
     def num_finished(self) -> int:
-        """Choices that have their finish reason."""
+        """Number of choices with a finish reason."""
         if self._counts is not None:
             return self._counts.num_finished
         return int(self.partial.finish_reason is not None)
 
     @property
     def has_progress(self) -> bool:
-        """The engine has generated a token, or has ended its answer."""
+        """Whether the engine has generated a token or ended its answer."""
         return self._live.generated_tokens > 0 or self.num_finished > 0
 
     @property
     def answer_tokens(self) -> int:
-        """Answering tokens so far. A token without text that ends reasoning is none."""
+        """Answer tokens so far. A token without text that ends the reasoning does not count."""
         live = self._live
         return 0 if live.answer_s != live.answer_s else live.answer_tokens
 
     def limit(self, max_tokens: int, is_exact: bool) -> None:
-        """Set how many tokens the answer may have in all. Where chunks are counted, a token may be several of them."""
+        """Set the largest total number of answer tokens. If chunks are counted, one token may be several chunks."""
         if self._counts is None and not self._request.body.get("echo"):
             self._limit = float(max_tokens if is_exact else _CHUNKS_PER_TOKEN * max_tokens + _SLACK_TOKENS)
 
     def restore(self, part: StreamPart) -> None:
-        """Go on after a stream that was sent to the client before it retried."""
+        """Continue the counts of a stream that the client received before it retried."""
         partial, live, now = self.partial, self._live, self._scheduler.clock.now
         partial.restore(part)
         live.generated_tokens, live.first_token_s = partial.tokens, now
@@ -88,21 +88,23 @@ class ResponseMeter:
             live.phase = Phase.REASONING
 
     def forget_silent_tokens(self) -> int:
-        """Begin an attempt. Returns how many tokens its engine generates again: `PartialResponse.forget_silent_ids`."""
+        """Begin an attempt. Returns the number of tokens that its engine generates again:
+        `PartialResponse.forget_silent_ids`."""
         num = self.partial.forget_silent_ids()
         self.tokens_before = self.partial.tokens
         self._num_forgotten += num
         return num
 
     def _count_no_more(self) -> None:
-        """Subtract the forgotten tokens from the request's count, as the engine has begun to generate them again."""
+        """Subtract the forgotten tokens from the request's count, because the engine has begun to generate them
+        again."""
         num, self._num_forgotten = self._num_forgotten, 0
         self._live.generated_tokens -= num
         if self._in_flight.reservation is not None:
             self._in_flight.reservation.count_tokens(-num)
 
     def note_unread(self, what: str) -> None:
-        """An answer, or an event of it, is passed on without being read."""
+        """Record that an answer, or one of its events, is passed on without being read."""
         if what:
             in_flight = self._in_flight
             in_flight.unread = counts = dict(in_flight.unread or ())
@@ -140,7 +142,7 @@ class ResponseMeter:
         timings, choice_counts = chunk.timings, self._counts
         if choice_counts is not None:
             tokens = max(choice_counts.add(chunk) - self._live.generated_tokens, 0)
-        elif timings is not None and timings.predicted_n:  # tokens may have no text, and chunks several tokens
+        elif timings is not None and timings.predicted_n:  # tokens may have no text, and chunks may have several tokens
             tokens = max(self.tokens_before + timings.predicted_n - self._live.generated_tokens, 0)
             if not self.tokens_before:
                 self._live.cached_tokens = max(timings.cache_n, 0)
@@ -162,11 +164,11 @@ class ResponseMeter:
             self._count_continued(usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens)
             if choice_counts is not None:
                 self._count_tokens(choice_counts.num - self._live.generated_tokens)
-            elif usage.completion_tokens:  # 0: not reported, or there are none
+            elif usage.completion_tokens:  # 0: not reported, or no tokens
                 self._count_tokens(self.tokens_before + usage.completion_tokens - self._live.generated_tokens)
 
     def measure_text(self, text: str) -> None:
-        """The same as `measure` for a chunk that is a text alone, where `takes_texts`."""
+        """Like `measure`, for a text-only chunk if `takes_texts`."""
         partial, reasons = self.partial, False
         if self._is_in_think_tags or not partial.text:
             reasons = self._is_in_think(text)
@@ -176,7 +178,7 @@ class ResponseMeter:
         self._count_tokens(1, reasons, not reasons)
 
     def _count_continued(self, computed: int, cached: int) -> None:
-        """Count once for each attempt that continues the answer what its engine had to compute anew."""
+        """For each attempt that continues the answer, count once the tokens that its engine had to compute again."""
         if self._counted_before != self.tokens_before:
             self._counted_before = self.tokens_before
             before = self._in_flight.continued_tokens
@@ -197,8 +199,8 @@ class ResponseMeter:
             self._count_tokens(meter.generated_tokens - self._live.generated_tokens)
 
     def measure_unstreamed(self, data: bytes, is_text: bool = True) -> None:
-        """Count the tokens of an answer that was not streamed; when the first came is not known. `is_text`: it may be
-        JSON.
+        """Count the tokens of an answer that was not streamed; the time of its first token is unknown. `is_text`: it
+        may be JSON.
 
         EngineError if it reports an error, or was given up.
         """
@@ -228,7 +230,7 @@ class ResponseMeter:
             self._count_tokens(usage.completion_tokens)
 
     def _is_in_think(self, text: str) -> bool:
-        """Whether the answer's first text, or a text within <think> and </think>, is reasoning."""
+        """Whether the answer's first text, or a text between <think> and </think>, is reasoning."""
         is_inside = self._is_in_think_tags or text.lstrip().startswith("<think>")
         self._is_in_think_tags = is_inside
         if is_inside and "</think>" in "".join((*self.partial.text[-8:], text)):
@@ -236,7 +238,7 @@ class ResponseMeter:
         return is_inside
 
     def set_prompt_tokens(self, tokens: int) -> None:
-        """Replace the estimate of the prompt's tokens by the engine's count; 0: not reported."""
+        """Replace the estimated prompt tokens by the engine's count; 0: not reported."""
         if tokens > 0:
             self.prompt_tokens = tokens
             self._live.prompt_tokens = tokens
@@ -259,7 +261,7 @@ class ResponseMeter:
             self._scheduler.phase_changed(live)
 
     def _set_phase(self, has_reasoning: bool, has_answer: bool, tokens: int, now: float) -> bool:
-        """Set the phase by the kinds of new tokens, which came at `now` if they are the first ones. True if the answer
+        """Set the phase by the kinds of new tokens, which came at `now` if they are the first. True if the answer
         begins after reasoning."""
         live = self._live
         if has_reasoning:
@@ -278,7 +280,8 @@ class ResponseMeter:
 
 
 def _of_all_prompts(prompts: object, first_tokens: int) -> int:
-    """Tokens of a list of prompts, texts or tokens, whose first one has `first_tokens`; alike for each character."""
+    """Tokens of a list of prompts whose first one has `first_tokens`. Prompts are texts or token ids; the tokens per
+    character are assumed equal."""
     if not isinstance(prompts, list) or not all(isinstance(each, str | list) for each in prompts):
         return first_tokens
     sizes = [len(each) for each in prompts]
@@ -286,24 +289,25 @@ def _of_all_prompts(prompts: object, first_tokens: int) -> int:
 
 
 class ChoiceCounts:
-    """Counts the tokens of an answer of several choices, whatever each engine's usage is of.
+    """Counts the tokens of an answer with several choices, for every way in which engines report usage.
 
     vLLM and SGLang report the total at the end and, on request, each choice's tokens with its chunks. llama.cpp reports
-    one choice's, by its `timings`, which no other engine has: at the end of each choice, and in a whole answer.
+    one choice's tokens in `timings`, which no other engine has: at the end of each choice, and in an answer that is not
+    streamed.
     """
 
     def __init__(self, num_choices: int, num_prompts: int = 1) -> None:
         self._num_choices, self._num_prompts = num_choices, max(num_prompts, 1)
         self._prompts: dict[int, tuple[int, int]] = {}
-        """Tokens of each prompt, and those of them that were cached, where each choice reports its own prompt's."""
+        """Tokens of each prompt and how many of them were cached, if each choice reports its own prompt."""
         self._finished: set[int] = set()
         self._by_choice: dict[int, int] = {}
         self._total = self._sum = 0
-        """The last usage of no choice, and the sum of all."""
+        """The last usage that belongs to no choice, and the sum of all such usages."""
         self._is_of_choices = False
-        """The usages of no choice are of one each."""
+        """Whether usages without a choice cover one choice each."""
         self._are_usages_of_choices = False
-        """The usages of a choice are its own."""
+        """Whether the usages of a choice cover only that choice."""
 
     @property
     def num_finished(self) -> int:
@@ -350,13 +354,13 @@ class ChoiceCounts:
         return self.num
 
     def add_prompt(self, choice: int, usage: Usage) -> tuple[int, int]:
-        """Add the prompt of a choice that has ended; returns the tokens of all such prompts, and the cached ones."""
+        """Add the prompt of an ended choice. Returns the tokens of all such prompts, and how many were cached."""
         prompt = choice * self._num_prompts // self._num_choices
         self._prompts.setdefault(prompt, (usage.prompt_tokens, usage.cached_tokens))
         return sum(tokens for tokens, _ in self._prompts.values()), sum(cached for _, cached in self._prompts.values())
 
     def of_whole(self, chunk: Chunk) -> int:
-        """Tokens of all choices of a whole answer."""
+        """Tokens of all choices of an answer that is not streamed."""
         usage, timings, num = chunk.usage, chunk.timings, len(chunk.choices)
         reported = 0 if usage is None else usage.completion_tokens
         counts = [each.usage.completion_tokens for each in chunk.choices if each.usage is not None]
@@ -367,10 +371,10 @@ class ChoiceCounts:
 
 
 class ItlMeter:
-    """Observes the inter-token latencies of a stream from one replica.
+    """Records the inter-token latencies of a stream from one replica.
 
-    Tokens that one read brings count as evenly spread over the time since the last read; those of the first read as
-    simultaneous.
+    The tokens of one read count as evenly spread over the time since the previous read; the tokens of the first read
+    count as simultaneous.
     """
 
     def __init__(self, in_flight: InFlightRequest, scheduler: Scheduler) -> None:

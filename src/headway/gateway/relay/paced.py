@@ -1,7 +1,7 @@
-"""Paced emission: a client gets the tokens of an answer evenly, however unevenly an engine generates them.
+"""Paced emission: a client gets an answer's tokens evenly, even if an engine generates them unevenly.
 
-This is the token pacer of PASCAL (II-C, IV-C): tokens that come in a burst are kept, and sent while the engine pauses
-the request or serves others.
+This is the token pacer of PASCAL (II-C, IV-C): tokens that come in a burst are held back, and sent while the engine
+pauses the request or serves others.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from headway.gateway.relay.writer import Headers, ResponseWriter
 
 
 class PacedWriter:
-    """Sends at most one answering token in `pace_s` seconds. Satisfies `ResponseWriter` and `TokenWriter`.
+    """Sends at most one answer token per `pace_s` seconds. Implements `ResponseWriter` and `TokenWriter`.
 
-    Reasoning, and whatever else is no answering token, goes out as soon as what came before it. The engine is read at
-    its own speed, so that it is free as soon as it has generated the answer.
+    Other data, such as reasoning, is sent as soon as the data before it is sent. The engine is read at its own speed,
+    so that it is free as soon as it has generated the answer.
     """
 
     def __init__(self, writer: ResponseWriter, pace_s: float) -> None:
@@ -28,7 +28,7 @@ class PacedWriter:
         self._kept: deque[tuple[float, bytes, bool]] = deque()
         """(when to send, bytes, whether more follows)."""
         self._last_s = 0.0
-        """When the last part is sent that was written."""
+        """Time at which the last written part is sent."""
         self._sending: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._is_ended = self._is_flushed = False
@@ -41,12 +41,12 @@ class PacedWriter:
         return self._writer.is_full
 
     def write(self, body: bytes, more: bool = False) -> None:
-        """Write after all that is kept."""
+        """Write after all data that is held back."""
         self._is_ended = not more
         self._push(body, more)
 
     def write_tokens(self, event: bytes, num_tokens: int) -> None:
-        """Write an event with so many answering tokens."""
+        """Write an event with this many answer tokens."""
         if num_tokens:
             self._last_s = self._emission.send_s(monotonic(), num_tokens)
         self._push(event, True)
@@ -60,7 +60,7 @@ class PacedWriter:
             self._sending = asyncio.create_task(self._send_kept())
 
     async def _send_kept(self) -> None:
-        """Send what is kept, each part when it is due."""
+        """Send the held parts, each at its time."""
         while self._kept:
             wait_s = self._kept[0][0] - monotonic()
             if wait_s > 0 and not self._is_flushed:
@@ -72,17 +72,17 @@ class PacedWriter:
             await self._writer.drain()
 
     async def drain(self) -> None:
-        """Wait until there is room for more; after the end, until all is sent."""
+        """Wait until there is room for more; after the end, until everything is sent."""
         if self._is_ended and self._sending is not None:
             await self._sending
         await self._writer.drain()
 
     def flush(self) -> None:
-        """Send all that is kept, and what follows, at once: the client has gone, or the gateway ends."""
+        """Send all held and later data at once, because the client has left or the gateway ends."""
         self._is_flushed = True
         self._wake.set()
 
 
 def paced(request: ClientRequest, writer: ResponseWriter, pace_s: float) -> ResponseWriter:
-    """The writer of a request's response, at this pace if it is a stream of tokens."""
+    """A writer for a request's response, at this pace if the response is a stream of tokens."""
     return PacedWriter(writer, pace_s) if request.stream and not request.is_passthrough else writer

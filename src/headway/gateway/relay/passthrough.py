@@ -1,4 +1,4 @@
-"""Token counts of answers that are passed on unchanged: of /v1/responses and /v1/messages, embeddings, audio, images.
+"""Token counts of answers that are passed on unchanged: /v1/responses and /v1/messages, embeddings, audio, images.
 
 Sources: OpenAI's and Anthropic's documentation of these endpoints.
 """
@@ -37,11 +37,11 @@ _FIRST_EVENTS = frozenset(
 )
 """Events that come before the engine begins to compute."""
 _TRANSCRIPTION = "transcription.chunk"
-"""Kind of vLLM's events of transcriptions, each with a piece of text."""
+"""The kind of vLLM's transcription events, each with a piece of text."""
 
 
 class _Event(msgspec.Struct):
-    """The fields of events without token counts, which are most."""
+    """The fields of an event. Most events have no token counts."""
 
     type: str = ""
     object: str = ""
@@ -59,17 +59,17 @@ class Passthrough:
 
     def __init__(self) -> None:
         self.has_ended = False
-        """The last event has come."""
+        """Whether the last event of the stream has come."""
         self.prompt_tokens = self.generated_tokens = self.cached_tokens = 0
-        """The engine's own counts; 0: not reported so far."""
+        """Counts reported by the engine; 0: not reported so far."""
         self.is_first = False
-        """The last event came before the engine had computed anything."""
+        """Whether the last event came before any computation."""
         self.unread = ""
-        """What could not be read of the last event."""
+        """The part of the last event that could not be read."""
         self.error: EngineError | None = None
         """The error that the last event reports."""
         self.id: str | None = None
-        """Of a response, once it is known."""
+        """Id of a response, once it is known."""
 
     def measure(self, payload: bytes) -> tuple[int, bool]:
         """An event's approximate number of tokens, and whether they are reasoning."""
@@ -96,7 +96,7 @@ class Passthrough:
         return int(is_delta), is_delta and is_reasoning
 
     def _measure_loosely(self, payload: bytes) -> tuple[int, bool]:
-        """The same for an event whose fields have other types."""
+        """`measure` for an event whose fields have unexpected types."""
         value = loose_json.parse(payload)
         if not isinstance(value, dict):
             self.unread = loose_json.NOT_JSON if value is loose_json.UNREAD else loose_json.NOT_OBJECT
@@ -128,7 +128,7 @@ class Passthrough:
             self.generated_tokens = counts.completion_tokens or self.generated_tokens
 
     def measure_whole(self, data: bytes) -> Usage | None:
-        """The token counts of an answer that was not streamed; None: not reported. EngineError if it is an error."""
+        """Token counts of an answer that was not streamed; None if not reported. EngineError if it is an error."""
         value = _decoded(data)
         self.unread = "" if isinstance(value, dict | list) else loose_json.NOT_OBJECT
         if value is loose_json.UNREAD:
@@ -150,7 +150,7 @@ def _decoded(data: bytes) -> Any:
 
 
 def usage_in(value: Mapping[str, Any]) -> Usage | None:
-    """The token counts in an answer, of whatever endpoint; None: not reported."""
+    """Token counts in an answer of any endpoint; None if not reported."""
     for name in ("usage", "meta"):  # Cohere's `meta`
         if isinstance(counts := value.get(name), dict):
             return loose_json.usage_of(counts)

@@ -59,25 +59,25 @@ from headway.gateway.upstream.loose_json import OTHER_TYPE
 log = logging.getLogger("headway.gateway")
 _MAX_RESPONSE_BYTES = 256 << 20
 _SETTLE_S, _SETTLE_STEP_S = 0.3, 0.02
-"""Longest pause after a second engine has broken off, as the next attempt may be the last."""
+"""Longest pause after a second engine has broken, because the next attempt may be the last."""
 _MAX_REFUSAL_BYTES = 1 << 20
 _KEPT_HEADERS = ("content-encoding", "content-disposition")
 _TAIL_S = 1.0
-"""The time from [DONE] to the end of the response, after which its connection is not kept."""
+"""Longest time from [DONE] to the end of the response for the connection to be kept."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Relay:
-    """One client request on its way to engines, and the response on its way back."""
+    """One client request on its way to engines, with its response."""
 
-    # Starting values that most requests keep are set in the class.
+    # Initial values are set in the class, because most requests keep them.
     _escalated_tokens = 0
     _is_cut_off = False
     _has_client_left = False
     _snapshot: KvSnapshot | None = None
     _dispatch: DualDispatch | None = None
     keep_alive_s: float | None = None
-    """The client of a stream gets a comment whenever it has got nothing for so long."""
+    """Interval of comments to the client of a stream that receives nothing else; None: no comments."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Relay:
         self._attempts = Attempts()
         self._attempts.max_attempts = max_attempts
         self._models = {self._live.model}
-        """The models that were to answer so far."""
+        """The models that were asked so far."""
         self._headers = (
             f"Content-Type: {request.content_type}\r\nX-Request-Id: {in_flight.request_id}\r\n{request.engine_headers}"
         )
@@ -107,13 +107,13 @@ class Relay:
             self._response.begin_model(is_buffered=True)
 
     def _start_next_stage(self) -> None:
-        """Forget the last model's response."""
+        """Forget the previous model's response."""
         self.meter = ResponseMeter(self._request, self.in_flight, self._scheduler)
         self._builder.start_model(self.meter)
         self._response.begin_model(is_buffered=self.in_flight.needs_score)
 
     def _start_fallback(self) -> None:
-        """Begin the attempts at one more model. Only the same one continues what another has begun."""
+        """Begin the attempts at a fallback model. Only the same model can continue an answer."""
         self._models.add(self._live.model)
         self._attempts.start_model()
         if not self._response.has_begun and not self.meter.partial.tokens:
@@ -121,7 +121,7 @@ class Relay:
 
     @property
     def used_tokens(self) -> int:
-        """Tokens of prompts and answers, at all models that answered."""
+        """Prompt and output tokens at all models that answered."""
         return self._escalated_tokens + self._live.prompt_tokens + self._live.generated_tokens
 
     async def run(self) -> None:
@@ -129,9 +129,9 @@ class Relay:
         if self.keep_alive_s is not None and self._request.stream:
             self._response.keep_alive(self.keep_alive_s)
         try:
-            error = await self._respond()  # written here, as compiled code must not await in a handler
+            error = await self._respond()  # written here, because compiled code must not await in a handler
             if self._has_client_left:
-                return  # an error that nobody reads is none of the answers that are counted
+                return  # an error that no client reads is not counted as an answer
             if isinstance(error, RefusedError):
                 await self._response.write_refusal(error)
             elif error is not None:
@@ -146,7 +146,7 @@ class Relay:
             self._scheduler.drop(self.in_flight)
 
     async def _respond(self) -> ApiError | RefusedError | None:
-        """Write the whole response. Returns the error that is to be written in its place, or at its end."""
+        """Write the whole response. Returns the error that must be written in its place or at its end."""
         try:
             if self.in_flight.restored is not None:
                 self._replay(self.in_flight.restored)
@@ -172,13 +172,13 @@ class Relay:
         return None
 
     def _replay(self, part: StreamPart) -> None:
-        """Send what the client was sent before its connection broke; the answer continues after it."""
+        """Send the data that the client had received before its connection broke. The answer continues after it."""
         self.meter.restore(part)
         self._response.start()
         self._response.writer.write(part.data, more=True)
 
     async def _answer(self) -> None:
-        """Relay one model's answer, from as many of its replicas as it takes."""
+        """Relay one model's answer, from as many replicas as needed."""
         while not self._response.is_complete:
             replica = await self.in_flight.wait_for_replica()
             if self._live.model not in self._models:
@@ -190,7 +190,7 @@ class Relay:
                     await self._snapshot.restore(replica, self._slot)
                 await self._attempt(replica)
             except EngineError as failure:
-                error = without_frames(failure)  # what follows is below, as compiled code must not await in a handler
+                error = without_frames(failure)  # handled below, because compiled code must not await in a handler
             if error is None:
                 continue
             if self.in_flight.move_target is not None and self.in_flight.outcome is None:
@@ -200,7 +200,7 @@ class Relay:
             self._release_failed(replica, error)
 
     async def _settle(self, replica: EngineEndpoint) -> None:
-        """Wait until all engines that were killed together are known to be down, for at most `_SETTLE_S`."""
+        """Wait until engines that were killed together are known to be down, for at most `_SETTLE_S`."""
         for _ in range(round(_SETTLE_S / _SETTLE_STEP_S)):
             if not self._health.has_other(replica):
                 return
@@ -218,13 +218,13 @@ class Relay:
             self._start_next_stage()
 
     def client_disconnected(self) -> None:
-        """End the request, as nobody reads the response."""
+        """End the request, because its client has left."""
         self._has_client_left = True
         self._scheduler.release(self.in_flight, ReleaseReason.CANCELLED)
         self._response.flush()
 
     def cut_off(self) -> None:
-        """End the request, as the gateway ends."""
+        """End the request, because the gateway ends."""
         self._is_cut_off = True
         self._scheduler.release(self.in_flight, ReleaseReason.CANCELLED)
         self._response.flush()
@@ -256,7 +256,8 @@ class Relay:
     async def _dispatch_to_pair(
         self, leg: PrefillLeg, replica: EngineEndpoint, path: str, body: dict[str, Any]
     ) -> None:
-        """Send the request to a prefill and a decode replica at the same time, and relay the latter's response."""
+        """Send the request to a prefill and a decode replica at the same time, and relay the decode replica's
+        response."""
         tokens_before = self.meter.partial.tokens
         self._dispatch = DualDispatch(
             self.in_flight,
@@ -300,7 +301,7 @@ class Relay:
                 self._quarantine.answered(self._request.raw)
 
     async def _relay_by_kind(self, connection: Connection) -> bool:
-        """Relay the response by its kind. False: the engine has ended it with an error, which the client has."""
+        """Relay the response by its kind. False if the engine ended it with an error that the client has received."""
         status, headers = connection.status, connection.headers
         if status != 200 or (self._builder.is_prefill and "content-encoding" not in headers):
             await (self._take_prefill(connection) if status == 200 else self._relay_whole(connection))
@@ -324,14 +325,14 @@ class Relay:
         return True
 
     def _needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
-        """Whether another replica is to confirm that the request is to blame for a refusal."""
+        """Whether another replica must confirm that the request caused the refusal."""
         in_flight = self.in_flight
         is_whole = in_flight.prefill_leg is None and not self._builder.is_prefill and not in_flight.has_stored_kv
         may_confirm = self._attempts.may_confirm(is_whole, in_flight.has_alternative, self._response.has_begun)
         return may_confirm and self._health.needs_confirmation(replica, status)
 
     def _settle_refusal(self, status: int) -> None:
-        """A second replica has answered, or refused, the request that another one may have refused."""
+        """Evaluate a refusal after a second replica has answered or refused the request."""
         if self._attempts.refusal is None:
             return
         (refusing, error), self._attempts.refusal = self._attempts.refusal, None
@@ -358,9 +359,9 @@ class Relay:
     # Relaying the response to the client.
 
     async def _relay_stream(self, connection: Connection) -> bool:
-        """Pass a stream on, each read at once; the stream's last bytes go with the end of the response.
+        """Pass a stream on, each read at once. The last bytes are sent with the end of the response.
 
-        False: the engine has ended it with an error, which the client has.
+        False if the engine ended it with an error that the client has received.
         """
         stream = EngineStream(
             self.meter,
@@ -399,7 +400,7 @@ class Relay:
         return False
 
     async def _relay_bytes(self, connection: Connection, what: str) -> None:
-        """Pass on an answer whose bytes are not read here. `what`: its kind, if the engine should not have sent it."""
+        """Pass on an answer whose content is not read here. `what`: its kind, if the engine should not have sent it."""
         self.meter.note_unread(what)
         headers = connection.headers
         self._settle_refusal(200)
@@ -420,7 +421,8 @@ class Relay:
         self._response.writer.write(b"")
 
     def _end_too_long(self) -> None:
-        """End a stream whose engine does not, and abort it there. EngineError for an API whose end is the engine's."""
+        """End a stream that its engine does not end, and abort it at the engine. EngineError for an API in which only
+        the engine can end the answer."""
         replica = self.in_flight.replica
         name = "the replica" if replica is None else replica.name
         log.warning("%s generates more tokens than request %s allows", name, self.in_flight.request_id)
@@ -440,10 +442,10 @@ class Relay:
         in_flight = self.in_flight
         in_flight.waits_for_client = waits
         if in_flight.reservation is not None and self._live.generated_tokens:
-            in_flight.reservation.count_tokens(0)  # has it reported where the scheduler is another process
+            in_flight.reservation.count_tokens(0)  # reports it if the scheduler is another process
 
     async def _relay_whole(self, connection: Connection) -> None:
-        """Pass an answer that is not streamed, or a refusal, on."""
+        """Pass on an answer that is not streamed, or a refusal."""
         meter, status = self.meter, connection.status
         data = await connection.read(_MAX_RESPONSE_BYTES)
         if status >= 300:
@@ -469,7 +471,7 @@ class Relay:
         self._response.write_whole(status, data, content_type)
 
     def _refuse(self, status: int, data: bytes) -> None:
-        """Give the client the engine's refusal. TooLongError if a fallback may do better."""
+        """Give the client the engine's refusal. TooLongError if a fallback may succeed."""
         if self.in_flight.has_fallback and self._dispatch is None and is_too_long(status, data):
             raise TooLongError(status, data)
         self._settle_refusal(status)
@@ -477,7 +479,7 @@ class Relay:
         self._response.write_whole(status, openai_error(status, data), "application/json")
 
     async def _take_prefill(self, connection: Connection) -> None:
-        """Keep what a prefill replica reports about its KV cache, for the request to the decode replica."""
+        """Keep a prefill replica's report on its KV cache for the request to the decode replica."""
         answer = vllm_disaggregation.read_prefill_answer(await connection.read(_MAX_RESPONSE_BYTES))
         self.meter.set_prompt_tokens(answer.prompt_tokens - self.meter.partial.tokens)
         self._builder.kv_params = answer.kv_transfer_params
@@ -486,13 +488,13 @@ class Relay:
         self._scheduler.release(self.in_flight, reason)
 
     def _write_events(self, data: bytes) -> bool:
-        """Write a part of a stream. False: the client reads slowly."""
+        """Write a part of a stream. False if the client reads slowly."""
         if not self._response.has_begun:
             self._start_stream()
         return self._response.write_events(data, self.meter.partial)
 
     def _write_tokens(self, event: bytes, num_tokens: int) -> bool:
-        """Write an event with so many answering tokens, at their pace. False: the client reads slowly."""
+        """Write an event with this many answer tokens at their pace. False if the client reads slowly."""
         if not self._response.has_begun:
             self._start_stream()
         return self._response.write_tokens(event, num_tokens, self.meter.partial)
@@ -515,7 +517,8 @@ class Relay:
     # After a failure.
 
     def _release_failed(self, replica: EngineEndpoint, error: EngineError) -> None:
-        """Release the request after a failed attempt, to be placed again. ApiError if the client gets the failure."""
+        """Release the request after a failed attempt, so that it is placed again. ApiError if the client gets the
+        failure."""
         in_flight, attempts, meter, response = self.in_flight, self._attempts, self.meter, self._response
         in_flight.raise_if_ended()
         is_moving, is_prefill_leg = in_flight.move_target is not None, False
@@ -553,7 +556,7 @@ class Relay:
         self._scheduler.release(in_flight, reason)
 
     def _note_failure(self, replica: EngineEndpoint, error: EngineError, failure: Failure) -> None:
-        """Keep the failure for the client, and report it if it is the replica's."""
+        """Keep the failure for the client, and report it if the replica caused it."""
         attempts = self._attempts
         error.after_tokens = max(self._live.generated_tokens - attempts.tokens_at_start, 0)
         if failure in (Failure.TOO_LONG, Failure.UNCONFIRMED):
@@ -565,8 +568,8 @@ class Relay:
             self._health.failed(replica, error)
 
     async def _save_kv(self, replica: EngineEndpoint) -> None:
-        """Save the KV cache of a request that moves. Without it, the next replica computes the tokens again."""
-        if self._snapshot is not None:  # of a move whose target failed before it was restored there
+        """Save the KV cache of a request that moves. Without it, the next replica recomputes the tokens."""
+        if self._snapshot is not None:  # from a move whose target failed before the restore
             await self._snapshot.delete()
         self._snapshot = KvSnapshot()
         partial = self.meter.partial
@@ -575,7 +578,7 @@ class Relay:
             partial.set_token_ids(tokens)
 
     def _failure(self) -> ApiError:
-        """The client's error for the last attempt's failure."""
+        """The client's error for the failure of the last attempt."""
         replica = self.in_flight.replica
         return self._attempts.client_error("the replica" if replica is None else replica.name)
 

@@ -1,4 +1,4 @@
-"""One request of a client, and what control reads of it."""
+"""One request of a client, and the features that control reads."""
 
 from __future__ import annotations
 
@@ -33,21 +33,23 @@ PATHS = (
     POOLING, *CLASSIFY, COUNT_TOKENS,
 )  # fmt: skip
 BLOCK_BYTES = 1024
-"""Prompts whose first N blocks are equal share N segments."""
+"""Bytes of a block. Prompts with equal first N blocks share N segments."""
 _BLOCK_TOKENS = BLOCK_BYTES // 4
 _MAX_SEGMENTS = 64
 MAX_TOKENS = 1 << 30
 _MAX_SEQUENCES = 1 << 16
 MAX_NAME_CHARS = 512
-"""Of a model's name; of a session's, so many are read."""
+"""Length limit of a model's name; of a session's name, this many characters are read."""
 MAX_TIER = (1 << 15) - 1
 MIN_SLO_MS, MAX_SLO_MS = 1e-3, 1e12
 _BODY_CHARS, _MESSAGE_CHARS = 256, 40
-"""Of a body's JSON, and of that of each message, which are not of a prompt."""
+"""Characters of a body's JSON, and of each message's JSON, that do not belong to a prompt."""
 MEDIA_TOKENS = 16_384
-"""Of an image at most: Qwen2.5-VL's `max_pixels`, 12,845,056, in patches of 28 x 28 pixels. Other models have fewer."""
+"""Most tokens of an image: Qwen2.5-VL's `max_pixels`, 12,845,056, in patches of 28 x 28 pixels. Other models have
+fewer."""
 _PAIRS = (("query", "documents"), ("text_1", "text_2"), ("queries", "documents"), ("query", "items"))
-"""Fields of texts that are compared, each with its partner: one of them goes with every text of the other field."""
+"""Fields of texts that are compared, each with its partner. One text of a field is combined with every text of the
+partner."""
 _CONTENTS = ("messages", "input", "content", *dict.fromkeys(name for pair in _PAIRS for name in pair))
 _MEDIA_FIELDS = (
     "image_url",
@@ -63,9 +65,9 @@ _MEDIA_FIELDS = (
     "audio_embeds",
 )
 _MAX_MEDIA_DEPTH = 4
-"""Contents in contents: those of messages, and of results of tools in them."""
+"""Depth of nested contents: in messages, and in results of tools in them."""
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict", "min_tokens")
-"""Fields that limit an answer. Engines prefer one or the other of them where there are several."""
+"""Fields that limit an answer. If there are several, engines differ in which one they prefer."""
 _REASONING_BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget")
 _COST_FIELDS = frozenset((
     *_LIMITS[1:], *_REASONING_BUDGETS, "thinking", "reasoning", "n", "best_of", "n_cmpl", "echo", "input",
@@ -77,19 +79,19 @@ _UNSPLITTABLE_OPTIONS = ("echo", "prompt_logprobs", "use_beam_search")
 
 _COMPARING = frozenset((*RERANK, *SCORE))
 _OF_ONE_MODEL = frozenset((EMBEDDINGS, *RERANK, *SCORE, TOKENIZE, DETOKENIZE, POOLING, *CLASSIFY))
-"""Endpoints whose answers are compared with others of the same model, or given back to it."""
+"""Endpoints whose answers are compared with other answers of the same model, or returned to it."""
 
 
 class CostFeatures(Struct, frozen=True, array_like=True, gc=False):
-    """What a request may cost, beside the text of its prompt."""
+    """The possible cost of a request, apart from its prompt's text."""
 
     max_tokens: int = 0
-    """Of one sequence, by whichever of the fields that engines know, and with a budget of reasoning; 0: no limit."""
+    """Limit of one sequence, by any of the fields that engines know, including a reasoning budget; 0: no limit."""
     num_sequences: int = 1
     num_chars: int = 0
-    """Characters of the body that are not of the prompt's text: tools, schemas, calls of tools."""
+    """Characters of the body outside of the prompt's text: tools, schemas, tool calls."""
     num_tokens: int = 0
-    """Tokens of the prompt beside all characters: of images, audio and files at most, and of lists of token ids."""
+    """Prompt tokens that are not in characters: the maximum for images, audio and files, and lists of token ids."""
     echoes: bool = False
 
 
@@ -97,16 +99,16 @@ _NO_COST = CostFeatures()
 
 
 class Features(Struct, array_like=True, gc=False):
-    """What control reads of a request: everything but its text."""
+    """The features of a request that control reads: everything but its text."""
 
     arrival_s: float
-    """On the clock of the process that received it."""
+    """Time on the clock of the process that received it."""
     model: str
     is_passthrough: bool
     num_chars: int
     """Characters of the prompt's text."""
     prompt_tokens: int | None
-    """None unless the prompt was given as token ids, or an engine has counted it."""
+    """Set if the prompt was given as token ids, or an engine has counted it."""
     max_tokens: int | None
     tier: int
     region: str
@@ -115,14 +117,14 @@ class Features(Struct, array_like=True, gc=False):
     slo_ttft_s: float | None
     slo_tpot_s: float | None
     has_media: bool = False
-    """The prompt may have tokens that are not of its text."""
+    """Whether the prompt may have tokens outside of its text."""
     keeps_model: bool = False
-    """The answer means something only with those of the same model."""
+    """Whether the answer is meaningful only together with answers of the same model."""
     is_flex: bool = False
-    """Of the service tier `flex`: it may wait until a deadline."""
+    """Whether the service tier is `flex`: the request may then wait until a deadline."""
     cost: CostFeatures = _NO_COST
     response_id: str | None = None
-    """The response that the request continues; the engine that made it has it."""
+    """The response that the request continues. The engine that made it stores it."""
 
 
 class ClientRequest(Struct):
@@ -131,22 +133,22 @@ class ClientRequest(Struct):
     path: str
     is_chat: bool
     is_passthrough: bool
-    """The answer is passed on unchanged."""
+    """Whether the answer is passed on unchanged."""
     can_resume: bool
-    """Another engine can continue the answer once it has begun."""
+    """Whether another engine can continue the answer once it has begun."""
     body: dict[str, Any]
     raw: bytes
-    """The body as it came."""
+    """The original body."""
     sent_fields: Fields | None
-    """The fields of a long body as they came."""
+    """The raw fields of a long body."""
     model: str
     stream: bool
     wants_usage: bool
     max_tokens: int | None
     text: str
-    """The prompt's text; empty where the prompt has none."""
+    """The prompt's text; empty if the prompt has none."""
     prompt_ids: list[int] | None
-    """The prompt's token ids, if it was given as such."""
+    """The prompt's token ids, if it was given as token ids."""
     tier: int
     slo_ttft_s: float | None
     slo_tpot_s: float | None
@@ -156,26 +158,26 @@ class ClientRequest(Struct):
     engine_headers: str
     """Header lines that are forwarded to the engine."""
     wants_explanation: bool = False
-    """The client asked for headers about hold time, attempt and tier."""
+    """Whether the client asked for headers with hold time, attempt and tier."""
     counted_tokens: int | None = None
     """The prompt's tokens, if an engine has counted them."""
     blocks: tuple[Segment, ...] | None = None
-    """The prompt's KV blocks by their tokens, if an engine's events name blocks so."""
+    """The prompt's KV blocks by their tokens, if an engine's events name blocks by tokens."""
     stream_key: StreamKey | None = None
     """Set if a retry can continue the stream."""
     form: Form | None = None
-    """The body, if it is a form; `body` has the fields that the gateway uses."""
+    """The body if it is a form; `body` then holds the fields that the gateway uses."""
     content_type: str = "application/json"
     is_flex: bool = False
-    """`service_tier: flex`: the request may wait until a deadline."""
+    """Whether `service_tier` is `flex`: the request may then wait until a deadline."""
     has_media: bool = False
-    """The prompt may have images, audio or files, whose tokens only the engine knows."""
+    """Whether the prompt may have images, audio or files, whose tokens only the engine knows."""
     received_s: float | None = None
-    """When the last byte came; None once the gateway's overhead has been measured."""
+    """When the last byte came; None once the gateway's overhead was measured."""
 
     @property
     def is_single(self) -> bool:
-        """The answer is one sequence."""
+        """Whether the answer is one sequence."""
         body = self.body
         if body.get("n") not in (None, 1) or body.get("best_of") not in (None, 1):
             return False
@@ -183,28 +185,28 @@ class ClientRequest(Struct):
 
     @property
     def may_be_bytes(self) -> bool:
-        """The answer may have another form than JSON or events of it, such as audio or a text."""
+        """Whether the answer may have another format than JSON or JSON events, such as audio or text."""
         return self.path in (SPEECH, IMAGES, EMBEDDINGS, POOLING, *FORMS)
 
     @property
     def needs_end(self) -> bool:
-        """A stream of this endpoint says itself when it is complete."""
+        """Whether streams of this endpoint have an end marker."""
         return self.stream and (not self.is_passthrough or self.path in (RESPONSES, MESSAGES))
 
     @property
     def num_prompts(self) -> int:
-        """Prompts that are answered by themselves."""
+        """Number of prompts that are answered separately."""
         prompt = self.body.get("prompt")
         if self.path != COMPLETIONS or self.prompt_ids is not None or not isinstance(prompt, list):
             return 1
         return max(len(prompt), 1)
 
     may_be_several: bool = False
-    """The body has a field that asks for several sequences, or may have several prompts."""
+    """Whether the body has a field that asks for several sequences, or may have several prompts."""
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that the engine generates at most, each with as many tokens as the request allows."""
+        """The largest number of sequences that the engine generates, each with the request's token limit."""
         num = 1
         for name in ("n", "best_of", "n_cmpl"):
             value = self.body.get(name)
@@ -213,7 +215,7 @@ class ClientRequest(Struct):
         return num * self.num_prompts
 
     def cost(self) -> CostFeatures:
-        """What the request may cost, beside the text of its prompt."""
+        """The possible cost of the request, apart from its prompt's text."""
         body, max_tokens = self.body, self.max_tokens or 0
         num_chars = 0
         if self.prompt_ids is None and self.counted_tokens is None:
@@ -238,20 +240,21 @@ class ClientRequest(Struct):
 
     @property
     def previous_response_id(self) -> str | None:
-        """The response that the request continues; None: none."""
+        """The response that the request continues; None if there is none."""
         id = self.body.get("previous_response_id") if self.path == RESPONSES else None
         return id if isinstance(id, str) and 0 < len(id) <= MAX_NAME_CHARS else None
 
     @property
     def can_be_split(self) -> bool:
-        """The request is one sequence of several tokens, so that one replica can prefill it and another decode it."""
+        """Whether the request is one sequence of several tokens, so that one replica can prefill it and another decode
+        it."""
         body = self.body
         if self.is_passthrough or self.max_tokens == 1 or any(body.get(name) for name in _UNSPLITTABLE_OPTIONS):
             return False
         return self.is_single
 
     def encoded(self, body: dict[str, Any]) -> bytes:
-        """`body` in the form that this request came in, which is this request's body with changes."""
+        """`body`, which is this request's body with changes, in the original format."""
         if self.form is not None:
             return self.raw if body["model"] == self.model else self.form.with_field("model", str(body["model"]))
         if body == self.body:
@@ -260,8 +263,8 @@ class ClientRequest(Struct):
         return msgspec.json.encode(body) if fields is None else json_body.encode(body, self.body, fields)
 
     def features(self, arrival_s: float, has_cost: bool = True) -> Features:
-        """What control reads of the request, which arrived at `arrival_s`. `has_cost`: its client has a key, to whose
-        limits the cost counts."""
+        """The features for control of a request that arrived at `arrival_s`. `has_cost`: the client has a key, whose
+        limits need the cost."""
         num_tokens = self.counted_tokens if self.prompt_ids is None else len(self.prompt_ids)
         session_id = None
         if self.session is not None:
@@ -276,7 +279,7 @@ class ClientRequest(Struct):
         )  # fmt: skip
 
     def prefix(self) -> tuple[Segment, ...]:
-        """The prompt's leading segments. A segment's id is a hash of all text, or of all tokens, up to its end."""
+        """The prompt's leading segments. A segment's id is a hash of all text, or all tokens, up to its end."""
         if self.blocks is not None:
             return self.blocks
         if self.prompt_ids is not None:
@@ -290,8 +293,8 @@ class ClientRequest(Struct):
 
 
 def _reasoning_budget(body: dict[str, Any]) -> int:
-    """Tokens of reasoning that a request allows, by the fields of several engines; their sum with the answer's limit is
-    more than engines give that count both together."""
+    """Reasoning tokens that a request allows, by the fields of several engines. The sum with the answer's limit
+    overestimates engines that count both together."""
     budgets = [body[name] for name in _REASONING_BUDGETS if name in body]
     for name, field in (("thinking", "budget_tokens"), ("reasoning", "max_tokens")):
         if isinstance(value := body.get(name), dict):
@@ -300,13 +303,13 @@ def _reasoning_budget(body: dict[str, Any]) -> int:
 
 
 def _num_nested_ids(body: dict[str, Any]) -> int:
-    """Tokens of prompts that are given as several lists of token ids."""
+    """Tokens of prompts given as several lists of token ids."""
     prompts = body.get("prompt") or body.get("input")
     return sum(len(each) for each in prompts if isinstance(each, list)) if isinstance(prompts, list) else 0
 
 
 def _repeated(body: dict[str, Any]) -> tuple[int, int]:
-    """Characters and media that an engine reads again, beside the first time, as it compares one text with many."""
+    """Characters and media that an engine reads repeatedly, because it compares one text with many."""
     num_chars = num_media = 0
     for names in _PAIRS:
         values = [value if isinstance(value := body.get(name), list) else [value] for name in names]
@@ -345,12 +348,12 @@ def _bytes(text: str) -> bytes:
 
 
 def _number(digest: bytes) -> int:
-    """A number of 0 or more that is the same in every process, unlike Python's own hashes."""
+    """A nonnegative number that is the same in every process, unlike Python's hashes."""
     return int.from_bytes(digest[:8]) >> 1
 
 
 class RequestFields(Struct):
-    """The fields of a body that the gateway uses, except the prompt. What has no type here may be anything."""
+    """The fields of a body that the gateway uses, except the prompt. Fields without a type may hold anything."""
 
     model: str | None = None
     stream: bool | None = None

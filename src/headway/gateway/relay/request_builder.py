@@ -1,4 +1,4 @@
-"""The request that an engine gets: a client's request in the engine's dialect, continued after the tokens so far."""
+"""Builds the request for an engine: a client's request in the engine's dialect, continued after the tokens so far."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from headway.gateway.upstream.errors import EngineError
 from headway.gateway.upstream.hints import add_order
 
 _RENDER_S = 1.0
-"""Time that the engine of the first attempt still has to render the chat, once another one needs it."""
+"""Time that the first attempt's engine has left to render the chat, once another engine needs it."""
 
 
 class RequestBuilder:
     """Builds the engines' requests for one client request, attempt by attempt."""
 
-    # Starting values that most requests keep are set in the class.
+    # Initial values are set in the class, because most requests keep them.
     resumed: ResumedStream | None = None
     """Rewrites the stream that continues an earlier one."""
     hidden_fields: tuple[str, ...] = ()
-    """Fields of chunks that the client did not ask for."""
+    """Fields of chunks that the client did not request."""
     is_prefill = False
-    """The present attempt computes the prompt for another replica."""
+    """Whether the current attempt computes the prompt for another replica."""
     kv_params: vllm_disaggregation.Params | None = None
-    """Where the prefill replica keeps the KV cache."""
+    """Location of the KV cache at the prefill replica."""
     rendering: asyncio.Task[None] | None = None
-    """Has an engine render the chat."""
+    """Task in which an engine renders the chat."""
 
     def __init__(
         self,
@@ -47,15 +47,15 @@ class RequestBuilder:
         self._meter, self._scheduler, self._sends_priority = meter, scheduler, sends_priority
 
     def start_model(self, meter: ResponseMeter) -> None:
-        """Build for another model, whose response `meter` measures, from the beginning."""
-        if self.rendering is not None:  # by the other model's template
+        """Start again with another model, whose response `meter` counts."""
+        if self.rendering is not None:  # rendered with the other model's template
             self.rendering.cancel()
         self.rendering = self.resumed = self.kv_params = None
         self.is_prefill, self.hidden_fields, self._meter = False, (), meter
 
     async def learn_prompt(self, replica: EngineEndpoint) -> None:
-        """Have an engine without token ids render the chat: begin when the chat is sent, as the engine may be gone
-        or busy when the prompt is needed; wait only then."""
+        """Let an engine render the chat if it returns no token ids. Rendering starts when the chat is sent, because the
+        engine may be gone or busy when the prompt is needed; only then is it awaited."""
         partial, request = self._meter.partial, self._request
         if not partial.tokens:
             if request.stream and request.can_resume and self.rendering is None:
@@ -67,8 +67,8 @@ class RequestBuilder:
                 partial.prompt = await replica.render_chat(request.body)
 
     async def learn_end_of_reasoning(self, replica: EngineEndpoint) -> None:
-        """Ask the engine that is to continue for the text of tokens that may have ended the reasoning. EngineError if
-        it is gone; CannotResumeError if it does not tell, as the answer might be taken for reasoning."""
+        """Ask the engine that will continue for the text of tokens that may have ended the reasoning. EngineError if it
+        is gone; CannotResumeError without a reply, because the answer might be taken for reasoning."""
         partial = self._meter.partial
         if ids := partial.unread_ids():
             text = await replica.text_of(ids)
@@ -77,11 +77,11 @@ class RequestBuilder:
             partial.read_ids(text)
 
     async def _render(self, replica: EngineEndpoint) -> None:
-        with suppress(EngineError):  # then the next replica is asked, once the prompt is needed
+        with suppress(EngineError):  # the next replica is then asked when the prompt is needed
             self._meter.partial.prompt = await replica.render_chat(self._request.body)
 
     def build(self, replica: EngineEndpoint) -> tuple[str, dict[str, Any] | None]:
-        """Path and body for a replica. No body: the answer is complete but for the end of its stream.
+        """Path and body for a replica. Without a body, the answer is complete except for the end of its stream.
 
         CannotResumeError if the replica cannot continue the answer.
         """

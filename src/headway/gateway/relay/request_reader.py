@@ -1,7 +1,7 @@
-"""Reads clients' requests. Checked is what the gateway itself must know: the model, whether the answer is a stream, the
-number of answers, and the tier. All else is read as far as it can be, and the engine decides.
+"""Reads clients' requests. Only values that the gateway itself needs are checked: the model, whether the answer is a
+stream, the number of answers, and the tier. The rest is read as far as possible, and the engine decides.
 
-Apart from `request.py`, as this module is compiled, and msgspec needs the annotations of the fields there.
+Separate from `request.py`, because this module is compiled and msgspec needs the annotations of the fields there.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from headway.gateway.relay.request import (
 from headway.gateway.upstream.loose_json import count_of
 
 _STREAMED_PATHS = frozenset((CHAT, COMPLETIONS, RESPONSES, MESSAGES, *FORMS))
-"""Other endpoints answer as a whole, whatever `stream` says."""
+"""Endpoints that may stream. Other endpoints answer as a whole, whatever `stream` is."""
 _STATEFUL_OPTIONS = frozenset((
     "logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "frequency_penalty", "presence_penalty",
     "repetition_penalty", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "structured_outputs", "grammar", "json_schema", "tools", "functions", "min_tokens", "best_of", "prompt_embeds",
 ))  # fmt: skip
-"""Options that depend on all tokens so far, or on a parser's state: the answer cannot continue on another engine."""
+"""Options that depend on all tokens so far, or on a parser's state, so that no other engine can continue the answer."""
 _FORWARDED_HEADERS = frozenset(
     (
         "authorization",
@@ -61,10 +61,10 @@ _FORWARDED_HEADERS = frozenset(
 )
 _SERVICE_TIERS = {"priority": 0, "auto": 0, "default": 0, "flex": 1}
 _JSON_TYPES = {"model": "string", "stream": "boolean"}
-"""Types of the checked fields; the others are integers."""
+"""Types of the checked fields. Fields that are not listed are integers."""
 _SLO_HEADERS = frozenset(f"{prefix}-{metric}-ms" for prefix in ("x-llm-d-slo", "x-slo") for metric in ("ttft", "tpot"))
 Prompt = tuple[str, list[int] | None]
-"""The prompt's text, and its token ids if it was given as such."""
+"""The prompt's text, and its token ids if it was given as token ids."""
 
 
 def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientRequest:
@@ -100,7 +100,7 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
         may_have_media |= not isinstance(message, dict) or not isinstance(message.get("content"), str)
     has_media = may_have_media and (b'_url"' in raw or b'"input_' in raw or b'"image"' in raw or b'"document"' in raw)
     has_tier = fields.priority is not None or fields.service_tier is not None or "x-headway-tier" in headers
-    request = ClientRequest(  # by position, as names take msgspec four times as long
+    request = ClientRequest(  # by position, because msgspec takes four times as long with names
         path, is_chat, not is_chat and path != COMPLETIONS, _can_resume(path, body, prompt_ids), body, raw,
         sent_fields, model, fields.stream is True and path in _STREAMED_PATHS,
         isinstance(fields.stream_options, dict) and bool(fields.stream_options.get("include_usage")),
@@ -113,7 +113,7 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
         request.may_be_several = True
     if fields.service_tier == "flex":
         request.is_flex = True
-    if has_media:  # or only a text about it, from which nothing is learnt about the length of tokens
+    if has_media:  # or only a text about it, which shows nothing about the length of tokens
         request.has_media = True
     return request
 
@@ -130,7 +130,7 @@ def _long_model() -> ApiError:
 
 
 def _read_form(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientRequest:
-    """Read a form as if its fields had come as JSON."""
+    """Read a form like a JSON body with the same fields."""
     content_type = headers.get("content-type", "")
     form = Form(raw, content_type)
     body: dict[str, Any] = {name: form.fields[name] for name in ("model", "prompt") if name in form.fields}
@@ -155,7 +155,7 @@ def _integer(name: str, value: float) -> int:
 
 
 def _can_resume(path: str, body: dict[str, Any], prompt_ids: list[int] | None) -> bool:
-    """Whether the answer is one sequence that depends on its tokens only, and the prompt could be read."""
+    """Whether the answer is one sequence that depends only on its tokens, and the prompt could be read."""
     if path not in (CHAT, COMPLETIONS) or body.get("n") not in (None, 1):
         return False
     if path == COMPLETIONS and not isinstance(body.get("prompt"), str) and not prompt_ids:
@@ -171,7 +171,7 @@ def _can_resume(path: str, body: dict[str, Any], prompt_ids: list[int] | None) -
 
 
 def _max_tokens(fields: RequestFields) -> int | None:
-    """The limit of an answer's tokens; None: the engine's own, also for a negative limit, as llama.cpp has it."""
+    """The limit of an answer's tokens; None: the engine's own, also for a negative limit, as in llama.cpp."""
     for value in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
         if value is not None:
             if type(value) is int and 0 <= value <= MAX_TOKENS:
@@ -207,13 +207,13 @@ def _texts(content: object) -> list[str]:
 
 
 def _messages_prompt(body: dict[str, Any]) -> Prompt:
-    """The prompt of /v1/messages, whose system prompt is a field of its own."""
+    """The prompt of /v1/messages, whose system prompt is in a separate field."""
     text, _ = _chat_prompt(body)
     return "\n".join([*_texts(body.get("system")), text]), None
 
 
 def _input_prompt(body: dict[str, Any]) -> Prompt:
-    """The prompt of /v1/embeddings and /v1/responses, and of their kind: an input, or a chat."""
+    """The prompt of /v1/embeddings, /v1/responses and similar endpoints: an input, or a chat."""
     value, instructions = body.get("input"), _texts(body.get("instructions"))
     if isinstance(value, str):
         return "\n".join([*instructions, value]), None
@@ -230,7 +230,7 @@ def _input_prompt(body: dict[str, Any]) -> Prompt:
 
 
 def _token_ids(values: list[Any]) -> list[int] | None:
-    """The values as token ids; None if some value is no integer."""
+    """The values as token ids; None if some value is not an integer."""
     if all(type(value) is int for value in values):
         return values
     are_integers = all(type(value) is int or (isinstance(value, float) and value.is_integer()) for value in values)
@@ -238,7 +238,7 @@ def _token_ids(values: list[Any]) -> list[int] | None:
 
 
 def _completion_prompt(body: dict[str, Any]) -> Prompt:
-    """Text or token ids. Another prompt, such as embeddings, is the engine's to read."""
+    """Text or token ids. Other prompts, such as embeddings, are left to the engine."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return prompt, None
@@ -250,7 +250,7 @@ def _completion_prompt(body: dict[str, Any]) -> Prompt:
 
 
 def _fields_prompt(*names: str) -> Callable[[dict[str, Any]], Prompt]:
-    """Reads the texts of fields, each a text, or an array of texts and of objects with a text."""
+    """A reader of fields with texts, each a text, or an array of texts and of objects with a text."""
 
     def read(body: dict[str, Any]) -> Prompt:
         parts: list[str] = []
@@ -292,7 +292,7 @@ _PROMPT_READERS: dict[str, Callable[[dict[str, Any]], Prompt]] = {
 
 
 def _tier(fields: RequestFields, headers: Mapping[str, str]) -> int:
-    """The body's `priority`, else the header's tier, else OpenAI's `service_tier`; 0 is the most urgent."""
+    """The body's `priority`, otherwise the header's tier, otherwise OpenAI's `service_tier`; 0 is the most urgent."""
     if fields.priority is not None:
         tier = _integer("priority", fields.priority)
     elif "x-headway-tier" in headers:

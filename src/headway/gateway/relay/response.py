@@ -16,30 +16,31 @@ from headway.gateway.upstream.errors import RefusedError, openai_error
 
 
 class ClientResponse:
-    """One request's response, and what its client was sent so far."""
+    """One request's response, and the data that its client has received."""
 
-    # What a response starts with is set in the class: most responses leave it as it is.
+    # Initial values are set in the class, because most responses keep them.
     has_begun = False
-    """The response was started."""
+    """Whether the response was started."""
     is_complete = False
-    """The response's last byte was written."""
+    """Whether the response's last byte was written."""
     is_open = False
-    """Comments were sent before the response: status and headers cannot change any more."""
+    """Whether comments were sent before the response, so that status and headers can no longer change."""
     is_opaque = False
-    """The response has begun with bytes that mean nothing here: nothing can be added to them."""
+    """Whether the response has begun with bytes of unknown format, to which nothing can be added."""
     _timer: asyncio.TimerHandle | None = None
-    """Until the next comment."""
+    """Timer of the next comment."""
     _draining: asyncio.Task[None] | None = None
-    """Sends the last comment."""
+    """Task that sends the last comment."""
     _has_written = False
-    """The client has been sent something since the timer was set."""
+    """Whether data was sent to the client since the timer was set."""
 
     def __init__(self, request: ClientRequest, in_flight: InFlightRequest, client: ResponseWriter) -> None:
         self._request, self._in_flight = request, in_flight
         self.client = self.writer = client
-        """`writer` is where the present model's answer goes: to the client, or to a buffer until it is accepted."""
+        """`writer` is the destination of the current model's answer: the client, or a buffer until the answer is
+        accepted."""
         self.is_paced = isinstance(client, PacedWriter)
-        """The client gets answering tokens one by one, at their pace."""
+        """Whether the client gets answer tokens one by one, at their pace."""
 
     def begin_model(self, is_buffered: bool) -> None:
         """Begin the response of a cascade's next model, or of a fallback."""
@@ -49,12 +50,12 @@ class ClientResponse:
     # Waiting.
 
     def keep_alive(self, seconds: float) -> None:
-        """Send the client of a stream a comment whenever it has got nothing for so long."""
+        """Send the client of a stream a comment whenever it has received nothing for this time."""
         self._has_written = False
         self._timer = asyncio.get_running_loop().call_later(seconds, self._comment, seconds)
 
     def _comment(self, seconds: float) -> None:
-        """Send a comment if the client has got nothing for so long, as the request waits."""
+        """Send a comment if the client has received nothing for this time, because the request waits."""
         is_silent = not self._has_written and self.writer is self.client and not self.client.is_full
         if is_silent and not self.is_complete and not self.is_opaque and self._in_flight.outcome is None:
             if not self.has_begun and not self.is_open:
@@ -73,12 +74,12 @@ class ClientResponse:
         self.keep_alive(seconds)
 
     def stop(self) -> None:
-        """Send no more comments: the request has ended."""
+        """Send no more comments, because the request has ended."""
         if self._timer is not None:
             self._timer.cancel()
 
     def flush(self) -> None:
-        """Send what waits for its pace, as the request has ended."""
+        """Send the data that waits for its pace, because the request has ended."""
         if isinstance(self.client, PacedWriter):
             self.client.flush()
 
@@ -123,7 +124,7 @@ class ClientResponse:
         self.writer.start(status, [*headers, *extra] if extra else headers)
 
     def write_events(self, data: bytes, partial: PartialResponse) -> bool:
-        """Write a part of a stream, after which the answer is `partial`. False: the client reads slowly."""
+        """Write a part of a stream; `partial` is the answer after it. False if the client reads slowly."""
         self._has_written = True
         self.writer.write(data, more=True)
         if self._in_flight.copy is not None:
@@ -131,7 +132,7 @@ class ClientResponse:
         return not self.writer.is_full
 
     def write_tokens(self, event: bytes, num_tokens: int, partial: PartialResponse) -> bool:
-        """Write an event with so many answering tokens, at their pace. False: the client reads slowly."""
+        """Write an event with this many answer tokens at their pace. False if the client reads slowly."""
         assert isinstance(self.writer, TokenWriter)
         self._has_written = True
         self.writer.write_tokens(event, num_tokens)
@@ -139,14 +140,14 @@ class ClientResponse:
         return not self.writer.is_full
 
     def copy(self, data: bytes, partial: PartialResponse) -> None:
-        """Keep what the client is sent, for its retry."""
+        """Copy data sent to the client, for its retry."""
         if self._in_flight.copy is not None and self.writer is self.client:
             self._in_flight.copy.append(data, partial)
 
     # A whole answer, or an error.
 
     def write_whole(self, status: int, data: bytes, content_type: str) -> None:
-        """Write a whole response; as a stream's only event if comments were sent before."""
+        """Write a whole response. If comments were sent before, write it as the stream's only event."""
         if self.is_open:
             self.is_complete = self.has_begun = True
             end = b"" if self._request.is_passthrough else sse.DONE
@@ -157,7 +158,7 @@ class ClientResponse:
         self.writer.write(data)
 
     async def write_refusal(self, error: RefusedError) -> None:
-        """Write a refusal that no other replica could confirm, or do without."""
+        """Write a refusal that no other replica confirmed and no fallback replaced."""
         self.write_whole(error.status, openai_error(error.status, error.body), "application/json")
         await self.client.drain()
 

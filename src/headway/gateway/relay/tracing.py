@@ -1,7 +1,7 @@
-"""Tracing of requests as OpenTelemetry spans: one per request, with one inside per hold, attempt and judgement.
+"""Traces requests as OpenTelemetry spans: one per request, with inner spans for holds, attempts and judgements.
 
-The names of attributes are those of OpenTelemetry's semantic conventions for generative AI; Headway's own begin with
-`headway.`. The OTEL_* variables set where spans go, how many are kept, and the service's name.
+Attribute names follow OpenTelemetry's semantic conventions for generative AI; Headway's own begin with `headway.`. The
+OTEL_* variables set the destination of spans, how many are kept, and the service's name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headway.gateway.upstream.errors import EngineError
 _OPERATIONS = {CHAT: "chat", COMPLETIONS: "text_completion", EMBEDDINGS: "embeddings"}
 _SAMPLING_OPTIONS = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
 _LIMIT = 1 << 63
-"""Attributes are numbers of 64 bits; a longer one fails the export of all spans that are sent with it."""
+"""Attributes are 64-bit numbers. A longer number would fail the export of its whole batch of spans."""
 _CONTEXT = TraceContextTextMapPropagator()
 
 
@@ -43,11 +43,11 @@ class Tracing:
         self._tracer = self._provider.get_tracer("headway", __version__)
 
     def relay(self, request: ClientRequest, in_flight: InFlightRequest, *args: Any) -> Relay:
-        """A `Relay`, with the same arguments, that is traced."""
+        """A traced `Relay`, with the same arguments."""
         return TracedRelay(self._tracer, request, in_flight, *args)
 
     def close(self) -> None:
-        """Export the spans that have not been exported."""
+        """Export the remaining spans."""
         self._provider.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""Writers: the ways of a response to its client."""
+"""Writers: the interfaces through which a response reaches its client."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ResponseWriter(Protocol):
         """Set status and headers, which are sent with the first bytes of the body."""
 
     def write(self, body: bytes, more: bool = False) -> None:
-        """Write a piece of the body; without `more`, the last one."""
+        """Write a piece of the body; the last one if not `more`."""
 
     @property
     def is_full(self) -> bool:
-        """The client reads slowly: await `drain` before the next write."""
+        """Whether the client reads slowly. If so, await `drain` before the next write."""
 
     async def drain(self) -> None:
         """Wait until there is room for more."""
@@ -36,22 +36,22 @@ class TokenWriter(ResponseWriter, Protocol):
     """A writer that gets the number of tokens of each event."""
 
     def write_tokens(self, event: bytes, num_tokens: int) -> None:
-        """Write an event with so many answering tokens."""
+        """Write an event with this many answer tokens."""
 
 
 class ClientWriter(ResponseWriter, Protocol):
-    """Writes the response to a client that may disconnect, and has its request's body."""
+    """Writes the response to a client that may disconnect, and holds the body of its request."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether `start` was called: the status cannot change any more."""
+        """Whether `start` was called. The status can then no longer change."""
 
     @property
     def status(self) -> int:
         """HTTP status of the response; 0 before `start`."""
 
     def take_body(self) -> bytes | None:
-        """The request's body if it is complete; None: it comes by ASGI's `receive`."""
+        """The request's body if it is complete; None: it comes through ASGI's `receive`."""
 
     def watch(self, on_disconnect: Callable[[], None]) -> None:
         """Call `on_disconnect` if the client disconnects before the end of its response."""
@@ -61,7 +61,7 @@ class ClientWriter(ResponseWriter, Protocol):
 
 
 class AsgiWriter:
-    """Writes a response as ASGI messages. Satisfies `ClientWriter`."""
+    """Writes a response as ASGI messages. Implements `ClientWriter`."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
@@ -102,7 +102,7 @@ class AsgiWriter:
 
 
 class HookedWriter:
-    """Passes a response on, after a look at its status and headers. Satisfies `ClientWriter`."""
+    """Passes a response on, after calling a hook with its status and headers. Implements `ClientWriter`."""
 
     def __init__(self, writer: ClientWriter, on_start: Callable[[int, Headers], Headers]) -> None:
         """`on_start(status, headers)` returns the headers to send."""
@@ -127,7 +127,7 @@ class HookedWriter:
 
 
 class BufferedWriter:
-    """Keeps a response that a cascade may discard. Satisfies `ResponseWriter`."""
+    """Stores a response that a cascade may discard. Implements `ResponseWriter`."""
 
     is_full = False
 
@@ -142,7 +142,7 @@ class BufferedWriter:
         self._writes.append((body, more, 0))
 
     def write_tokens(self, event: bytes, num_tokens: int) -> None:
-        """Write an event with so many answering tokens, which may be copied to a writer that paces them."""
+        """Write an event with this many answer tokens. It may later be copied to a writer that paces tokens."""
         self._writes.append((event, True, num_tokens))
 
     async def drain(self) -> None:

@@ -1,1 +1,1 @@
-"""Control's driver in real time: which replica serves a request."""
+"""Control's driver in real time: decides which replica serves a request."""

@@ -30,10 +30,10 @@ log = logging.getLogger("headway.gateway")
 
 
 class LiveCascadeStages(CascadeStages):
-    """A cascade in which the length of a model's reasoning is unknown until the tokens come."""
+    """A cascade with unknown reasoning lengths until the tokens come."""
 
     def escalate(self, live: Live) -> None:
-        """Reset the reasoning, which the next model starts anew."""
+        """Reset the reasoning, which the next model starts again."""
         live.reasoning_tokens = 0
         live.phase = Phase.ANSWERING
         super().escalate(live)
@@ -51,7 +51,7 @@ class _Parts(NamedTuple):
 def _with(
     policies: Policies, kind: Literal["migration", "admission"], policy: Callable[[Kind, Callable[[], Any]], Any]
 ) -> Policies:
-    """The policies with what `policy` returns for their choice of this kind, if they have one."""
+    """The policies, with this kind's choice replaced by the result of `policy`, if there is a choice."""
     choice = getattr(policies, kind)
     return policies if choice is None else replace(policies, **{kind: lambda: policy(kind, choice)})
 
@@ -63,7 +63,7 @@ class LiveControl(Control):
         super().__init__(effects, recorder, notify)
         self._releasing: set[Service] = set()
         self._kept: KeptPolicies | None = None
-        """While policies take turns, their instances; None: a change makes new ones."""
+        """The policies' instances while policies take turns; None: a change creates new instances."""
 
     def num_kept(self, service: Service) -> int:
         """Requests that the service's admission policy holds."""
@@ -79,10 +79,10 @@ class LiveControl(Control):
         in_flight: Sequence[Live],
         now: float,
     ) -> None:
-        """Use other policies from now on. HeadwayError, before anything changes, if one cannot be created.
+        """Use other policies from now on. HeadwayError, before any change, if one cannot be created.
 
-        Policies that are equal before and after keep what they have learnt; scaler and cascade always stay.
-        `in_flight` are the requests at replicas.
+        Equal policies before and after keep their learnt state; scaler and cascade always stay. `in_flight` are the
+        requests at replicas.
         """
         if self._kept is not None:
             self._keep(before, self._kept)
@@ -115,7 +115,7 @@ class LiveControl(Control):
     def _new_parts(
         self, service: Service, before: Policies, after: Policies, seed: int, observer: DecisionObserver | None
     ) -> _Parts:
-        """A service's parts after a change of the policies; those that are equal are the present ones."""
+        """A service's parts after a change of policies; unchanged parts are reused."""
         is_same_order = held_ordering(before) == held_ordering(after)
         kept = KeptPolicies() if self._kept is None else self._kept
 
@@ -135,9 +135,9 @@ class LiveControl(Control):
         )
 
     def take_turns(self, on: bool) -> None:
-        """Whether policies that are changed for others come back later, and then know what they knew.
+        """Set whether replaced policies will return later and must keep their state.
 
-        Those whose turn it is not learn from all requests, as some count what has ended.
+        Inactive policies learn from all requests, because some of them count ended requests.
         """
         for service in self.services:
             aside = self._aside(service)
@@ -145,7 +145,7 @@ class LiveControl(Control):
         self._kept = KeptPolicies() if on else None
 
     def _aside(self, service: Service) -> list[Learner]:
-        """The kept learners of a service that are not its present policies."""
+        """The kept learners of a service that are not its current policies."""
         migrations, admissions = self.parts.migrations.get(service), self.parts.admissions.get(service)
         present = [
             service.router,
@@ -157,7 +157,7 @@ class LiveControl(Control):
         return [each for each in kept if not any(each is other for other in present)]
 
     def _keep(self, before: Policies, kept: KeptPolicies) -> None:
-        """Keep the instances that serve now."""
+        """Store the instances that serve now."""
         for service in self.services:
             kept.keep(service.model, "router", before.router, service.router)
             kept.keep(service.model, "ordering", held_ordering(before), service.hold_ordering)
@@ -170,7 +170,8 @@ class LiveControl(Control):
         return LiveCascadeStages(config, config.policy(), stages, random)
 
     def release_held(self, service: Service, now: float) -> None:
-        """Place held requests. A request for which a policy raises is rejected; the others are placed."""
+        """Place held requests. If a policy raises an error for a request, the request is rejected; the others are
+        placed."""
         if service in self._releasing:
             return  # the outer call continues
         self._releasing.add(service)
@@ -181,7 +182,7 @@ class LiveControl(Control):
             self._releasing.discard(service)
 
     def _try_release_held(self, service: Service, now: float) -> bool:
-        """False if a policy raised."""
+        """Release once. False if a policy raised an error."""
         try:
             super().release_held(service, now)
         except Exception as error:
@@ -194,9 +195,9 @@ class LiveControl(Control):
         return True
 
     def failed(self, live: Live, now: float, replica: int | None = None) -> None:
-        """Place the request at another replica than the one that failed (by default its own), or reject it.
+        """Place the request at another replica than the failed one (by default its own), or reject it.
 
-        Tokens that are already out are kept.
+        Tokens already sent are kept.
         """
         service = self.service_of(live)
         failed = live.replica if replica is None else replica
@@ -211,13 +212,13 @@ class LiveControl(Control):
             self._refuse(live, now)
 
     def exhausted(self, live: Live, now: float) -> None:
-        """Have a fallback answer a request at which all attempts of its model have failed, or reject it."""
+        """Let a fallback answer a request after the last failed attempt at its model, or reject it."""
         live.attempt += 1
         live.stage = HELD
         self._refuse(live, now)
 
     def reassign_decode(self, live: Live, prefilled_by: int, now: float) -> bool:
-        """Hand over to another decode replica than the present one. False if the combo has none."""
+        """Hand over to another decode replica than the current one. False if the combo has no other."""
         service = self.service_of(live)
         if service.member(prefilled_by) is None or service.member(live.replica) is None:
             return False
@@ -237,11 +238,11 @@ class LiveControl(Control):
         self.on_timeout(now, live)
 
     def room_freed(self, live: Live, now: float) -> None:
-        """Place held requests after one that had ended before has left its replica."""
+        """Place held requests after an ended request has left its replica."""
         self.on_room(self.service_of(live), now)
 
     def unscored(self, live: Live, accept: bool, now: float) -> None:
-        """Accept or escalate a cascade's answer that could not be scored."""
+        """Accept or escalate a cascade's answer without a score."""
         cascade = self.parts.cascade
         if cascade is None or cascade.judged.pop(live.id, None) is None:
             return

@@ -39,7 +39,7 @@ _UNRESPONSIVE, _REMOVED = "does not answer any more", "was removed"
 class Driver:
     """Turns requests into control's events, and control's effects into requests to engines.
 
-    Satisfies `control.effects.Effects` and `scheduler.Scheduler`. Belongs to one event loop.
+    Implements `control.effects.Effects` and `scheduler.Scheduler`. Belongs to one event loop.
     """
 
     def __init__(
@@ -62,20 +62,20 @@ class Driver:
         new_shadow: Callable[[str], Shadow] | None = None,
     ) -> None:
         """`names` are the names that requests may use, by model. `on_ended(request, outcome, now)` and
-        `on_role(replica, role, now)` are called after the event. `view` gives a replica as policies see it;
-        None: as it is. `new_shadow` makes the policies of a model that decide beside, without effect."""
+        `on_role(replica, role, now)` are called after the event. `view` returns a replica as policies see it; None:
+        unchanged. `new_shadow` creates a model's shadow policies, whose decisions have no effect."""
         self.clock, self._scorer, self._seed, self._decisions = clock, scorer, seed, decisions
         self._recorder, self.metrics = recorder, metrics
         self._on_ended, self._on_role = on_ended, on_role
         self.charge: Callable[[str, str, int, int, int], Charge] | None = None
-        """The charge by model and pool for input, output and cached input tokens, where keys have budgets."""
+        """The charge by model and pool for input, output and cached input tokens; None if keys have no budgets."""
         self.replicas = list(replicas)
         self.requests: dict[int, InFlightRequest] = {}
         """Requests that have not ended."""
         self._reasoning: set[str] = set()
-        """Models that have reasoned before an answer: their new requests count as reasoning until they answer."""
+        """Models that have reasoned before an answer. Their new requests count as reasoning until they answer."""
         self.call_at = Deadlines(clock, self.requests).add
-        """Calls `action(time_s, live)` at that time, unless the request ends before."""
+        """Calls `action(time_s, live)` at that time, unless the request has ended."""
         self.control = control = LiveControl(self, recorder, notify=True)
         control.parts.new_shadow = new_shadow
         self.services = control.by_model
@@ -92,18 +92,18 @@ class Driver:
         return self.clock.now
 
     def change_policies(self, before: Policies, after: Policies) -> None:
-        """Use other policies from now on. HeadwayError, before anything changes, if one cannot be created."""
+        """Use other policies from now on. HeadwayError, before any change, if one cannot be created."""
         in_flight = [request.live for request in self.requests.values() if request.reservation is not None]
         self.control.change_policies(before, after, self._seed, self._decisions, in_flight, self.now)
         self.roster.limit_prompts(after.prompt_window is not None)
         self.ticks.start()
 
     def take_turns(self, on: bool) -> None:
-        """Whether policies that are changed for others come back later, and then know what they knew."""
+        """Set whether replaced policies will return later and must keep their state."""
         self.control.take_turns(on)
 
     def add_model(self, model: str, names: Sequence[str], policies: Policies) -> None:
-        """Serve one more model, whose replicas follow."""
+        """Serve one more model. Its replicas are added separately."""
         self.control.add_service(policies, model, (), names, self._seed, self._decisions)
         self.control.note_parts()
         self.ticks.start()
@@ -111,7 +111,7 @@ class Driver:
     # Requests.
 
     def arrived(self, request: InFlightRequest) -> None:
-        """Hand a new request to control. If a policy fails, the request is rejected and the error raised."""
+        """Pass a new request to control. If a policy fails, the request is rejected and the error raised."""
         self.requests[request.live.id] = request
         request.live.is_streamed = request.is_streamed
         if self._reasoning and request.is_streamed and self._service_name(request.live) in self._reasoning:
@@ -173,7 +173,7 @@ class Driver:
                 self._place_again(request, is_kv_intact=reason is ReleaseReason.FAILED_BEFORE_FETCH)
 
     def drop(self, request: InFlightRequest) -> None:
-        """Free all that the request holds, even if a policy's error kept the request from ending."""
+        """Free everything that the request holds, even if a policy's error prevented its end."""
         request.detach()
         if request.outcome is None:
             self.control.client_left(request.live, self.now)
@@ -182,7 +182,7 @@ class Driver:
                 request.hold_timeout.cancel()
 
     def _place_again(self, request: InFlightRequest, is_kv_intact: bool = False) -> None:
-        """Have control place the request after its replica failed. `is_kv_intact`: see FAILED_BEFORE_FETCH."""
+        """Let control place the request again after its replica failed. `is_kv_intact`: see FAILED_BEFORE_FETCH."""
         live, source = request.live, request.prefilled_by
         request.detach()
         if request.outcome is not None:
@@ -213,7 +213,7 @@ class Driver:
             self.control.on_paused(live, self.now)
             self.holds.start(request)
             return
-        if self.replicas[source.id].is_single_phase:  # the pair that was chosen may not be up any more
+        if self.replicas[source.id].is_single_phase:  # the chosen pair may be down by now
             self.control.place(live, self.now)
             self.control.on_moved(live, self.now)
             return
@@ -233,9 +233,9 @@ class Driver:
     def _hand_over_to_decode(
         self, request: InFlightRequest, is_stored: bool, outcome: str, num_failures: int = 0
     ) -> bool:
-        """Have control choose the decode replica, which fetches the KV cache if it is stored.
+        """Let control choose the decode replica, which fetches the KV cache if it is stored.
 
-        `outcome` is counted. False: no other replica can decode.
+        `outcome` is counted. False if no other replica can decode.
         """
         live, replica = request.live, request.replica
         if request.move_target is not None:
@@ -254,7 +254,7 @@ class Driver:
         return False
 
     def prefill_leg_done(self, request: InFlightRequest) -> None:
-        """The request is at its decode replica only from now on."""
+        """Record that only the decode replica still runs the request."""
         live, leg = request.live, request.prefill_leg
         if leg is None or request.outcome is not None:
             return
@@ -277,14 +277,14 @@ class Driver:
         self.holds.start(request)
 
     def _leave(self, request: InFlightRequest, cause: Cause, replica: int | None = None) -> None:
-        """Record a stay that ends before its request. Of a cascade, only stays with whole answers are recorded."""
+        """Record a stay that ends before its request. In a cascade, only stays with complete answers are recorded."""
         if request.live.stage_index < 0:
             request.has_left = request.is_away = True
             self._write_segment(request.live, self.now, cause, replica)
 
     def _write_segment(self, live: Live, now: float, cause: Cause = Cause.FINISHED, replica: int | None = None) -> None:
-        """Record one replica's part in a request of a cascade or combo, or of several attempts; by default the present
-        replica's."""
+        """Record one replica's part in a request of a cascade or combo, or with several attempts; by default the
+        current replica's part."""
         if self._recorder is None:
             return
         replica = live.replica if replica is None else replica
@@ -341,7 +341,7 @@ class Driver:
         return self.services[request.live.model].is_served_without(replica)
 
     def fail_over(self, replica: LiveReplica, is_removed: bool = False) -> None:
-        """Abort a replica's requests, so that they continue elsewhere if they can."""
+        """Abort a replica's requests, so that they continue elsewhere if possible."""
         why = _REMOVED if is_removed else _UNRESPONSIVE
         for request in list(self.requests.values()):
             if request.prefill_leg is not None and request.prefill_leg.replica is replica:
@@ -352,7 +352,8 @@ class Driver:
                     self._place_again(request)
 
     def drain(self, replica: LiveReplica, on: bool) -> None:
-        """Place no requests at a replica while there are others, and move out those that can move; or undo it."""
+        """Drain a replica, or end the drain. While other replicas can take requests, it gets none, and movable requests
+        move out."""
         self.roster.set_draining(replica, on)
         if not on:
             return
@@ -399,7 +400,7 @@ class Driver:
         request.wake()
 
     def served_by(self, request: InFlightRequest, replica: LiveReplica) -> None:
-        """A proxy has sent the request to another replica than control had chosen."""
+        """Record that a proxy sent the request to another replica than control had chosen."""
         live = request.live
         request.detach()
         self.metrics.count_failure(live, self.replicas[live.replica].pool)
@@ -417,7 +418,7 @@ class Driver:
         self.control.on_cancelled(live, now)
 
     def move(self, live: Live, target: int, stage_blocks: int | None, now: float) -> None:
-        """Abort the request at its replica, so that it continues at the target from the tokens so far."""
+        """Abort the request at its replica, so that it continues at the target from its tokens so far."""
         request = self.requests.get(live.id)
         if request is None or not request.can_move or not request.is_streaming:
             return
@@ -427,30 +428,30 @@ class Driver:
         request.abort("the request moves")
 
     def pause(self, live: Live, now: float) -> None:
-        """Abort the request at its replica, so that it is held and continues from the tokens so far."""
+        """Abort the request at its replica, so that it is held and later continues from its tokens so far."""
         request = self.requests.get(live.id)
         if request is not None and not request.is_moving:
             self.move(live, live.replica, None, now)
             request.is_paused = request.is_moving
 
     def hand_over(self, live: Live, target: int, now: float) -> None:
-        """Continue the request at the replica that decodes, which fetches the KV cache if it is stored."""
+        """Continue the request at the decode replica, which fetches the KV cache if it is stored."""
         request = self.requests[live.id]
         if request.reservation is not None:
             self._write_segment(live, now, Cause.MOVED)
         request.detach()
         self.start(live, target, now, request.has_stored_kv)
         if request.has_stored_kv and request.reservation is not None:
-            request.reservation.count_tokens(0)  # the prompt is computed already
+            request.reservation.count_tokens(0)  # the prompt is already computed
         self.control.on_moved(live, now)
 
     def judge(self, live: Live, now: float) -> None:
-        """Have the request's task get a score for the answer."""
+        """Make the request's task fetch a score for the answer."""
         self._write_segment(live, now)
         self.requests[live.id].awaits_score = True
 
     def set_role(self, replica: int, role: Role) -> None:
-        """Change which requests the replica is sent. Its engine can do both phases."""
+        """Change the kind of requests that the replica is sent. Its engine can run both phases."""
         self.replicas[replica].role = role
         self._on_role(replica, role, self.now)
 

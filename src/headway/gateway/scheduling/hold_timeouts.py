@@ -1,4 +1,4 @@
-"""How long requests are held for a model of which no replica is up."""
+"""How long requests are held while no replica of their model is up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.gateway.scheduling.replica import LiveReplica
 
 _MOMENT_S = 0.02
 _HOLD_S, _LOST_HOLD_S = 30.0, 0.2
-"""Longest wait for a replica while none is up, unless it is set; the same if all are lost."""
+"""Longest default wait for a replica while none is up; and the wait if all are lost."""
 
 
 class HoldTimeouts:
@@ -27,16 +27,16 @@ class HoldTimeouts:
         replicas: Sequence[LiveReplica],
         hold_s: float | None,
     ) -> None:
-        """`requests` are those that have not ended, by id."""
+        """`requests`: unfinished requests by id."""
         self._clock, self._control, self._requests, self._replicas = clock, control, requests, replicas
         self.hold_s = hold_s
         """Longest wait for a replica while none is up; None: `_HOLD_S`, or `_LOST_HOLD_S` if all are lost."""
         self.is_lost: Callable[[LiveReplica], bool] = lambda replica: False
-        """A replica cannot be reached, or fails its health checks."""
+        """Whether a replica is unreachable, or fails its health checks."""
 
     def start(self, request: InFlightRequest) -> None:
-        """Start a held request's timeout if no replica is up: a moment before the client's own, which would not say
-        why."""
+        """Start a held request's timeout if no replica is up. It ends just before the client's own timeout, which would
+        give no reason."""
         live = request.live
         if live.stage is HELD and request.outcome is None and not self._control.by_model[live.model].any_up:
             if request.hold_timeout is not None:
@@ -48,7 +48,7 @@ class HoldTimeouts:
             self._wait(request)
 
     def start_all(self, service: Service) -> None:
-        """Start the timeouts of all requests that a service holds, if no replica of it is up any more."""
+        """Start the timeouts of all requests held by a service if none of its replicas is up."""
         if not service.any_up:
             for live in service.hold_queue.requests():
                 self.start(self._requests[live.id])
@@ -69,7 +69,7 @@ class HoldTimeouts:
             self._wait(request)
 
     def _is_all_lost(self, service: Service) -> bool:
-        """No replica of the service may be up soon."""
+        """Whether no replica of the service may be up soon."""
         if not service.members:
             return self._control.parts.scaling is None
         replicas = [self._replicas[member.view.id] for member in service.members]

@@ -1,4 +1,4 @@
-"""One request between its client and control: where it is placed, and how it ended."""
+"""One request between its client and control: its placement and its end."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ class ReleaseReason(IntEnum):
     FINISHED = auto()
     """The answer is complete."""
     REFUSED = auto()
-    """The engine rejected the request, or no attempt is left."""
+    """The engine refused the request, or no attempt is left."""
     CANCELLED = auto()
     """The client closed its connection."""
     FAILED = auto()
-    """The replica failed; the request is placed again."""
+    """The replica failed, and the request is placed again."""
     FAILED_BEFORE_FETCH = auto()
-    """The decode replica failed before it fetched the KV cache, which can be offered to another one."""
+    """The decode replica failed before it fetched the KV cache, which another one can still fetch."""
     MOVED = auto()
-    """The connection that a move had aborted is closed."""
+    """The connection aborted by a move is closed."""
     PREFILLED = auto()
     """The prefill replica has computed the prompt, and stores its KV cache for the decode replica."""
     PREFILL_NOT_STORED = auto()
-    """The prefill replica has answered without storing a KV cache; the decode replica computes the prompt."""
+    """The prefill replica has answered without storing a KV cache, so the decode replica computes the prompt."""
     PREFILL_FAILED = auto()
-    """The prefill replica failed; the decode replica computes the prompt."""
+    """The prefill replica failed, so the decode replica computes the prompt."""
     PREFILL_LEG_FAILED = auto()
-    """The prefill replica of a dual dispatch failed; the request is placed again."""
+    """The prefill replica of a dual dispatch failed, so the request is placed again."""
     ACKNOWLEDGED = auto()
-    """The request had ended before; only now has it left its replica."""
+    """The request had ended before, and has now left its replica."""
     EXHAUSTED = auto()
-    """No attempt is left at the present model; a fallback of it may answer."""
+    """No attempt is left at the current model; a fallback may answer."""
 
 
 RESUMES = frozenset(
@@ -65,22 +65,22 @@ RESUMES = frozenset(
 
 
 class State(IntEnum):
-    """Where a request is on its way through engines (`InFlightRequest.state`)."""
+    """The state of a request on its way through engines (`InFlightRequest.state`)."""
 
     HELD = auto()
-    """At no replica: it waits for one, or has been paused."""
+    """At no replica: it waits for one, or is paused."""
     PLACED = auto()
-    """A replica counts it, and it has not been sent yet."""
+    """Counted at a replica, and not sent yet."""
     PREFILLING = auto()
-    """Sent to a replica that computes its prompt for another one, or to both of a pair."""
+    """Sent to a replica that computes its prompt for another one, or to both replicas of a pair."""
     SENT = auto()
     """Sent to the replica that answers."""
     MOVING = auto()
     """Its connection was aborted, so that it continues at another replica."""
     PAUSING = auto()
-    """The same, so that it is held."""
+    """Its connection was aborted, so that it is held."""
     SCORED = auto()
-    """A model of a cascade has answered, and the answer is neither accepted nor escalated."""
+    """A model of a cascade has answered, and the answer is neither accepted nor escalated yet."""
     ENDED = auto()
 
 
@@ -94,7 +94,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.SCORED: frozenset({State.HELD, State.PLACED, State.ENDED}),
     State.ENDED: frozenset(),
 }
-"""The states that may follow each state. One that is placed anew before it was sent stays PLACED."""
+"""The allowed next states of each state. A request that is placed again before it was sent stays PLACED."""
 
 
 class Reservation(Protocol):
@@ -102,16 +102,16 @@ class Reservation(Protocol):
 
     @property
     def slot(self) -> int | None:
-        """The request's slot at the engine, where the gateway assigns slots."""
+        """The request's slot at the engine, if the gateway assigns slots."""
 
     @property
     def waits_for_slot(self) -> bool:
-        """The request must not be sent yet, as no slot is free."""
+        """Whether the request must not be sent yet, because no slot is free."""
 
     def count_tokens(self, tokens: int) -> None:
         """Add generated tokens, after the request's own count and phase have changed.
 
-        The first call, also with 0 tokens, marks the prompt as computed.
+        The first call, even with 0 tokens, marks the prompt as computed.
         """
 
     def free(self) -> None:
@@ -132,15 +132,15 @@ class PrefillLeg:
 
     replica: EngineEndpoint
     reservation: Reservation | None = None
-    """None: held in the scheduler's process."""
+    """None if the reservation is in the scheduler's process."""
     generated_tokens: int = 0
-    """Tokens that the request had when it was placed here."""
+    """Tokens of the request when it was placed here."""
     connection: Connection | None = None
     is_stopped: bool = False
-    """The prefill replica's answer is not needed any more."""
+    """Whether the prefill replica's answer is no longer needed."""
 
     def stop(self, why: str) -> None:
-        """Abort, and ignore whatever the prefill replica answers."""
+        """Abort, and ignore the prefill replica's answer."""
         self.is_stopped = True
         self.abort(why)
 
@@ -164,69 +164,69 @@ class PrefillLeg:
 class InFlightRequest:
     """One request between its client and control."""
 
-    # What a request starts with is set in the class: most requests leave most of it as it is.
+    # Initial values are set in the class, because most requests keep most of them.
     replica: EngineEndpoint | None = None
     connection: Connection | None = None
     abort_reason: str | None = None
-    """The replica was given up before a connection to it was open."""
+    """Why the replica was given up before its connection was open."""
     outcome: Outcome | None = None
     """None: control has not ended the request."""
     move_target: EngineEndpoint | None = None
-    """The replica to continue at, while a move is under way."""
+    """The replica at which to continue, during a move."""
     is_paused: bool = False
-    """The request leaves its replica for a held one."""
+    """Whether the request is leaving its replica to be held."""
     can_move: bool = False
-    """Another replica can continue the answer."""
+    """Whether another replica can continue the answer."""
     is_prefill_only: bool = False
-    """The present replica computes the prompt only, and another one decodes."""
+    """Whether the current replica computes only the prompt, and another one decodes."""
     has_stored_kv: bool = False
-    """The prefill replica stores the KV cache for the decode replica."""
+    """Whether the prefill replica stores the KV cache for the decode replica."""
     prefilled_by: EngineEndpoint | None = None
     prefill_leg: PrefillLeg | None = None
     """Set while a dual dispatch's prefill replica computes the prompt."""
     has_alternative: bool = False
-    """The model has other replicas, which may confirm the present one's refusal."""
+    """Whether the model has other replicas, which may confirm a refusal."""
     has_fallback: bool = False
-    """Another model may answer if the present one's replicas cannot."""
+    """Whether another model may answer if this model's replicas cannot."""
     waits_for_client: bool = False
-    """The client reads slowly, and the engine's answer is not read meanwhile."""
+    """Whether the client reads slowly, so that the engine's answer is not read meanwhile."""
     is_unstreamed: bool = False
-    """All tokens came at once."""
+    """Whether all tokens came at once."""
     continued_tokens: tuple[int, int] = (0, 0)
-    """Tokens of prompt and answer with which engines began that continue the answer: computed anew, and found in
-    their KV caches or loaded."""
+    """Prompt and output tokens with which continuing engines began: recomputed, and found in their KV caches or
+    loaded."""
     owner: str = ""
-    """Of the request's key; empty: it has none."""
+    """Owner of the request's key; empty without a key."""
     response_id: str | None = None
-    """Of an answer of /v1/responses, which its engine may keep."""
+    """Id of an answer of /v1/responses, which its engine may store."""
     unread: dict[str, int] | None = None
-    """Events and answers that were passed on without being read, by what they were."""
+    """Number of events and answers that were passed on without being read, by kind."""
     longest_gap_s: float = 0.0
-    """The longest time between two reads of one replica's stream that brought tokens."""
+    """The longest time between two reads with tokens in one replica's stream."""
     resumed_s: float | None = None
-    """The first token from the present replica of an answer that another one had begun; None: there is none."""
+    """When the current replica's first token of an answer begun elsewhere came; None if there is none."""
     has_left: bool = False
-    """The request has left a replica before its end, and its stays are recorded."""
+    """Whether the request has left a replica before its end, so that its stays are recorded."""
     is_away: bool = False
-    """It has left its last one, and is at none."""
+    """Whether it has left its last replica and is at none."""
     needs_score: bool = False
-    """The answer of the present model decides whether the cascade escalates."""
+    """Whether a score of the current model's answer decides on escalation."""
     awaits_score: bool = False
-    """A model of a cascade has answered, and the answer is neither accepted nor escalated."""
+    """Whether a model of a cascade has answered, and the answer is neither accepted nor escalated yet."""
     scoring: asyncio.Task[float] | None = None
     retry_after_s: int = 1
-    """The wait that a rejected client is advised."""
+    """The wait advised to a rejected client."""
     is_shed: bool = False
-    """Rejected, as its first token was expected too late."""
+    """Whether it was rejected because its first token was expected too late."""
     rate_hold: RateHold | None = None
-    """What is reserved in the rates of the caller's key."""
+    """Its reservation in the rates of the caller's key."""
     budget_hold: BudgetHold | None = None
-    """What is reserved in the budgets of the caller's key."""
+    """Its reservation in the budgets of the caller's key."""
     earlier_charges: tuple[Charge, ...] = ()
-    """For the answers of a cascade's models that were not accepted."""
+    """Charges for answers of a cascade's models that were not accepted."""
     hold_timeout: asyncio.TimerHandle | None = None
     hold_end_s: float = 0.0
-    """When a request that waits while no replica is up is rejected at the latest."""
+    """When a request held while no replica is up is rejected at the latest."""
     _changed: asyncio.Future[None] | None = None
 
     def __init__(
@@ -238,14 +238,15 @@ class InFlightRequest:
         restored: StreamPart | None = None,
     ) -> None:
         """`request_id`: the client's id for the request. `is_streamed`: the client gets the answer token by token.
-        `copy`: copies the stream for a retry of its client. `restored`: what the client was sent before it retried."""
+        `copy`: copies the stream for a retry of its client. `restored`: the data that the client received before it
+        retried."""
         self.live, self.request_id, self.is_streamed = live, request_id, is_streamed
         self.copy, self.restored = copy, restored
         self.reservation: Reservation | None = None
 
     @property
     def state(self) -> State:
-        """Where the request is; computed when asked for."""
+        """The current state, computed on access."""
         if self.outcome is not None:
             return State.ENDED
         if self.awaits_score:
@@ -260,16 +261,17 @@ class InFlightRequest:
 
     @property
     def is_moving(self) -> bool:
-        """A move to another replica is under way."""
+        """Whether a move to another replica is running."""
         return self.move_target is not None
 
     @property
     def is_streaming(self) -> bool:
-        """The request has been sent to its replica."""
+        """Whether the request has been sent to its replica."""
         return self.connection is not None
 
     def abort(self, why: str) -> None:
-        """Break off the connections, on which engines abort. A connection that is not open yet is aborted later."""
+        """Abort the connections, at which engines abort the request. A connection that is not open yet is aborted
+        later."""
         if self.connection is not None:
             self.connection.abort(why)
         elif self.reservation is not None:
@@ -278,7 +280,7 @@ class InFlightRequest:
             self.prefill_leg.stop(why)
 
     def abort_prefill_leg(self, why: str) -> None:
-        """Break off the connection to a dual dispatch's prefill replica."""
+        """Abort the connection to a dual dispatch's prefill replica."""
         if self.prefill_leg is not None:
             self.prefill_leg.abort(why)
 
@@ -295,8 +297,8 @@ class InFlightRequest:
         return self.replica
 
     def raise_if_ended(self) -> None:
-        """RequestEndedError if control has ended the request. Apart from what waits, so that the type checker, by
-        whose types the compiled code goes, does not take the outcome to be None from here on."""
+        """RequestEndedError if control has ended the request. A separate method, so that the type checker, whose types
+        the compiler uses, does not narrow the outcome to None."""
         if self.outcome is not None:
             raise RequestEndedError(self.outcome)
 
@@ -306,7 +308,7 @@ class InFlightRequest:
             self._changed.set_result(None)
 
     def return_connection(self) -> None:
-        """Return the connection to the replica's client, which closes it if the answer is not complete."""
+        """Return the connection to the replica's client, which closes it if the answer is incomplete."""
         connection, self.connection, self.abort_reason = self.connection, None, None
         if connection is not None and self.replica is not None:
             self.replica.client.release(connection)

@@ -1,4 +1,4 @@
-"""The instances of policies that take turns at services, so that each keeps what it has learnt between its turns."""
+"""The instances of policies that take turns at services. Each keeps its learnt state between its turns."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ class _Kept(NamedTuple):
 
 
 class KeptPolicies:
-    """Instances by model, kind and choice. Choices are compared, as each read of a file makes new ones."""
+    """Instances by model, kind and choice. Choices are compared by value, because each read of a file creates new
+    ones."""
 
     def __init__(self) -> None:
         self._kept: list[_Kept] = []
 
     def keep(self, model: str, kind: Kind, choice: object, policy: Any) -> None:
-        """Keep the instance that a choice has at a model, unless one is kept."""
+        """Store the instance of a choice at a model, unless one is stored."""
         if self._find(model, kind, choice) is None:
             self._kept.append(_Kept(model, kind, choice, policy))
 
     def of(self, model: str, kind: Kind, choice: Callable[[], Any]) -> Any:
-        """The instance of a choice, which is made if there is none."""
+        """The instance of a choice, created if there is none."""
         found = self._find(model, kind, choice)
         if found is None:
             self._kept.append(found := _Kept(model, kind, choice, choice()))
@@ -41,6 +42,6 @@ class KeptPolicies:
         )
 
     def learners(self, model: str) -> Iterator[Learner]:
-        """Those that learn from requests that have ended. Orderings that share service count it as it is given."""
+        """Instances that learn from ended requests. Orderings that share service count it when it is given."""
         policies = (each.policy for each in self._kept if each.model == model)
         return (each for each in policies if isinstance(each, Learner) and not isinstance(each, SharingOrdering))

@@ -1,4 +1,4 @@
-"""A live replica as policies see it: the gateway's own counts are exact, the engine's are as last scraped."""
+"""A live replica as policies see it. The gateway's own counts are exact; the engine's counts are as last scraped."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ log = logging.getLogger(__name__)
 
 
 def _ignore() -> None:
-    """For events that nobody waits for."""
+    """Does nothing: for events without a listener."""
 
 
 _EXPECTED_ONE_IN, _MOST_EXPECTED = 8, 4096
-"""Requests of which one is compared with the cache index where routers do not ask it, and those that are remembered."""
+"""One in how many requests is compared with the cache index if routers do not query it; and the number that are
+kept."""
 
 
 class ReplicaReservation:
-    """A request's share of a replica's counts: made before anything is sent, freed once on every path.
+    """A request's share of a replica's counts: created before anything is sent, and freed once on every path.
 
-    Satisfies `in_flight.Reservation`.
+    Implements `in_flight.Reservation`.
     """
 
     __slots__ = ("_replica", "expected_cached", "live", "on_slot", "prompt_left", "queue", "slot", "waits_for_slot")
@@ -49,14 +50,14 @@ class ReplicaReservation:
         self.live = live
         self.prompt_left = live.prompt_tokens
         self.expected_cached = 0
-        """Tokens of the prompt that the router expected in the prefix cache; 0 once the prompt is computed."""
+        """Prompt tokens that the router expected in the prefix cache; 0 once the prompt is computed."""
         self.queue = 0
         self.slot: int | None = None
         self.waits_for_slot = False
         self.on_slot: Callable[[], None] = _ignore
 
     def count_tokens(self, tokens: int) -> None:
-        """Add generated tokens, and update the queue. The first call, also with 0, marks the prompt as computed."""
+        """Add generated tokens, and update the queue. The first call, even with 0, marks the prompt as computed."""
         replica = self._replica
         if replica is not None:
             replica.tokens_generated += tokens
@@ -82,9 +83,9 @@ class Slots:
     def __init__(self) -> None:
         self._num = 0
         self._free: list[int] = []
-        """The slot that has been free for longest comes first."""
+        """Free slots, longest free first."""
         self._last_prefixes: dict[int, frozenset[int]] = {}
-        """Segments of each slot's last prompt, whose KV cache the server still has."""
+        """Segments of each slot's last prompt, whose KV cache the server still holds."""
         self._waiting: deque[ReplicaReservation] = deque()
 
     def resize(self, num: int) -> None:
@@ -118,22 +119,22 @@ class Slots:
 
 
 class LiveReplica(EngineEndpoint):
-    """One engine and its load. Satisfies `core.view.ReplicaView`."""
+    """One engine and its load. Implements `core.view.ReplicaView`."""
 
-    # Its life.
+    # Lifecycle.
     is_of_combo = False
     is_draining = False
     is_removed = False
     is_unready = False
-    """Its cluster says that it is not ready."""
+    """Whether its cluster reports it as not ready."""
     is_starting = False
-    """The gateway has started the replica, and it has not been up yet."""
+    """Whether the gateway has started the replica and it has not been up yet."""
     is_initial = True
-    """The replica belongs to the initial fleet, or others started it."""
+    """Whether the replica belongs to the initial fleet, or was not started by the gateway."""
     has_served = False
-    """The replica has been up."""
+    """Whether the replica has been up."""
 
-    # Its load.
+    # Load.
     num_in_flight = 0
     prefill_tokens_left = 0
     tokens_generated = 0
@@ -141,17 +142,17 @@ class LiveReplica(EngineEndpoint):
     goodput_rps: float | None = None
     times: EngineTimes | None = None
     slots: Slots | None = None
-    """None: the engine assigns its own."""
+    """None if the engine assigns its own slots."""
     num_slots: int | None = None
-    """Requests that the engine runs at a time, where it reports that (llama.cpp)."""
+    """Requests that the engine runs at a time, if it reports the number (llama.cpp)."""
     on_prompt: Callable[[Live], None] | None = None
-    """Called when the prompt of a streamed request is computed. Others end then, which says the same."""
+    """Called when the prompt of a streamed request is computed. For other requests, their end shows it."""
     on_placed: Callable[[LiveReplica, Live], None] | None = None
-    """Called when a request is placed here, where other gateways are to know."""
+    """Called when a request is placed here, if other gateways must know."""
     _other_ordering: str | None = None
-    """What runs at the engine, by its last answer."""
+    """The engine's ordering by its last answer, if it is the wrong one."""
     _matched_request = -1
-    """The request whose prefix a router matched last, with its cached and loadable tokens."""
+    """The last request whose prefix a router matched, with its cached and loadable tokens."""
     _matched_cached = 0
     _matched_loadable = 0
 
@@ -170,13 +171,13 @@ class LiveReplica(EngineEndpoint):
         engine_model: str = "",
         engine_ordering: str = "",
     ) -> None:
-        """`engine_ordering`: the ordering that the engine must run, with its arguments; empty: none is asked for."""
+        """`engine_ordering`: the ordering that the engine must run, with its arguments; empty if none is required."""
         context_tokens, is_hosted = pool.model.max_context_tokens, pool.hosted is not None
         super().__init__(
             id, pool.name, pool.model.name, url, adapter, context_tokens, api_key=api_key, is_hosted=is_hosted
         )
         self.most_concurrent = None if pool.hosted is None else pool.hosted.max_concurrent
-        """Most requests at a time; None: as many as the policies' window allows."""
+        """Most requests at a time; None: limited only by the policies' window."""
         self.reported_model = engine_model or None
         self._pool = pool
         self.gpu, self.region = pool.gpu.name, pool.region
@@ -197,18 +198,18 @@ class LiveReplica(EngineEndpoint):
         self.num_by_tier: dict[int, int] = {}
         self.queue_lengths = [0] * (1 if self._queued is None else self._queued.num_queues)
         self._expected: dict[int, tuple[int, list[int]]] = {}
-        """By request, the tokens of its prompt and those that events let expect in the cache."""
+        """By request: its prompt tokens, and the tokens expected in the cache by events."""
         self._declared_adapters = frozenset(pool.lora_names)
         self._known_adapters = self.adapters
         self.on_adapters: Callable[[], None] = _ignore
-        """Called when the engine has listed other LoRA adapters than before."""
+        """Called when the engine's list of LoRA adapters has changed."""
         self.recent_loras = RecentAdapters(0 if pool.lora is None else pool.lora.max_loras)
         self.cache_index = CacheIndex(self.block_size_tokens, kv_blocks, guesses=True, adds_placed=True)
-        """What the engine's prefix cache holds. Until events feed it, a guess from the requests placed here."""
+        """The contents of the engine's prefix cache. Until events feed it, a guess from the requests placed here."""
         self.engine_ordering = engine_ordering
         self._load = Load()
         self.seen_s = -inf
-        """When the engine's load was read."""
+        """When the engine's load was last read."""
 
     async def read_details(self, timeout_s: float) -> None:
         """Read the names of model and adapters and, if the replica has them, its bootstrap port and number of slots."""
@@ -226,9 +227,9 @@ class LiveReplica(EngineEndpoint):
                 self.num_slots = await self.read_num_slots(timeout_s)
 
     async def read_load(self, timeout_s: float) -> Load | None:
-        """EngineError, too, if the engine has not been up and runs another ordering than it must.
+        """Read the load. EngineError, too, if an engine that has not been up yet runs another ordering than required.
 
-        An engine whose ordering changes while it serves goes on to serve.
+        An engine whose ordering changes later continues to serve.
         """
         load = await super().read_load(timeout_s)
         if not self.engine_ordering:
@@ -244,7 +245,7 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def max_request_tokens(self) -> int:
-        """Prompt and output tokens of the longest request that fits."""
+        """Prompt and output tokens of the longest possible request."""
         return min(self.kv_blocks_total * self.block_size_tokens + 1, self.max_context_tokens)
 
     def record(self, pool: Pool, now: float) -> ReplicaRecord:
@@ -312,7 +313,7 @@ class LiveReplica(EngineEndpoint):
             self.slots.leave(reservation)
 
     def requeue(self, reservation: ReplicaReservation) -> None:
-        """Move the request to the ordering's queue that it belongs in now."""
+        """Move the request to the queue of the ordering to which it now belongs."""
         if self._queued is not None and (queue := self._queued.queue(reservation.live)) != reservation.queue:
             self.queue_lengths[reservation.queue] -= 1
             self.queue_lengths[queue] += 1
@@ -323,7 +324,7 @@ class LiveReplica(EngineEndpoint):
         return [reservation.live for reservation in self._reservations.values()]
 
     def pause(self, live: Live) -> None:
-        """Note that a request has left for a held one, and is held itself."""
+        """Record that a request has left to be held."""
         self._paused.add(live)
 
     @property
@@ -332,7 +333,7 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def answers_on_pace(self) -> bool:
-        """Every reader of an answer still has tokens to read."""
+        """Whether every reader of an answer still has tokens to read."""
         now, pacer = self._clock.now, self._pacer
         for reservation in self._reservations.values():
             live = reservation.live
@@ -345,7 +346,7 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def caches_prefixes(self) -> bool:
-        """The engine keeps prompts in a prefix cache, by the pool's profile."""
+        """Whether the engine has a prefix cache, by the pool's profile."""
         return self._pool.engine.prefix_caching
 
     def cached_tokens(self, request: RequestView, /) -> int:
@@ -360,7 +361,7 @@ class LiveReplica(EngineEndpoint):
         return tokens
 
     def _expect_cached(self, live: Live) -> None:
-        """Remember what the engine's events let expect of a prompt that is named by its tokens."""
+        """Store the cached tokens expected by the engine's events, for a prompt named by its tokens."""
         prompt_tokens, index = live.prompt_tokens, self.cache_index
         is_sampled = self._matched_request == live.id or live.id % _EXPECTED_ONE_IN == 0
         if live.generated_tokens or len(live.prefix) != prompt_tokens // self.event_block_tokens or not is_sampled:
@@ -374,13 +375,13 @@ class LiveReplica(EngineEndpoint):
             del self._expected[next(iter(self._expected))]
 
     def take_expected(self, live: Live) -> list[int]:
-        """What was expected of a request's prompt in the cache, at each data-parallel rank; empty: nothing, or the
-        engine counts other tokens in the prompt than were named."""
+        """The expected cached tokens of a request's prompt, at each data-parallel rank; empty if nothing is expected,
+        or the engine counts a different number of prompt tokens."""
         prompt_tokens, ranks = self._expected.pop(live.id, (0, []))
         return ranks if prompt_tokens == live.prompt_tokens else []
 
     def forget_expected(self, reservation: ReplicaReservation) -> None:
-        """Expect nothing of a request in the prefix cache any more: its prompt is computed, or it leaves."""
+        """Forget the expected cache hit of a request, because its prompt is computed or it leaves."""
         self.expected_cached_tokens -= reservation.expected_cached
         reservation.expected_cached = 0
 
@@ -394,7 +395,8 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def adapters(self) -> frozenset[str]:
-        """The adapters that requests for this replica may name: those listed, or declared if the engine lists none."""
+        """The adapters that requests for this replica may name: the listed ones, or the declared ones if the engine
+        lists none."""
         listed = self.listed_loras
         if listed is None:
             return self._declared_adapters
@@ -417,7 +419,7 @@ class LiveReplica(EngineEndpoint):
     def loras_waiting(self) -> Collection[str]:
         return self.load.loras_waiting
 
-    # The engine's own counts, which include requests that others sent.
+    # The engine's own counts, which include requests of other clients.
 
     def update_load(self, load: Load) -> None:
         self._load, self.seen_s = load, self._clock.now
@@ -426,18 +428,18 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def load(self) -> Load:
-        """The engine's load as last scraped; all unknown if that is older than `stale_s`."""
+        """The engine's load as last scraped; completely unknown if older than `stale_s`."""
         return self._load if self._clock.now - self.seen_s <= self._stale_s else Load()
 
     @property
     def is_saturated(self) -> bool:
-        """Requests wait at the engine, or may: without metrics, when it has more of them than one."""
+        """Whether requests wait at the engine, or may wait: without metrics, if it has more than one of them."""
         waiting = self.load.waiting
         return len(self._reservations) > 1 if waiting is None else waiting > 0
 
     @property
     def num_running(self) -> int:
-        """As scraped; if unknown, our requests up to the engine's limit."""
+        """As scraped; if unknown, the gateway's requests up to the engine's limit."""
         running = self._load.running
         if running is None or self._clock.now - self.seen_s > self._stale_s:
             return min(len(self._reservations), self.max_num_seqs)
@@ -445,7 +447,7 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def num_waiting(self) -> int:
-        """As scraped; if unknown, our requests beyond the engine's limit."""
+        """As scraped; if unknown, the gateway's requests beyond the engine's limit."""
         waiting = self._load.waiting
         if waiting is None or self._clock.now - self.seen_s > self._stale_s:
             return max(len(self._reservations) - self.max_num_seqs, 0)
@@ -453,7 +455,7 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def kv_blocks_used(self) -> int:
-        """As scraped; if unknown, the blocks that our requests need."""
+        """As scraped; if unknown, the blocks that the gateway's requests need."""
         share = self.load.kv_share
         if share is not None:
             return round(share * self.kv_blocks_total)
@@ -465,7 +467,7 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def kv_blocks_host(self) -> int:
-        """As scraped, of the host memory that the pool's engine has; 0 for an engine that does not swap."""
+        """As scraped, relative to the pool engine's host memory; 0 for an engine that does not swap."""
         share = self.load.host_share
         if share is None or self._swapping is None:
             return 0
@@ -475,7 +477,7 @@ class LiveReplica(EngineEndpoint):
     def head_demand_blocks(self) -> int:
         """Blocks of the first request that waits at the engine, as scraped.
 
-        If unknown, of our first one: of those without a token, the last `num_waiting`.
+        If unknown, of the gateway's first waiting request: among those without a token, the last `num_waiting` wait.
         """
         head_share = self.load.head_share
         if head_share is not None:

@@ -1,4 +1,4 @@
-"""The replicas that control may choose: which are there, up, ready or draining, and which LoRA adapters they have."""
+"""The replicas that control may choose: which exist, are up, ready or draining, and their LoRA adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.gateway.upstream.engine import EngineEndpoint
 
 
 class Roster:
-    """Keeps control's entries of replicas as the replicas are."""
+    """Keeps control's entries in step with the replicas."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Roster:
         view: Callable[[LiveReplica], ReplicaView] | None,
         has_prompt_window: bool,
     ) -> None:
-        """`view` gives a replica as policies see it; None: as it is."""
+        """`view` returns a replica as policies see it; None: unchanged."""
         self._clock, self._control, self._holds, self._view = clock, control, holds, view
         self.replicas = replicas
         """All replicas, by id."""
@@ -39,11 +39,11 @@ class Roster:
         self._watch_all()
 
     def members(self, models: Sequence[str]) -> Mapping[str, Sequence[Member]]:
-        """Control's entries of the first replicas, by model."""
+        """Control's entries of the initial replicas, by model."""
         return {model: [self._member(r) for r in self.replicas if r.model == model] for model in models}
 
     def _member(self, replica: LiveReplica) -> Member:
-        """Control's entry of a replica that is not up yet."""
+        """Control's entry for a replica that is not up yet."""
         view = replica if self._view is None else self._view(replica)
         member = Member(view, replica.max_request_tokens, None, replica.deployment, replica.adapters)
         member.is_up, member.is_single_phase = False, replica.is_single_phase
@@ -51,7 +51,7 @@ class Roster:
         return member
 
     def add(self, replica: LiveReplica) -> None:
-        """Add a replica that is not up yet. It may have the number of one that failed to start."""
+        """Add a replica that is not up yet. It may reuse the number of one that failed to start."""
         self.replicas[replica.id : replica.id + 1] = [replica]
         self._watch_prompts(replica)
         service = self._services[replica.model]
@@ -60,7 +60,7 @@ class Roster:
         self.find_adapters()
 
     def remove(self, replica: LiveReplica) -> None:
-        """Remove a replica that is empty."""
+        """Remove an empty replica."""
         service = self._services[replica.model]
         service.members = [member for member in service.members if member.view.id != replica.id]
         service.refresh()
@@ -68,11 +68,11 @@ class Roster:
         self._holds.start_all(service)
 
     def replica_up(self, replica: EngineEndpoint) -> None:
-        """Place requests at a replica."""
+        """Start to place requests at a replica."""
         self._control.on_recovered(replica.id, self._clock.now)
 
     def replica_down(self, replica: EngineEndpoint) -> None:
-        """Place no requests at a replica. Its streams continue as long as they last."""
+        """Stop placing requests at a replica. Its streams continue."""
         self._control.on_crashed(replica.id, [], self._clock.now)
         self._holds.start_all(self._services[replica.model])
 
@@ -81,7 +81,7 @@ class Roster:
         self._services[replica.model].start_slowly(replica.id, self._clock.now, duration_s)
 
     def set_draining(self, replica: LiveReplica, on: bool) -> None:
-        """Place no requests at a replica while there are others; or undo it."""
+        """Place no requests at a replica while others can take them; or undo it."""
         service = self._services[replica.model]
         member = service.member(replica.id)
         assert member is not None
@@ -91,7 +91,7 @@ class Roster:
             self._control.release_held(service, self._clock.now)
 
     def set_unready(self, replica: LiveReplica, on: bool) -> None:
-        """Place no requests at a replica while there are others; those that it has stay. Or undo it."""
+        """Place no requests at a replica while others can take them; its current requests stay. Or undo it."""
         service = self._services[replica.model]
         member = service.member(replica.id)
         if member is not None and member.is_unready != on:
@@ -101,7 +101,8 @@ class Roster:
                 self._control.release_held(service, self._clock.now)
 
     def limit_to_slots(self, replica: LiveReplica) -> None:
-        """Send a replica no more requests than it has slots: others wait in the gateway, where they stay unharmed."""
+        """Send a replica no more requests than it has slots. Others wait in the gateway, where they survive its
+        failure."""
         service = self._services[replica.model]
         member = service.member(replica.id)
         if member is not None and member.window != replica.num_slots:
@@ -111,7 +112,7 @@ class Roster:
     # LoRA adapters.
 
     def adapters_changed(self, replica: LiveReplica) -> None:
-        """Offer a replica for the LoRA adapters that it has now."""
+        """Offer a replica for its current LoRA adapters."""
         service = self._services[replica.model]
         if (member := service.member(replica.id)) is not None:
             member.loras = replica.adapters
@@ -120,7 +121,8 @@ class Roster:
         self._control.release_held(service, self._clock.now)
 
     def find_adapters(self) -> None:
-        """Note which service has which adapter. A name of a model is no adapter's; of two models, the first has it."""
+        """Record which service has which adapter. A model's name is never an adapter's; an adapter of two models
+        belongs to the first."""
         self.adapters = {}
         for service in self._control.services:
             for name in sorted({name for member in service.members for name in member.loras}):
@@ -130,13 +132,13 @@ class Roster:
     # Computed prompts.
 
     def place_pairs_at_once(self) -> None:
-        """Reserve both replicas of a pair that prefills and decodes when a request is placed: where a proxy sends the
-        request to one of them, and the engines hand the KV cache over by themselves."""
+        """From now on, reserve both replicas of a prefill and decode pair when a request is placed. Used with a proxy
+        that sends the request to one replica, after which the engines hand the KV cache over by themselves."""
         self.places_pairs_at_once = True
         self._watch_all()
 
     def limit_prompts(self, has_prompt_window: bool) -> None:
-        """Note whether control limits the prompts at a replica from now on."""
+        """Set whether control limits the prompts at a replica."""
         self._has_prompt_window = has_prompt_window
         self._watch_all()
 
@@ -146,7 +148,7 @@ class Roster:
 
     def _watch_prompts(self, replica: LiveReplica) -> None:
         """Report computed prompts to control if it limits the prompts at a replica."""
-        # A pair of single-phase replicas computes a prompt at the one and counts it as computed at the other.
+        # A pair of single-phase replicas computes a prompt at one replica, and counts it as computed at the other.
         is_pair = replica.is_single_phase or (self.places_pairs_at_once and replica.role != "mixed")
         is_watched = self._has_prompt_window and not is_pair
         replica.on_prompt = self._prompt_computed if is_watched else None

@@ -12,18 +12,18 @@ from headway.gateway.telemetry.metrics import PrometheusMetrics
 
 
 class Scheduler(Protocol):
-    """Places requests, and follows their progress."""
+    """Places requests and follows their progress."""
 
     @property
     def metrics(self) -> PrometheusMetrics:
-        """Of this process."""
+        """Metrics of this process."""
 
     @property
     def clock(self) -> HasNow:
         """Seconds since the gateway started."""
 
     def confidence_meter(self) -> ConfidenceMeter | None:
-        """A meter of the model's confidence, if answers are scored by it."""
+        """A meter of the model's confidence, if answers are scored by confidence."""
 
     async def score(
         self, request: InFlightRequest, question: str, answer: str, confidence: ConfidenceMeter | None
@@ -34,13 +34,13 @@ class Scheduler(Protocol):
         """Let the cascade accept the answer, or place the request at the next model."""
 
     def phase_changed(self, live: Live) -> None:
-        """Reasoning has ended, and the answer begins."""
+        """Report that reasoning has ended and the answer begins."""
 
     def prefill_leg_done(self, request: InFlightRequest) -> None:
-        """The prefill replica of a dual dispatch has sent the KV cache to the decode replica."""
+        """Report that the prefill replica of a dual dispatch has sent the KV cache to the decode replica."""
 
     def release(self, request: InFlightRequest, reason: ReleaseReason) -> None:
-        """Take the request off its replica. Control ends it or places it again, by the reason."""
+        """Take the request off its replica. Control ends it or places it again, depending on the reason."""
 
     def drop(self, request: InFlightRequest) -> None:
-        """Free all that the request still holds; if it has not ended, it counts as cancelled."""
+        """Free everything that the request still holds. If it has not ended, it counts as cancelled."""

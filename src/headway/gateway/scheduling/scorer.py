@@ -1,4 +1,4 @@
-"""Scores of a cascade's answers: from a judging model, or from the answering model's token probabilities."""
+"""Scores of a cascade's answers, from a judging model or from the answering model's token probabilities."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class ConfidenceMeter:
         self._num = 0
 
     def observe(self, choice: Choice) -> None:
-        """Add the tokens of one chunk. Log probabilities in an unknown form are ignored."""
+        """Add the tokens of one chunk. Log probabilities in an unknown format are ignored."""
         with suppress(*DECODE_ERRORS):
             for value in msgspec.convert(choice.logprobs, _Logprobs).values():
                 self._sum += min(value, 0.0)
                 self._num += 1
 
     def score(self) -> float:
-        """0 to 100: the geometric mean of the tokens' probabilities. ScoringError if there were none."""
+        """Score from 0 to 100: the geometric mean of the tokens' probabilities. ScoringError without probabilities."""
         if not self._num:
             raise ScoringError("the engine sent no log probabilities")
         return 100.0 * math.exp(self._sum / self._num)
@@ -82,7 +82,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class JudgingModel:
-    """Has a model rate answers."""
+    """Lets a model rate answers."""
 
     def __init__(self, config: Judge) -> None:
         self._config = config
@@ -91,7 +91,7 @@ class JudgingModel:
         self._headers = "Content-Type: application/json\r\n" + (f"Authorization: Bearer {key}\r\n" if key else "")
 
     async def score(self, question: str, answer: str) -> float:
-        """0 to 100. ScoringError if the model does not reply with a score in time."""
+        """Score from 0 to 100. ScoringError if the model does not reply with a score in time."""
         parts = {"question": question, "answer": answer}
         prompt = _PLACEHOLDER.sub(lambda placeholder: parts[placeholder[1]], self._config.prompt or PROMPT)
         body: dict[str, Any] = {
@@ -133,21 +133,21 @@ class JudgingModel:
 
 
 class AnswerScorer:
-    """Scores a cascade's answers as the `judge` section says."""
+    """Scores a cascade's answers as configured in the section `judge`."""
 
     def __init__(self, config: Judge) -> None:
         self._model = JudgingModel(config) if config.by == "model" else None
-        """None: answers are scored by confidence."""
+        """None if answers are scored by confidence."""
         self.accepts_unscored = config.on_failure == "accept"
 
     def confidence_meter(self) -> ConfidenceMeter | None:
-        """A meter to be fed with the answer's chunks, if answers are scored by confidence."""
+        """A meter for the answer's chunks, if answers are scored by confidence."""
         return ConfidenceMeter() if self._model is None else None
 
     async def score(
         self, request: InFlightRequest, question: str, answer: str, confidence: ConfidenceMeter | None
     ) -> float | None:
-        """0 to 100; None: scoring failed, which is logged, or the request has ended."""
+        """Score from 0 to 100; None if scoring failed, which is logged, or the request has ended."""
         request.scoring = asyncio.create_task(self._score(question, answer, confidence))
         try:
             return await request.scoring
@@ -173,7 +173,7 @@ class AnswerScorer:
 
 
 def _parse_score(reply: str) -> float:
-    """The number that is all of a reply, after its reasoning."""
+    """The number in a reply that consists of a number after its reasoning."""
     match = _SCORE.fullmatch(_THINKING.sub("", reply))
     score = float(match[1]) if match else math.nan
     if not 0 <= score <= 100:

@@ -25,9 +25,9 @@ from headway.gateway.upstream.errors import EngineError, RefusedError, is_retrya
 
 _MAX_ANSWER_BYTES = 64 << 20
 _GRACE_S = 0.1
-"""When one engine fails, both requests may fail, in any order. After this time it is clear which one was first."""
+"""If one engine fails, both requests may fail in any order. After this time it is clear which one failed first."""
 _TRANSFER_GRACE_S = 5.0
-"""The decode replica reports each broken KV transfer. If the prefill replica broke it, its own answer soon ends."""
+"""The decode replica reports every broken KV transfer. If the prefill replica broke it, its own answer ends soon."""
 _ROOMS = SystemRandom()
 Send = Callable[[EngineEndpoint, str, bytes], Awaitable[None]]
 
@@ -41,7 +41,7 @@ class PrefillLegError(EngineError):
 
 
 class PrefillRejectedError(Exception):
-    """The prefill replica rejected the request, as any other would."""
+    """The prefill replica refused the request, as any other would."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(status, body)
@@ -49,7 +49,7 @@ class PrefillRejectedError(Exception):
 
 
 def with_bootstrap(body: dict[str, Any], replica: EngineEndpoint) -> dict[str, Any]:
-    """The body for both replicas of a pair. Each of several prompts has its own room."""
+    """The body for both replicas of a pair. With several prompts, each has its own room."""
     host, port = urlsplit(replica.url).hostname or "", replica.bootstrap_port
     host = f"[{host}]" if ":" in host else host
     prompt = body.get("prompt")
@@ -65,7 +65,8 @@ def with_bootstrap(body: dict[str, Any], replica: EngineEndpoint) -> dict[str, A
 
 
 class DualDispatch:
-    """A request at both replicas of a pair: reads the prefill replica's answer while the other one's is relayed."""
+    """A request at both replicas of a pair. Reads the prefill replica's answer while the decode replica's answer is
+    relayed."""
 
     def __init__(
         self,
@@ -75,21 +76,21 @@ class DualDispatch:
         on_done: Callable[[InFlightRequest], None],
         may_resend: Callable[[], bool],
     ) -> None:
-        """`has_begun()`: the decode replica has answered, so it has the KV cache. `on_done(request)` is called when the
-        prefill replica's answer has ended well. `may_resend`: see `Client.request`."""
+        """`has_begun()`: whether the decode replica has answered, so that it has the KV cache. `on_done(request)` is
+        called when the prefill replica's answer has ended well. `may_resend`: see `Client.request`."""
         self._request, self._leg, self._has_begun, self._on_done = request, leg, has_begun, on_done
         self._may_resend = may_resend
         self._error: EngineError | None = None
-        """The failure of the prefill replica, on which the decode replica was aborted."""
+        """The prefill replica's failure that made the gateway abort the decode replica."""
         self._rejection: tuple[int, bytes] | None = None
-        """Status and body with which the prefill replica rejected the request."""
+        """Status and body with which the prefill replica refused the request."""
         self._task: asyncio.Task[None] | None = None
 
     async def send(self, send: Send, replica: EngineEndpoint, path: str, headers: str, body: dict[str, Any]) -> None:
-        """Send to both replicas, to the decode replica by `send`, and wait for the latter's end.
+        """Send to both replicas, to the decode replica by `send`, and wait for the decode replica's end.
 
-        EngineError if the decode replica fails, PrefillLegError if the prefill replica does, and PrefillRejectedError
-        if that rejects the request.
+        EngineError if the decode replica fails, PrefillLegError if the prefill replica fails, PrefillRejectedError if
+        it refuses the request.
         """
         data = msgspec.json.encode(with_bootstrap(body, self._leg.replica))
         self._task = asyncio.create_task(self._prefill(path, headers, data))
@@ -97,7 +98,7 @@ class DualDispatch:
             await send(replica, path, data)
         except EngineError as error:
             if not (self.has_failed or self._leg.is_stopped or self._has_begun()):
-                # Its failure may be the cause.
+                # its failure may be the cause
                 await self.wait_for_prefill(_TRANSFER_GRACE_S if "transfer" in str(error).lower() else _GRACE_S)
             if self._rejection is not None:
                 raise PrefillRejectedError(*self._rejection) from None
@@ -136,30 +137,31 @@ class DualDispatch:
             self._leg.connection = connection
 
     def _abort_decode(self, why: str) -> None:
-        """Abort the decode replica's request, which would wait for minutes."""
+        """Abort the decode replica's request, which would otherwise wait for minutes."""
         if self._request.connection is not None:
             self._request.connection.abort(why)
 
     @property
     def is_pending(self) -> bool:
-        """The prefill replica's answer has not ended."""
+        """Whether the prefill replica's answer has not ended."""
         return self._task is not None and not self._task.done()
 
     @property
     def has_failed(self) -> bool:
-        """The prefill replica failed or rejected the request, so the decode replica must not be waited for."""
+        """Whether the prefill replica failed or refused the request, so that waiting for the decode replica is
+        useless."""
         return self._error is not None or self._rejection is not None
 
     async def wait_for_prefill(self, timeout_s: float) -> None:
-        """Wait until the prefill replica's answer has ended, at most so long."""
+        """Wait until the prefill replica's answer has ended, at most `timeout_s`."""
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=timeout_s)
 
 
 def check_answer(answer: bytes, content_type: str) -> None:
-    """EngineError if an answer with status 200 reports an error or an abort, or is no JSON object.
+    """EngineError if an answer with status 200 reports an error or an abort, or is not a JSON object.
 
-    Nothing says that the prompt of such an answer was computed, and the decode replica would wait for minutes.
+    Such an answer does not show that the prompt was computed, and the decode replica would wait for minutes.
     """
     if "event-stream" not in content_type:
         _, unread = sse.read_chunk(answer)

@@ -1,4 +1,4 @@
-"""A candidate's policies beside those of a gateway: what they decide is counted, and nothing else follows from it."""
+"""Shadow policies of a candidate beside a gateway's policies: their decisions are counted, and have no effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headway.gateway.telemetry.metrics import Metric, Sample
 
 log = logging.getLogger("headway.gateway")
 MOST_SHARE = 0.02
-"""Of the process's CPU time, that a candidate's router may take; views and counting come on top."""
+"""Largest share of the process's CPU time for a candidate's router. Views and counting are additional."""
 _Num = Annotated[int, Meta(ge=0)]
 NAMES: dict[Kind, str] = {"routing": "router", "ordering": "ordering", "admission": "admission"}
 """The kinds that can be compared, with their names in `Policies`."""
@@ -31,23 +31,24 @@ class ShadowedDecisions(Struct, forbid_unknown_fields=True):
     model: str
     kind: str
     agreed: _Num
-    """The same as the real ones."""
+    """Decisions equal to the real ones."""
     differed: _Num
     failed: _Num
-    """The candidate raised an error, or chose what it was not offered."""
+    """The candidate raised an error, or chose a replica that was not offered."""
     agreement: float | None
-    """Share that is the same; null: none yet."""
+    """Share of equal decisions; null without any."""
 
 
 class ShadowPlacements(Struct, forbid_unknown_fields=True):
-    """Requests that a replica got since the start, and those that the candidate of `--shadow` would have sent there."""
+    """Requests that a replica got since the start, and requests that the candidate of `--shadow` would have sent
+    there."""
 
     placed: _Num
     candidate: _Num
 
 
 def comparable(real: Policies, candidate: Policies) -> tuple[tuple[Kind, ...], list[str]]:
-    """The kinds of which both decide, and differently; and why others that differ cannot be compared live."""
+    """The kinds on which both decide, and differently; and why other differing kinds cannot be compared live."""
     kinds, notes = list[Kind](), list[str]()
     for kind, name in NAMES.items():
         if getattr(real, name) == getattr(candidate, name) and kind != "ordering":
@@ -80,15 +81,15 @@ class Shadows:
     def __init__(self, plan: ShadowPlan, seed: int) -> None:
         self.plan, self._seed = plan, seed
         self.of: dict[str, Shadow] = {}
-        """By model."""
+        """Shadows by model."""
         self.gain: dict[str, dict[str, float]] = {}
-        """By the last rehearsal: `attainment` and `usd_per_hour` that the candidate gains, each mean, low and high."""
+        """Gains in the last rehearsal: `attainment` and `usd_per_hour`, each with mean, low and high."""
         self._told = set[tuple[str, Kind]]()
         self._seen: dict[Shadow, tuple[float, float]] = {}
-        """Seconds of the candidate and CPU seconds of the process, when the pace was set last."""
+        """Seconds of the candidate and CPU seconds of the process when the pace was last set."""
 
     def new(self, model: str) -> Shadow:
-        """The candidate's policies of one more model."""
+        """The candidate's policies for another model."""
         policies, kinds = self.plan.policies, self.plan.kinds
         admission = policies.admission
 
@@ -112,7 +113,7 @@ class Shadows:
         return shadow
 
     def _pace(self, shadow: Shadow) -> None:
-        """Let a candidate that takes more than `MOST_SHARE` of the CPU time decide about fewer placements."""
+        """Let a candidate that takes more than `MOST_SHARE` of the CPU time decide on fewer placements."""
         spent_s, cpu_s = self._seen[shadow]
         self._seen[shadow] = shadow.spent_s, process_time()
         share = (shadow.spent_s - spent_s) / max(self._seen[shadow][1] - cpu_s, 1e-9)
@@ -126,7 +127,7 @@ class Shadows:
         ]
 
     def placements(self, model: str, replica: int) -> ShadowPlacements | None:
-        """Of a replica; None: routing is not compared."""
+        """The placements of a replica; None if routing is not compared."""
         shadow = self.of.get(model)
         if shadow is None or "routing" not in shadow.counts:
             return None

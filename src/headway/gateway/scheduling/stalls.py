@@ -1,15 +1,15 @@
-"""Stalls: engines that hold requests and generate nothing, and single requests that do not go on.
+"""Detects stalls: engines that hold requests and generate no tokens, and single requests without progress.
 
-Health checks do not show either. Every quarter of a second, the tokens of all requests are compared with those of the
-last time, at no cost for each token. Silence is counted in such periods and not by the clock: after a pause of the
-gateway itself, no engine is taken to be silent.
+Health checks show neither. Every quarter of a second, the tokens of all requests are compared with the previous check,
+at no cost per token. Silence is counted in checks and not by the clock, so that a pause of the gateway itself does not
+count as silence.
 
 An engine that is silent towards all of its requests for longer than `TimeLimits` allows is suspected: a one-token
-request shows whether it generates. The same holds if it is silent towards all streams that began a second ago or
-earlier, of which there are several, while new ones get their first tokens. A request that is silent for much longer
-while its engine generates for others is aborted, and continues elsewhere; sooner if the engine is silent to all that it
-has, and generates only what is new. An engine with a queue is not suspected of neglecting single requests: it may
-compute prompts first, or may have preempted them.
+request shows whether it generates. An engine is also suspected if it is silent towards several streams that began at
+least a second ago, and all of these, while new ones get their first tokens. A request that is silent for much longer
+while its engine generates for others is aborted, and continues elsewhere; sooner if the engine is silent towards all
+its running requests and generates only new ones. An engine with a queue is not suspected of neglecting single requests:
+it may compute prompts first, or may have preempted them.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from headway.perf.engine_times import PoolTimes
 PERIOD_S = 0.25
 _STUCK_FACTOR, _SILENT_FACTOR = 5, 2
 _MIN_BEGUN, _BEGUN_CHECKS = 3, 4
-"""Streams of an engine that stand for its pace, and the checks after their first tokens from which on they do."""
+"""Streams that represent an engine's pace, and the number of checks after their first tokens from which they count."""
 _ALONE_FACTOR = 4
 _CANARY_SHARE = 1 / 3
-"""Of an engine's limit: time for the answer to the one-token request. Streams are aborted when it is over: where a new
-request got a token, theirs would have come as well."""
+"""Time for the answer to the one-token request, as a share of an engine's limit. Streams are aborted afterwards: if a
+new request got a token, theirs should have come, too."""
 _MAX_LEARNT = 4
-"""Finished requests of a replica that are learnt from between two checks."""
+"""Most finished requests of a replica to learn from between two checks."""
 _WEIGHT = 0.2
-"""Weight of the newest observation in the mean of a replica's ratio of observed to expected times."""
+"""Weight of the newest observation in a replica's mean ratio of observed to expected times."""
 
 
 class Suspicions(Protocol):
-    """The health monitor, as far as stalls concern it."""
+    """The part of the health monitor that handles stalls."""
 
     def suspect(self, replica: LiveReplica, timeout_s: float) -> None:
-        """Have a replica complete one token in this time; otherwise it is down."""
+        """Let a replica complete one token within this time. If it fails, it is down."""
 
 
 class _Stay:
-    """A request's stay at one replica, as of the last check."""
+    """A request's stay at one replica, at the last check."""
 
     __slots__ = (
         "expected_s",
@@ -68,16 +68,16 @@ class _Stay:
         self.expected_s = expected_s
         """Expected time to the first token here."""
         self.is_paced = False
-        """Its time between tokens has been observed."""
+        """Whether its time between tokens has been observed."""
         self.silent_s = 0.0
         self.has_tokens = has_tokens
-        """A token has come from here."""
+        """Whether a token has come from this replica."""
         self.num_checks = 0
-        """Looks since the one that saw its first tokens here."""
+        """Checks since the one that saw its first tokens here."""
 
     @property
     def has_begun(self) -> bool:
-        """The stream began long ago enough to show its engine's pace."""
+        """Whether the stream began long enough ago to show its engine's pace."""
         return self.num_checks >= _BEGUN_CHECKS
 
 
@@ -90,7 +90,7 @@ class _Streams:
 
 
 class StallWatch:
-    """Looks for stalls among the requests of a gateway. `check` is to be called every PERIOD_S."""
+    """Detects stalls among a gateway's requests. `check` must be called every PERIOD_S."""
 
     def __init__(
         self,
@@ -100,28 +100,28 @@ class StallWatch:
         times: Mapping[str, PoolTimes],
         has_alternative: Callable[[InFlightRequest, int], bool],
     ) -> None:
-        """`times`: those expected of each pool's replicas. `has_alternative(request, replica)`: another replica than
-        this one could serve the request."""
+        """`times`: expected times of each pool's replicas. `has_alternative(request, replica)`: whether another replica
+        could serve the request."""
         self._limits, self._outliers, self._health = limits, outliers, health
         self._times, self._has_alternative = times, has_alternative
         self._stays: dict[int, _Stay] = {}
         self._silent_s: dict[int, float] = {}
-        """By replica with requests, the time since the last sign of life."""
+        """By replica with requests: time since the last sign of life."""
         self._streams_silent_s: dict[int, float] = {}
-        """By replica with several streams that have begun, the time since one of them brought a token."""
+        """By replica with several begun streams: time since one of them brought a token."""
         self._silence_suspected_s: dict[int, float] = {}
-        """By replica, how long it had been silent when it was last suspected."""
+        """By replica: how long it had been silent when it was last suspected."""
         self._ratios: dict[int, float] = {}
-        """By replica that has answered, observed over expected times."""
+        """By replica that has answered: observed over expected times."""
         self._steps_s: dict[int, float] = {}
-        """By replica, the expected time of an iteration, as of this check."""
+        """By replica: expected time of an iteration at this check."""
         self._num_learnt: dict[int, int] = {}
-        """By replica, the finished requests that were learnt from since the last check."""
+        """By replica: finished requests learnt from since the last check."""
         self._pools: dict[str, set[int]] = {}
-        """By pool, the replicas that have answered."""
+        """By pool: replicas that have answered."""
 
     def use(self, limits: TimeLimits) -> None:
-        """Look for stalls by these limits from now on."""
+        """Use these limits from now on."""
         self._limits = limits
 
     def check(self, requests: Iterable[InFlightRequest], now: float) -> None:
@@ -180,7 +180,7 @@ class StallWatch:
                 self._health.suspect(replica, limit_s * _CANARY_SHARE)
 
     def _silence_s(self, replica: int) -> float:
-        """How long a replica has been silent towards all of its requests, or towards all streams that have begun."""
+        """How long a replica has been silent towards all of its requests, or towards all begun streams."""
         return max(self._silent_s.get(replica, 0.0), self._streams_silent_s.get(replica, 0.0))
 
     def abort_stuck(self, requests: Iterable[InFlightRequest]) -> None:
@@ -199,15 +199,15 @@ class StallWatch:
                     request.abort(why)
 
     def _stuck_s(self, request: InFlightRequest, replica: LiveReplica, stay: _Stay) -> float | None:
-        """How long a request may be silent; None: for ever."""
+        """How long a request may be silent; None: forever."""
         limit_s = self._limit_s(replica)
-        if self._silence_s(replica.id) > limit_s:  # though it has completed a one-token request since
+        if self._silence_s(replica.id) > limit_s:  # although it has completed a one-token request since
             limit_s *= 1 + _CANARY_SHARE if stay.has_tokens else _SILENT_FACTOR
         elif replica.is_saturated:
             return None
         else:
             limit_s = max(self._limits.stuck_s, _STUCK_FACTOR * limit_s)
-        if not request.is_streamed:  # nothing comes before all of it is generated
+        if not request.is_streamed:  # such an answer comes only when all of it is generated
             if request.live.output_tokens <= 1:
                 return None
             answer_s = self._step_s(replica) * max(request.live.output_tokens, request.live.generated_tokens)
@@ -215,7 +215,7 @@ class StallWatch:
         return limit_s if self._has_alternative(request, replica.id) else _ALONE_FACTOR * limit_s
 
     def finished(self, request: InFlightRequest, now: float) -> None:
-        """A request has its whole answer: learn from the times that were not seen while it ran."""
+        """Learn from a completely answered request, using times that were not observed while it ran."""
         replica, live = request.replica, request.live
         if not isinstance(replica, LiveReplica) or live.enqueued_s != live.enqueued_s:
             return
@@ -256,7 +256,7 @@ class StallWatch:
         stay.tokens, stay.silent_s, stay.has_tokens = live.generated_tokens, 0.0, True
 
     def _has_answered(self, replica: LiveReplica) -> None:
-        """Without a time to learn from."""
+        """Record an answer that gives no time to learn from."""
         self._pools.setdefault(replica.pool, set()).add(replica.id)
         self._ratios.setdefault(replica.id, 1.0)
 
@@ -266,11 +266,11 @@ class StallWatch:
         self._ratios[replica.id] = known + _WEIGHT * (ratio - known)
 
     def _ratio(self, replica: LiveReplica) -> float:
-        """By how much the pool is slower than its model, by its fastest replica; at least 1."""
+        """The slowdown of the pool against its model, by its fastest replica; at least 1."""
         return max(min((self._ratios[id] for id in self._pools.get(replica.pool, ())), default=1.0), 1.0)
 
     def _expected_first_s(self, replica: LiveReplica) -> float:
-        """Expected time to the first token of a request that comes now, after all prompts at the replica."""
+        """Expected time to the first token of a request that arrives now, after all prompts at the replica."""
         return self._times[replica.pool].prefill_s(replica.prefill_tokens_left) + self._step_s(replica)
 
     def _step_s(self, replica: LiveReplica) -> float:
@@ -288,7 +288,7 @@ class StallWatch:
 
 
 def _waits_on(request: InFlightRequest) -> LiveReplica | None:
-    """The replica that has to generate the request's next token; None if it is at none."""
+    """The replica that must generate the request's next token; None if it is at none."""
     reservation = request.reservation
     if request.outcome is not None or reservation is None or reservation.waits_for_slot:
         return None

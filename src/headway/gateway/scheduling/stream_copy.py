@@ -1,7 +1,7 @@
-"""Copies of streams, from which a client's retry continues after its connection has broken.
+"""Copies of streams. A client's retry after a broken connection continues from the copy.
 
 A stream is copied if its client has named it, by the header `Idempotency-Key` or `X-Request-Id`. Another request with
-the same name, API key, path and body continues it: its response begins with what was sent before.
+the same name, API key, path and body continues it: its response begins with the data sent before.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from typing import Protocol
 from msgspec import Struct
 
 MAX_BYTES = 64 << 20
-"""Memory of all copies, of streams that run and of those that have ended."""
+"""Memory limit of all copies, of running and of ended streams."""
 MAX_STREAM_BYTES = 1 << 20
-"""A longer stream is not copied any more."""
+"""A longer stream is no longer copied."""
 KEEP_S = 60.0
-"""Time in which a client may retry after its stream has ended."""
+"""Time in which a client may retry after the end of its stream."""
 _TOKEN_BYTES = 40
-"""Memory of a token's id."""
+"""Memory of one token id."""
 _MAX_NAME = 255
 NAMES = frozenset(("idempotency-key", "x-request-id"))
 """The headers by which clients name streams."""
 
 
 class StreamKey(Struct, array_like=True, frozen=True, gc=False):
-    """What a request and its retry have in common."""
+    """The properties that a request and its retry share."""
 
     digest: bytes
     keeps_finished: bool
-    """A complete answer is kept, too. `X-Request-Id` alone may be that of several requests that all want one."""
+    """Whether a complete answer is also kept. Several requests that all expect an answer may share one
+    `X-Request-Id`."""
 
 
 class Answer(Protocol):
-    """The answer so far, of which a copy keeps what another engine needs (`continuation.PartialResponse`)."""
+    """The parts of an answer so far that a copy stores for another engine (`continuation.PartialResponse`)."""
 
     tokens: int
     token_ids: list[int] | None
@@ -43,13 +44,13 @@ class Answer(Protocol):
 
 
 class StreamPart(Struct, array_like=True, gc=False):
-    """A part of a stream, and the state of its answer afterwards."""
+    """A part of a stream, and the state of its answer after the part."""
 
     data: bytes
-    """Events as the client gets them."""
+    """Events in the client's format."""
     tokens: int
     token_ids: list[int] | None
-    """Ids of the part's tokens; None: those of some token are unknown."""
+    """Ids of the part's tokens; None if some are unknown."""
     prompt_ids: list[int] | None
 
 
@@ -57,7 +58,7 @@ class CopyListener(Protocol):
     """Is called for the events of one copy."""
 
     def added(self, part: StreamPart) -> None:
-        """The client is sent this."""
+        """Data was sent to the client."""
 
     def kept(self) -> None:
         """The stream has ended, and a retry may continue it."""
@@ -66,21 +67,21 @@ class CopyListener(Protocol):
         """A retry of the request continues the stream."""
 
     def dropped(self) -> None:
-        """No retry can continue it any more."""
+        """No retry can continue the stream any more."""
 
 
 class StreamCopy:
-    """What the client was sent of one stream; at a worker, those parts of it that were not taken out yet."""
+    """The data that the client of one stream has received; in a worker, the parts that were not taken out yet."""
 
     def __init__(self, copies: StreamCopies | None = None) -> None:
-        """`copies` counts this one among all."""
+        """`copies` counts the memory of all copies."""
         self._copies = copies
         self.data = bytearray()
         self.tokens = 0
         self.token_ids: list[int] | None = []
         self.prompt_ids: list[int] | None = None
         self._num_ids = 0
-        """Ids of the answer that were added."""
+        """Number of the answer's ids added so far."""
         self.is_usable = True
         self.listener: CopyListener | None = None
 
@@ -89,7 +90,7 @@ class StreamCopy:
         return len(self.data) + _TOKEN_BYTES * (len(self.token_ids or ()) + len(self.prompt_ids or ()))
 
     def append(self, data: bytes, answer: Answer) -> None:
-        """Add what is sent to the client. `answer` is the state with it."""
+        """Add data sent to the client. `answer` is the state after it."""
         if not self.is_usable:
             return
         ids = None if answer.token_ids is None else answer.token_ids[self._num_ids :]
@@ -97,7 +98,7 @@ class StreamCopy:
         self.extend(StreamPart(data, answer.tokens, ids, answer.prompt_ids))
 
     def extend(self, part: StreamPart) -> None:
-        """Add a part that was taken out of another copy of the stream."""
+        """Add a part taken out of another copy of the stream."""
         if not self.is_usable:
             return
         before = self.num_bytes
@@ -115,7 +116,7 @@ class StreamCopy:
             self.give_up()
 
     def take(self) -> StreamPart:
-        """Take out all that was added since the last call."""
+        """Take out everything added since the last call."""
         part = self.as_part()
         self.data.clear()
         self.token_ids = None if self.token_ids is None else []
@@ -125,13 +126,13 @@ class StreamCopy:
         return StreamPart(bytes(self.data), self.tokens, self.token_ids, self.prompt_ids)
 
     def go_on_after(self, part: StreamPart) -> None:
-        """The stream continues from this part: its answer begins with the part's ids."""
+        """Continue the stream from this part: its answer begins with the part's ids."""
         self._num_ids = len(part.token_ids or ())
         if part.token_ids is None:
             self.token_ids = None
 
     def give_up(self) -> None:
-        """Free the memory; no retry can continue the stream."""
+        """Free the memory. No retry can then continue the stream."""
         self.data.clear()
         self.is_usable, self.token_ids, self.prompt_ids = False, None, None
         if self.listener is not None:
@@ -140,18 +141,18 @@ class StreamCopy:
 
 
 class StreamCopies:
-    """The copies of all streams, within `MAX_BYTES`: of those that have ended, the first ones go first."""
+    """The copies of all streams, within `MAX_BYTES`. Copies of ended streams are dropped first, oldest first."""
 
     def __init__(self, clock: Callable[[], float], max_bytes: int = MAX_BYTES) -> None:
         self._clock, self._max_bytes = clock, max_bytes
         self.num_bytes = 0
         self._ended: OrderedDict[bytes, tuple[StreamCopy, float]] = OrderedDict()
-        """By key, the copies of streams that have ended, and until when they are kept; in that order."""
+        """By key: copies of ended streams, and until when they are kept, in that order."""
         self.listen: Callable[[bytes], CopyListener] | None = None
-        """Gives the listener of each new copy, by its key's digest."""
+        """Returns the listener of each new copy, by its key's digest."""
 
     def count(self, copy: StreamCopy, num_bytes: int) -> None:
-        """A copy has grown by so much. It is given up if there is no room for it."""
+        """Count the growth of a copy. The copy is given up if there is no room."""
         self.num_bytes += num_bytes
         while self.num_bytes > self._max_bytes and self._ended:
             self._forget(next(iter(self._ended)))
@@ -163,7 +164,7 @@ class StreamCopies:
         copy.give_up()
 
     def begin(self, key: StreamKey | None) -> tuple[StreamCopy | None, StreamPart | None]:
-        """The copy of a new stream, and what was sent of the earlier one that it continues; None without a key."""
+        """The copy of a new stream, and the data sent earlier of the stream that it continues; None without a key."""
         if key is None:
             return None, None
         self._forget_old()
@@ -180,7 +181,7 @@ class StreamCopies:
         return copy, part
 
     def end(self, key: StreamKey | None, copy: StreamCopy | None, is_finished: bool) -> None:
-        """Keep the copy of a stream that has ended, if a retry can continue it."""
+        """Keep the copy of an ended stream if a retry can continue it."""
         if key is None or copy is None:
             return
         self._forget_old()
@@ -197,7 +198,7 @@ class StreamCopies:
         return digest in self._ended
 
     def adopt(self, digest: bytes, parts: Sequence[StreamPart]) -> None:
-        """Keep a stream that another gateway has sent, and does not go on with."""
+        """Keep a stream that another gateway was sending and does not continue."""
         self._forget(digest)
         copy = StreamCopy(self)
         for part in parts:
@@ -223,7 +224,7 @@ class StreamCopies:
 
 
 def stream_key(owner: str, headers: Mapping[str, str], path: str, body: bytes) -> StreamKey | None:
-    """The key of a stream that its client has named; None if it has not."""
+    """The key of a stream that its client has named; None if it has no name."""
     name, is_idempotent = headers.get("idempotency-key", ""), True
     if not name:
         name, is_idempotent = headers.get("x-request-id", ""), False

@@ -1,4 +1,4 @@
-"""The calls of policies that act at intervals."""
+"""Calls policies that act at intervals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class PolicyTicks:
         self._ticking: list[Ticking] = []
 
     def start(self) -> None:
-        """Call the present policies from now on. Later calls begin with those that are new."""
+        """Call the current policies from now on. Later calls start new ones."""
         ticking = self._control.parts.ticking()
         for policy in ticking:
             if policy.interval_s is not None and policy not in self._ticking:
@@ -24,7 +24,7 @@ class PolicyTicks:
 
     def _tick(self, now: float, policy: Ticking) -> None:
         if policy not in self._ticking:
-            return  # another one has taken its place
+            return  # another policy has replaced it
         assert policy.interval_s is not None
         self._clock.at(now + policy.interval_s, self._tick, policy)
         policy.tick(self._clock.now)

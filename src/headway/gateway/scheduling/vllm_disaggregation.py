@@ -31,14 +31,14 @@ _ANSWER_OPTIONS = ("stream", "stream_options", "return_token_ids", "logprobs", "
 
 
 class PrefillAnswer(Struct):
-    """The fields that are read of a prefill replica's answer."""
+    """The fields read of a prefill replica's answer."""
 
     kv_transfer_params: Params | None = None
     usage: _PrefillUsage | None = None
 
     @property
     def prompt_tokens(self) -> int:
-        """The engine's count; 0: not reported."""
+        """Prompt tokens by the engine's count; 0: not reported."""
         return 0 if self.usage is None else self.usage.prompt_tokens
 
 
@@ -47,21 +47,22 @@ class _PrefillUsage(Struct):
 
 
 def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body for the prefill replica: one token, and store the KV cache."""
+    """The body for the prefill replica: generate one token, and store the KV cache."""
     shared = {name: value for name, value in body.items() if name not in _ANSWER_OPTIONS}
     limits = {name: min(body[name], 1) for name in _LIMITS if isinstance(body.get(name), int)}
     return {**shared, **limits, "max_tokens": 1, "stream": False, PARAMS: dict(_STORE_KV)}
 
 
 def decode_body(body: dict[str, Any], params: Params | None) -> dict[str, Any]:
-    """The body for the decode replica. Without `params` it computes the prompt; a client's own are removed."""
+    """The body for the decode replica. Without `params` it computes the prompt. A client's own parameters are
+    removed."""
     if params is not None:
         return {**body, PARAMS: params}
     return {name: value for name, value in body.items() if name != PARAMS} if PARAMS in body else body
 
 
 def read_prefill_answer(data: bytes) -> PrefillAnswer:
-    """Decode a prefill replica's answer. EngineError if it is no completion."""
+    """Decode a prefill replica's answer. EngineError if it is not a completion."""
     try:
         return msgspec.json.decode(data, type=PrefillAnswer)
     except msgspec.MsgspecError as error:

@@ -1,7 +1,7 @@
 """A worker's client of the scheduler: forwards the relays' calls, and applies the scheduler's messages.
 
-The progress of all streams is reported together, every few hundredths of a second. When the scheduler is gone, or
-hangs, streams continue to their end, and nothing else does.
+The progress of all streams is reported together, every few hundredths of a second. If the scheduler is gone or hangs,
+running streams continue to their end, and no new requests are accepted.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from headway.gateway.workers.protocol import Link, Progress, Released
 log = logging.getLogger("headway.gateway")
 _REPORT_PERIOD_S = 0.02
 _REPORT_S_PER_STREAM = 50e-6
-"""The period is at least so long for each stream that has brought tokens, which bounds the scheduler's load."""
+"""Least reporting period per stream with new tokens, which bounds the scheduler's load."""
 _BACKED_UP_PAUSE_S = 0.5
 _NUM_DELAYS = 600
-"""Delays of the event loop that wait for the next report, at most."""
+"""Most delays of the event loop that wait for the next report."""
 """Pause between reports while the scheduler does not read."""
 _SUCCESS_PERIOD_S = 0.02
 """A replica's successes are reported at most this often."""
 _NO_STAGE = -2
-"""Stage index of a request that the scheduler has not assigned yet; -1 is that of a request without a cascade."""
+"""Stage index of a request that the scheduler has not assigned yet. -1 means a request without a cascade."""
 
 
 class PendingRequest(InFlightRequest):
-    """A worker's request. It is its own reservation, as the replica's counts are in the scheduler's process."""
+    """A worker's request. It is its own reservation, because the replica's counts are in the scheduler's process."""
 
     def __init__(self, live: Live, request_id: str, on_progress: Callable[[PendingRequest], None]) -> None:
         super().__init__(live, request_id)
@@ -72,7 +72,7 @@ class PendingRequest(InFlightRequest):
             self._on_progress(self)
 
     def free(self) -> None:
-        """Do nothing: `Released` is sent when the reason is known."""
+        """Do nothing: `Released` is sent once the reason is known."""
 
     def progress(self) -> Progress:
         live = self.live
@@ -140,7 +140,7 @@ class PendingRequest(InFlightRequest):
 
 
 class RemoteScheduler:
-    """The scheduler in another process. Satisfies `scheduler.Scheduler`. Belongs to one event loop."""
+    """The scheduler in another process. Implements `scheduler.Scheduler`. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -149,22 +149,22 @@ class RemoteScheduler:
         on_lost: Callable[[], None],
         handlers: Mapping[type[Any], Callable[[Any], None]] = MappingProxyType({}),
     ) -> None:
-        """`handlers` get the messages that are about neither a request nor a replica."""
+        """`handlers` get the messages that concern neither a request nor a replica."""
         self.clock, self._scorer, self._on_lost = clock, scorer, on_lost
         self.link = Link(protocol.FromScheduler, self._receive, self._link_lost)
         self.is_gone = self.is_silent = False
         self.requests: dict[int, PendingRequest] = {}
-        """Requests that the scheduler knows, or is about to know."""
+        """Requests that the scheduler knows or is about to learn of."""
         self._replicas: dict[int, EngineEndpoint] = {}
         self._numbers = count()
         self.metrics = PrometheusMetrics()
         self.loop_delay = LoopDelay(clock, _NUM_DELAYS)
         self._with_progress: list[PendingRequest] = []
-        """Requests that have brought tokens since the last report."""
+        """Requests with new tokens since the last report."""
         self._prompt_blocks = PromptBlocks()
         self._is_report_due = False
         self._next_report_s = 0.0
-        """On the event loop's clock, the earliest time of the next report."""
+        """Earliest time of the next report, on the event loop's clock."""
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             protocol.ReplicaInfo: self._update_replica,
             protocol.ReplicaRemoved: self._remove_replica,
@@ -184,7 +184,7 @@ class RemoteScheduler:
         return self.clock.now
 
     async def submit(self, client_request: ClientRequest, owner: str, request_id: str) -> PendingRequest:
-        """Have the scheduler accept a request. ApiError if it does not."""
+        """Let the scheduler accept a request. ApiError if it does not accept it."""
         if self.is_silent:
             raise scheduler_hangs()
         engines = [
@@ -304,7 +304,7 @@ class RemoteScheduler:
         self.link.flush()  # before the client has its answer and can ask for metrics
 
     def _send_copied(self, request: PendingRequest) -> None:
-        """Send what the client was sent since the last time, for a retry."""
+        """Send the data that the client received since the last message, for a retry."""
         if request.copy is not None and request.copy.data:
             self.link.send(protocol.StreamSent(request.live.id, request.copy.take()))
 
@@ -316,7 +316,7 @@ class RemoteScheduler:
         self.schedule_report()
 
     def schedule_report(self) -> None:
-        """Report soon what has come since the last report."""
+        """Schedule a report of the data since the last report."""
         if not self._is_report_due:
             self._is_report_due = True
             loop = asyncio.get_running_loop()
@@ -400,7 +400,7 @@ class RemoteScheduler:
         if (replica := self._replicas.pop(message.id, None)) is not None:
             replica.client.close()
 
-    # The scheduler is gone, hangs, or answers again.
+    # Loss, silence and return of the scheduler.
 
     def _link_lost(self) -> None:
         self.is_gone = True
@@ -436,7 +436,7 @@ def _scheduler_gone() -> ApiError:
 
 
 class RemoteHealth:
-    """Reports the outcome of requests to the scheduler's health monitor. Satisfies `relay.Health`."""
+    """Reports the outcome of requests to the scheduler's health monitor. Implements `relay.Health`."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -455,7 +455,7 @@ class RemoteHealth:
         )
 
     def has_other(self, replica: EngineEndpoint) -> bool:
-        return True  # the scheduler knows
+        return True  # the scheduler knows it
 
     def needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
         return self._refusals.needs_confirmation(replica, status)

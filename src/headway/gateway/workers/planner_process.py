@@ -1,6 +1,6 @@
-"""Plans computed beside the gateway, each kind in a process of its own, so that streams go on meanwhile.
+"""Computes plans beside the gateway, each kind in its own process, so that streams are not delayed.
 
-A process ends with the gateway, also if that is killed, and runs at a low priority.
+A process ends with the gateway, even if the gateway is killed, and runs at low priority.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 log = logging.getLogger("headway.gateway")
 NICE = 10
 PLAN_LIMIT_S = 1800.0
-"""Longest time for a plan: a process that hangs would keep all later plans from being made."""
+"""Longest time for a plan, because a process that hangs would block all later plans."""
 _PARENT_CHECK_S = 0.5
 """Time between two checks that the gateway still runs."""
 
@@ -45,7 +45,7 @@ class PlannerProcesses:
 
 
 class PlannerProcess:
-    """Satisfies `core.task.BackgroundTask`. The process keeps the state of its work from one plan to the next."""
+    """Implements `core.task.BackgroundTask`. The process keeps the state of its work between plans."""
 
     def __init__(self, work: Callable[..., Any], limit_s: float = PLAN_LIMIT_S) -> None:
         self._work, self.limit_s = work, limit_s
@@ -53,7 +53,7 @@ class PlannerProcess:
         self._connection: Connection | None = None
         self._result: Future[Any] | None = None
         self._last_error = ""
-        """Why the last plan failed; the same reason is not logged twice in a row."""
+        """Why the last plan failed. A repeated reason is not logged again."""
 
     @property
     def is_busy(self) -> bool:
@@ -104,7 +104,7 @@ class PlannerProcess:
             watchdog.cancel()
 
     def _kill(self, is_over: threading.Event) -> None:
-        """End the process of a plan that takes too long; whoever waits for it gets an EOFError."""
+        """End the process of a plan that takes too long. The waiting thread gets an EOFError."""
         is_over.set()
         if self._process is not None:
             self._process.kill()
@@ -123,7 +123,7 @@ class PlannerProcess:
 
 
 def _serve(connection: Connection) -> None:
-    """In the process: compute one plan after the other. EOFError when the gateway closes the connection."""
+    """Runs in the process: compute plans one after the other. EOFError when the gateway closes the connection."""
     sys.path[:] = connection.recv()
     work = connection.recv()
     while True:

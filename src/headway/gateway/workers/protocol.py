@@ -1,7 +1,7 @@
 """The protocol between a worker and the scheduler: messages over one socket.
 
-A frame is four bytes of length and an array of messages in MessagePack; messages sent within one turn of the event loop
-share a frame. `number` is the worker's number of a request.
+A frame consists of four bytes of length and a MessagePack array of messages. Messages sent within one turn of the event
+loop share a frame. `number` is the worker's number for a request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LENGTH = 4
 MAX_MISSED = 5
 """Periods without a message after which the other end counts as hanging."""
 _START_FACTOR = 5
-"""So many times longer may pass before the first message, as a process has to start."""
+"""Factor on the time to the first message, because a process must start first."""
 
 
 class WorkerConfig(Struct):
@@ -50,15 +50,15 @@ class WorkerConfig(Struct):
     stored_keys: tuple[Key, ...] | None = None
 
 
-# From a worker.
+# Messages from a worker.
 
 
 class Progress(Struct, array_like=True, gc=False):
-    """What has come so far of the present model's answer."""
+    """Progress of the current model's answer."""
 
     generated_tokens: int
     prompt_tokens: int
-    """The engine's count, else control's estimate; 0: unknown."""
+    """The engine's count, otherwise control's estimate; 0: unknown."""
     reasoning_tokens: int
     phase: Phase
     first_token_s: float
@@ -67,10 +67,10 @@ class Progress(Struct, array_like=True, gc=False):
     waits_for_client: bool = False
     keeps_model: bool = False
     cached_tokens: int = 0
-    """Tokens of the prompt that were in a prefix cache, by the engine's count."""
+    """Prompt tokens found in a prefix cache, by the engine's count."""
     continued_tokens: tuple[int, int] = (0, 0)
     unread: dict[str, int] | None = None
-    """What was passed on without being read."""
+    """Data passed on without being read, by kind."""
     response_id: str | None = None
     longest_gap_s: float = 0.0
     resumed_s: float | None = None
@@ -82,9 +82,9 @@ class RequestArrived(Struct, array_like=True, tag=0, gc=False):
     number: int
     request_id: str
     owner: str
-    """Owner of the API key; "": none."""
+    """Owner of the API key; "" without a key."""
     can_move: bool
-    """Another replica could continue the answer."""
+    """Whether another replica could continue the answer."""
     features: Features
     is_streamed: bool = True
     stream_key: StreamKey | None = None
@@ -116,7 +116,7 @@ class RequestFailed(Struct, array_like=True, tag=4, gc=False):
     replica: int
     message: str
     status: int
-    """HTTP status; 0: there was no answer."""
+    """HTTP status; 0 without an answer."""
     is_unreachable: bool
     is_broken_off: bool
     after_tokens: int = 0
@@ -139,7 +139,7 @@ class WorkerLeaving(Struct, array_like=True, tag=7, gc=False):
 
 
 class Heartbeat(Struct, array_like=True, tag=8, gc=False):
-    """Sent by both ends: the sender does not hang."""
+    """Sent by both ends to show that the sender does not hang."""
 
 
 class PrefillLegDone(Struct, array_like=True, tag=9, gc=False):
@@ -149,15 +149,16 @@ class PrefillLegDone(Struct, array_like=True, tag=9, gc=False):
 
 
 class BodyQuarantined(Struct, array_like=True, tag=20, gc=False):
-    """A request broke engines: copies of it are refused. Sent by the process that found out, and on to the others."""
+    """Copies of a request that broke engines are barred. Sent by the process that found it, and passed on to the
+    others."""
 
     digest: bytes
     until_s: float
-    """On the clock of the gateway."""
+    """Time on the gateway's clock."""
 
 
 class StreamSent(Struct, array_like=True, tag=10, gc=False):
-    """What a client was sent of a stream since the last such message."""
+    """Data sent to a stream's client since the last such message."""
 
     number: int
     part: StreamPart
@@ -174,7 +175,7 @@ class WorkerIdle(Struct, array_like=True, tag=12, gc=False):
 
 
 class ChangeApplied(Struct, array_like=True, tag=13, gc=False):
-    """The first `Reconfigured` that was not answered yet holds in this worker."""
+    """This worker now applies the first `Reconfigured` that was not confirmed yet."""
 
 
 FromWorker = (
@@ -184,15 +185,15 @@ FromWorker = (
 )  # fmt: skip
 
 
-# From the scheduler.
+# Messages from the scheduler.
 
 
 class Assigned(Struct, array_like=True, tag=0, gc=False):
-    """A request is accepted, and placed at a replica or held: its state as control knows it."""
+    """A request is accepted, and placed at a replica or held; its state in control."""
 
     number: int
     replica: int | None
-    """None: the request is held."""
+    """None if the request is held."""
     arrival_s: float
     prompt_tokens: int
     model: str
@@ -213,12 +214,12 @@ class Assigned(Struct, array_like=True, tag=0, gc=False):
     lora: str = ""
     has_fallback: bool = False
     fallback: tuple[str, FallbackReason] | None = None
-    """The model that was asked for and why another one is to answer; None: it answers itself."""
+    """The requested model, and why another model answers; None if it answers itself."""
     deadline_s: float | None = None
 
 
 class RequestRefused(Struct, array_like=True, tag=1, gc=False):
-    """A request is not accepted: the error for its client."""
+    """A request is not accepted; contains the error for its client."""
 
     number: int
     status: int
@@ -241,13 +242,13 @@ class AbortRequest(Struct, array_like=True, tag=3, gc=False):
     number: int
     why: str
     target: int | None
-    """The replica that it moves to; None: not chosen, or it does not move."""
+    """The replica to which it moves; None: not chosen, or it does not move."""
     is_prefill_leg_only: bool = False
-    """Abort only the request to the prefill replica of a dual dispatch."""
+    """Whether to abort only the request to the prefill replica of a dual dispatch."""
 
 
 class ReplicaInfo(Struct, array_like=True, tag=4, gc=False):
-    """A replica at which requests may be placed, new or changed."""
+    """A new or changed replica at which requests may be placed."""
 
     id: int
     pool: str
@@ -274,31 +275,32 @@ class ReplicaRemoved(Struct, array_like=True, tag=5, gc=False):
 
 
 class StreamRestored(Struct, array_like=True, tag=6, gc=False):
-    """What the client of a request was sent before it retried. Comes before the request is assigned."""
+    """Data that a request's client received before it retried. Sent before the request is assigned."""
 
     number: int
     part: StreamPart
 
 
 class KeyLimits(Struct, array_like=True, tag=7, gc=False):
-    """What is left of a key's limits. Comes before a request with the key is assigned or refused."""
+    """The remaining amounts of a key's limits. Sent before a request with the key is assigned or refused."""
 
     owner: str
     limits: tuple[RateLimit, ...]
 
 
 class Reconfigured(Struct, array_like=True, tag=9, gc=False):
-    """The settings, with the keys, that hold from now on: the fleet file was reloaded, or the gateway drains."""
+    """The settings and keys that apply from now on, because the fleet file was reloaded or the gateway drains."""
 
     settings: Settings
     sends_priority: bool
     is_closing: bool
     stored_keys: tuple[Key, ...] | None
-    """Keys of the database; None: not known yet."""
+    """Keys of the database; None if not known yet."""
 
 
 class AllIdle(Struct, array_like=True, tag=10, gc=False):
-    """No worker of the draining gateway has requests left. Until then, each refuses those of its connections."""
+    """No worker of the draining gateway has requests left. Until then, workers refuse new requests on their
+    connections."""
 
 
 FromScheduler = (
@@ -336,8 +338,9 @@ class Link(asyncio.Protocol):
         on_lost: Callable[[], None],
         first_message: object = None,
     ) -> None:
-        """`kind` is the union of the messages to receive. `on_messages` is called with each frame's, and `on_lost` when
-        the other end is gone, unless this end was closed. `first_message` has a frame of its own, before all others."""
+        """`kind` is the union of the received messages. `on_messages` is called with each frame's messages, and
+        `on_lost` when the other end is gone, unless this end was closed. `first_message` is sent in its own frame,
+        before all others."""
         self._decode = msgspec.msgpack.Decoder(list[kind]).decode
         self._on_messages, self._on_lost = on_messages, on_lost
         self._loop = asyncio.get_running_loop()
@@ -347,9 +350,9 @@ class Link(asyncio.Protocol):
         self._received = b""
         self._unsent: list[Any] = []
         self.has_received = False
-        """Something has come since this was last reset."""
+        """Whether a message has come since this was last reset."""
         self.is_backed_up = False
-        """The other end does not read, and the write buffer grows."""
+        """Whether the other end does not read, so that the write buffer grows."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -396,7 +399,7 @@ class Link(asyncio.Protocol):
             self._transport.write(frame(unsent))
 
     def close(self) -> None:
-        """Send what is unsent, and close."""
+        """Send the remaining messages, and close."""
         if self._transport is not None:
             self.flush()
             self._transport.close()
@@ -411,8 +414,8 @@ class Link(asyncio.Protocol):
 
 
 class HeartbeatMonitor:
-    """One end's heartbeats. Periods are counted rather than timed: after a pause of the whole machine, neither end is
-    taken to hang."""
+    """One end's heartbeats. Periods are counted rather than timed, so that a pause of the whole machine does not look
+    like a hanging end."""
 
     def __init__(
         self,
@@ -421,7 +424,7 @@ class HeartbeatMonitor:
         on_silent: Callable[[], None],
         on_responsive: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_silent` is called after `hang_s` without a message, `on_responsive` at the first message after that."""
+        """`on_silent` is called after `hang_s` without a message, `on_responsive` at the first message after it."""
         self._link, self._period_s = link, hang_s / MAX_MISSED
         self._on_silent, self._on_responsive = on_silent, on_responsive
         self._num_missed = -_START_FACTOR * MAX_MISSED

@@ -1,4 +1,4 @@
-"""Forwards the requests that a worker does not answer itself to the scheduler's own HTTP side."""
+"""Forwards the requests that a worker does not answer itself to the scheduler's own HTTP server."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _RESET = frozenset(("connection", "keep-alive", "transfer-encoding", "date"))
 
 
 class Proxy:
-    """An ASGI application that forwards each request to another one over a Unix socket, on a connection of its own."""
+    """An ASGI application that forwards each request to another one over a Unix socket, on a separate connection."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._client = Client("http://scheduler", transport=UnixTransport(path))
         self.is_silent = False
-        """The scheduler hangs."""
+        """Whether the scheduler hangs."""
         self._waiting: set[Connection] = set()
         """Connections without a response so far."""
 
@@ -101,7 +101,7 @@ def _head(scope: Scope) -> tuple[bytes, bool]:
 
 
 async def _send_body(receive: Receive, connection: Connection, is_chunked: bool, has_left: asyncio.Event) -> None:
-    """Forward the request's body, then abort the connection when the client leaves."""
+    """Forward the request's body. When the client leaves, abort the connection."""
     while (message := await receive())["type"] != "http.disconnect":
         data = message.get("body", b"")
         if is_chunked:

@@ -1,7 +1,8 @@
-"""The scheduler's side of a worker: control treats its requests like any other, though their streams are elsewhere.
+"""The scheduler's side of a worker. Control treats the worker's requests like its own, although their streams are in
+the worker.
 
-A request counts at its replica from before the worker gets it until the worker has reported that the
-connection is closed, or is gone itself.
+A request counts at its replica from before the worker receives it until the worker reports the closed connection or is
+gone.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ log = logging.getLogger("headway.gateway")
 
 
 class RemoteRequest(InFlightRequest):
-    """A request whose connections are a worker's."""
+    """A request whose connections belong to a worker."""
 
     def __init__(self, session: WorkerSession, message: protocol.RequestArrived, live: Live) -> None:
         super().__init__(live, message.request_id)
         self._session = session
         self.number = message.number
         self.num_chars = 0 if message.features.has_media else message.features.num_chars
-        """Characters from which the tokens per character are learnt."""
+        """Characters for learning the tokens per character."""
         self.is_streamed = message.is_streamed
         self.is_movable = message.can_move
-        """Once it has brought tokens, another replica can continue the answer."""
+        """Whether another replica can continue the request once it has brought tokens."""
         self.is_assigned = False
-        """The worker has sent the request to a replica, or will."""
+        """Whether the worker has sent the request to a replica, or will do so."""
         self.awaits_end = False
-        """The worker expects a message when control ends the request."""
+        """Whether the worker expects a message when control ends the request."""
         self.counted_prompt_tokens = 0
-        """An engine's count; 0: none yet."""
+        """Prompt tokens by an engine's count; 0 before it is known."""
         self.stream_key: StreamKey | None = None
         self.escalated_tokens = 0
         """Tokens of answers that the cascade did not accept."""
@@ -78,7 +79,7 @@ class RemoteRequest(InFlightRequest):
             self._session.send_assigned(self)
 
     def detach(self) -> None:
-        """Leave the replica, unless the worker's connection is still open: then the reservation is kept."""
+        """Leave the replica. While the worker's connection is open, the reservation is kept."""
         if not self.is_assigned:
             super().detach()
 
@@ -94,23 +95,23 @@ class WorkerSession:
         on_idle: Callable[[], None],
         config: protocol.WorkerConfig | None = None,
     ) -> None:
-        """`config` is the first message to a process that starts. `on_started` is called once it has, `on_leaving` when
-        it accepts no more connections or is gone, and `on_idle` when it drains and has no requests left."""
+        """`config` is the first message to a starting process. `on_started` is called when it has started, `on_leaving`
+        when it accepts no more connections or is gone, and `on_idle` when it drains and has no requests left."""
         self._gateway, self._driver = gateway, gateway.driver
         self._on_started, self._on_leaving, self._on_idle = on_started, on_leaving, on_idle
         self.link = Link(protocol.FromWorker, self._receive, self._link_lost, config)
         self.has_started = False
         self.is_idle = False
-        """The worker drains, and has no requests left."""
+        """Whether the worker drains and has no requests left."""
         self.why_not_started = ""
         """The worker's reason for not starting."""
         self._requests: dict[int, RemoteRequest] = {}
         self._arriving: dict[int, asyncio.Task[None]] = {}
-        """Requests of streams that clients have named, while the store of the gateways is asked for them."""
+        """Tasks that ask the gateways' store for named streams, by request."""
         self._sent_replicas: dict[int, protocol.ReplicaInfo] = {}
-        """By replica, what the worker was last sent."""
+        """The last information sent to the worker, by replica."""
         self._unapplied: deque[asyncio.Future[None]] = deque()
-        """Changes that the worker has been sent and has not applied yet, in their order."""
+        """Changes sent to the worker that it has not confirmed yet, in order."""
         gateway.fleet.on_removed.append(self._replica_removed)
         gateway.on_replica_up.append(self._replica_up)
         gateway.on_reconfigured.append(self._reconfigured)
