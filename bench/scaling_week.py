@@ -36,7 +36,6 @@ from headway.config.strict_yaml import Places
 from headway.metrics.interval import interval
 from headway.planning.rehearsals import Resources
 from headway.planning.scaling.plan import (
-    Oracle,
     ScalerResult,
     ScalingOptions,
     StartUpPlan,
@@ -45,7 +44,6 @@ from headway.planning.scaling.plan import (
     plan,
 )
 from headway.scenario import Scenario, Simulator
-from headway.scenario.oracle_plan import served_tps, timetables
 from headway.scenario.run import assemble
 
 ROOT = Path(__file__).parents[1]
@@ -90,7 +88,7 @@ def planned(day: int, hours: tuple[int, int], startup_s: float, pool: Executor |
     made = document(day, *hours) | {"seed": seed}
     options = ScalingOptions(scalers=SCALERS, startup_s=(startup_s,), max_late=0.99)
     folder = ROOT / "out" / "scaling-week"
-    answer = plan(made, options, Oracle(assembled, served_tps, timetables), Resources(Simulator(), folder, pool=pool))
+    answer = plan(made, options, assembled, Resources(Simulator(), folder, pool=pool))
     return answer.plans[0]
 
 
@@ -111,7 +109,7 @@ def shaped(name: str, startup_s: float, pool: Executor | None, seed: int, num_se
         scalers=SCALERS[:2], startup_s=(startup_s,), max_late=0.99, clairvoyant=False, num_seeds=num_seeds
     )
     folder = ROOT / "out" / "scaling-week"
-    answer = plan(made, options, Oracle(assembled, served_tps, timetables), Resources(Simulator(), folder, pool=pool))
+    answer = plan(made, options, assembled, Resources(Simulator(), folder, pool=pool))
     return list(answer.plans[0].results)
 
 

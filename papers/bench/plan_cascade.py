@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 from time import process_time
 
-from headway.planning.cascade.cascadia import plan
+from headway.planning.cascade.candidates import plan
 from headway.planning.cascade.deployment import StageLatencies
+from headway.planning.cascade.latency import bounds_of, evaluator_of
 from headway.planning.cascade.planners import EFFORT
-from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway_papers.reproduce.cascadia.setup import planning_case
 
 SIZES = (32, 80)

@@ -445,7 +445,7 @@ NOT_FOR_A_COMPARISON = (
     "pyarrow", "scipy", "highspy", "plotly", "ssl", "asyncio", "multiprocessing", "concurrent", "logging", "numpy.fft",
     "rich.progress", "headway.planning", "headway.forecast", "headway.calibration", "headway.serving",
     "headway_papers", "headway.report.html", "headway.report.trace", "headway.metrics.series",
-    "headway.scenario.replan", "headway.scenario.long_term", "headway.scenario.ray_cluster",
+    "headway.scenario.ray_cluster",
 )  # fmt: skip
 """Modules that a comparison in one process does not need, with all below them."""
 

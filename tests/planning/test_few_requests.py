@@ -10,7 +10,8 @@ import pytest
 
 from headway.cli import main
 from headway.config import strict_yaml
-from headway.scenario import Simulator, long_term
+from headway.planning.regions import long_term
+from headway.scenario import Simulator
 
 MOST_SIMULATIONS = 150
 LENGTHS = {"prompt_tokens": 300, "output_tokens": 20}

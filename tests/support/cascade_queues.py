@@ -11,9 +11,16 @@ import numpy as np
 
 from headway.core.fleet import Engine, Gpu, Model
 from headway.perf.params import weights_bytes
-from headway.planning.cascade.cascadia import best_plan_of
-from headway.planning.cascade.plan import CascadePlan
-from headway.planning.cascade.problem import CascadeProblem, Floats, Lengths, QualityFloor, ReplicaSet, Target
+from headway.planning.cascade.candidates import best_plan_of
+from headway.planning.cascade.problem import (
+    CascadePlan,
+    CascadeProblem,
+    Floats,
+    Lengths,
+    QualityFloor,
+    ReplicaSet,
+    Target,
+)
 from headway.planning.cascade.replica_sets import ReplicaSets
 from headway.planning.cascade.search import Search
 from headway.workload.quality import Scores

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.api.arguments import check_counts, checked
-from headway.api.plans import Plan, Seconds, planned
+from headway.api.plans import Plan, Seconds, assembling, planned
 from headway.api.scenarios import ScenarioLike, source_of
 from headway.config import strict_yaml
-from headway.config.proxied import without_proxied
 from headway.core.duration import in_seconds
 from headway.core.errors import HeadwayError
 from headway.planning.advise import answer
@@ -65,7 +64,7 @@ def fleet_file(given: ScenarioLike, slo: Mapping[str, float]) -> FleetFile:
         document,
         text,
         Path(given).name if is_file else "fleet.yaml",  # type: ignore[arg-type]
-        lambda changed: assemble(*without_proxied(changed, source.places), source.base_dir),
+        assembling(source),
         None if why_not_served(document) else why_not_served,
     )
 

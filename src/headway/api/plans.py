@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,10 +27,10 @@ from headway.planning.capacity import answer as capacity
 from headway.planning.capacity.plan import CapacityOptions
 from headway.planning.capacity.problem import Situation, Speculative, Targets
 from headway.planning.cascade import answer as cascade
-from headway.planning.cascade.best_plan import CascadeOptions
-from headway.planning.cascade.planning_request import make_request
+from headway.planning.cascade.plan import CascadeOptions
 from headway.planning.cascade.problem import target_of
 from headway.planning.cascade.regret import JudgeError
+from headway.planning.cascade.request import make_request
 from headway.planning.combos import answer as combos
 from headway.planning.combos import curve_answer, reprofile
 from headway.planning.combos.candidates import Ranking
@@ -52,12 +52,11 @@ from headway.planning.rehearsals import Resources, Source
 from headway.planning.scaling import answer as scaling
 from headway.planning.scaling.candidates import FAMILIES
 from headway.planning.scaling.demand import with_demand
-from headway.planning.scaling.plan import Oracle, ScalingOptions
+from headway.planning.scaling.plan import Assemble, ScalingOptions
 from headway.planning.tiers import rehearsal as tiers
 from headway.report.page import write_page
 from headway.report.render import page, text
 from headway.scenario import Simulator, assemble
-from headway.scenario.oracle_plan import served_tps, timetables
 from headway.scenario.processes import processes
 from headway.workload.atomic_file import write_text
 
@@ -343,16 +342,12 @@ def plan_scaling(
         forecaster=None if forecaster is None else {"name": forecaster, "past_hours": past_hours},
         clairvoyant=clairvoyant,
     )
-    return planned(partial(scaling.planned, source, options, oracle(source)), cache, jobs)
+    return planned(partial(scaling.planned, source, options, assembling(source)), cache, jobs)
 
 
-def oracle(source: Source) -> Oracle:
-    """What plans of scaling simulate beside the scalers."""
-
-    def made(document: Mapping[str, Any]) -> Scenario:
-        return assemble(*without_proxied(document, source.places), source.base_dir)
-
-    return Oracle(made, served_tps, timetables)
+def assembling(source: Source) -> Assemble:
+    """Makes scenarios of documents that are like the source's, without what only the gateway serves."""
+    return lambda document: assemble(*without_proxied(document, source.places), source.base_dir)
 
 
 @checked

@@ -21,9 +21,9 @@ from headway.gateway import descriptors
 from headway.gateway.fleet.specs import InferencePool, Kubernetes, Processes, ServedPool, ServingPlan
 from headway.gateway.server import web_server
 from headway.gateway.telemetry.logs import Level, LogOptions
+from headway.planning.cascade import replan
 from headway.records.json_lines import BackgroundJsonLines, JsonLinesFile
 from headway.records.part_writer import PartWriter
-from headway.scenario import replan
 from headway.serving import demand_history, pools
 from headway.serving.reload import FleetFile
 from headway.serving.supervision import MAX_RESTARTS, supervise

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from headway.config.scenario import Scenario, listed, variants
+from headway.config.user_modules import loader_of
 from headway.policies import resolve
 from headway.policies.resolve import LoadModule
-from headway.scenario.user_modules import loader_of
 
 _SEEDS = range(1)
 """One round takes a tenth of a second; `headway.testing` plays eight."""

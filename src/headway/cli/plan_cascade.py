@@ -15,10 +15,10 @@ from headway.core.counts import MOST_SEEDS
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.planning.cascade.answer import planned
-from headway.planning.cascade.best_plan import CascadeOptions
-from headway.planning.cascade.planning_request import make_request
+from headway.planning.cascade.plan import CascadeOptions
 from headway.planning.cascade.problem import target_of
 from headway.planning.cascade.regret import JudgeError
+from headway.planning.cascade.request import make_request
 from headway.planning.combos.plan import own_gpus
 from headway.planning.combos.problem import Offer
 from headway.scenario import Simulator

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from headway.api.plans import oracle
+from headway.api.plans import assembling
 from headway.cli.flags import gpu_file_option, listed, slo_of, slo_option
 from headway.cli.output import SECONDS_ABOVE_0, SEEDS, list_option
 from headway.cli.plan_output import PlanOutput, jobs_option, plan_options, scenario_source, write
@@ -80,11 +80,11 @@ def scaling(
         clairvoyant=not no_clairvoyant,
     )
     output = PlanOutput(**outputs)
-    made = oracle(source)
+    made = assembling(source)
     with output.resources("simulating", "scaling") as resources:
         found = planned(source, options, made, resources)
     if manifest is not None:
-        _write_autoscalers(found.answer, made.assemble(without_scaling(source.document)), manifest)
+        _write_autoscalers(found.answer, made(without_scaling(source.document)), manifest)
     return output.show(found)
 
 

@@ -27,7 +27,7 @@ from headway.metrics.seeds import Estimate, SeededMetrics, Verdict
 from headway.metrics.summary import flatten
 from headway.report.run import Run
 from headway.report.table import COLUMNS, render
-from headway.scenario.run import assemble_unresolved, provenance
+from headway.scenario.run import Simulator, assemble_unresolved, provenance
 from headway.workload.atomic_file import write_text
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -177,9 +177,9 @@ def with_clairvoyant(runs: Sequence[Run], scenario: Scenario) -> list[Run]:
     """The runs, each with the GPU hours of the best timetable found for their common trace."""
     if scenario.fleet.combos or all(run.summary.gpu_hours_bound is None for run in runs):
         raise HeadwayError("--clairvoyant: needs a scaler, and a fleet of pools")
-    from headway.scenario.oracle_plan import best_timetable
+    from headway.planning.scaling.timetable import best_timetable
 
-    timetable = best_timetable(scenario)
+    timetable = best_timetable(scenario, Simulator())
     hours = None if timetable is None else timetable.gpu_hours
     return [replace(run, summary=structs.replace(run.summary, gpu_hours_clairvoyant=hours)) for run in runs]
 

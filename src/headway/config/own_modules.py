@@ -14,7 +14,7 @@ import msgspec
 
 from headway.core.errors import HeadwayError
 
-PACKAGE = "headway.scenario.user_modules"
+PACKAGE = "headway.config.user_modules"
 """Modules that were imported by their location are in it, under the spelled name of their folder."""
 _NAME = re.compile(r"(?P<folder>.*/)?(?P<module>\w+(?:\.\w+)*):(?P<qualname>\w+)")
 """`own:Router`, or with the folder of the module in front: `policies/own:Router`."""

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from headway.config.scenario import Scenario, StepTimes, listed, variants
 from headway.config.spec import PolicySpec
+from headway.config.user_modules import loader_of
 from headway.control.policies import CascadeConfig, Policies
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Fleet, Pool
@@ -16,7 +17,6 @@ from headway.limits.calendar import moment, zone
 from headway.limits.schedules import LeastReplicas
 from headway.policies import resolve
 from headway.policies.resolve import PolicyChoice
-from headway.scenario.user_modules import loader_of
 from headway.workload.spec import TraceSpec
 
 
@@ -55,7 +55,7 @@ def scaler_of(scenario: Scenario, tasks: TaskFactory | None = None) -> PolicyCho
     spec = scenario.spec.policies.scaling
     if spec is None:
         return None
-    from headway.scenario import long_term
+    from headway.planning.regions import long_term
 
     return long_term.scaler(spec, scenario, StepTimes(scenario), tasks)
 
@@ -113,7 +113,7 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
     )
     if scenario.spec.cascade is None or scenario.spec.cascade.replan is None:
         return policies
-    from headway.scenario import replan
+    from headway.planning.cascade import replan
 
     return replan.add_replanning(scenario, policies, tasks)
 

@@ -105,7 +105,7 @@ def _without_proxied(scenario: Scenario) -> Scenario:
 def _with_empty_pools(scenario: Scenario) -> Scenario:
     if scenario.spec.cascade is None or scenario.spec.cascade.replan is None:
         return scenario
-    from headway.scenario import replan
+    from headway.planning.cascade import replan
 
     spec = replan.with_empty_pools(scenario.spec, scenario.fleet, scenario.places)
     return dataclasses.replace(scenario, spec=spec, fleet=fleet_of(spec, scenario.base_dir, scenario.places))
@@ -378,7 +378,7 @@ def _check_makespan(spec: Spec, records: Records) -> None:
 def _planner_messages(spec: Spec, policies: Policies) -> Sequence[str]:
     if spec.cascade is None or spec.cascade.replan is None:
         return ()
-    from headway.scenario.replan import replanner_of
+    from headway.planning.cascade.replan import replanner_of
 
     planner = replanner_of(policies)
     return () if planner is None else planner.messages

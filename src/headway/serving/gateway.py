@@ -32,11 +32,11 @@ from headway.gateway.valkey_address import SCHEMES, is_valkey, valkey_address
 from headway.gateway.workers.planner_process import PlannerProcesses
 from headway.limits.budgets import TokenPrices
 from headway.limits.calendar import weekly, zone
+from headway.planning.cascade.replan import replanner_of
 from headway.policies import ORDERINGS, resolve
 from headway.policies.resolve import PolicyChoice
 from headway.policies.scaling.hourly_plan import Planning
 from headway.scenario.policies import check_followed, knows_future, policies_of
-from headway.scenario.replan import replanner_of
 from headway.serving import demand_history, endpoints_file, pools
 from headway.serving.pools import DeclaredPool
 from headway.sim.replica_resources import kv_blocks

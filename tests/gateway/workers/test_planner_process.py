@@ -18,7 +18,7 @@ import processes
 import serving
 from headway import serving as composition
 from headway.core.errors import HeadwayError
-from headway.scenario import replan as replanfile
+from headway.planning.cascade import replan as replanfile
 from processes import running
 from serving import chat, until
 

@@ -7,9 +7,9 @@ from msgspec import structs
 
 from headway import catalog
 from headway.core.fleet import Model
-from headway.planning.cascade.bounds import NoBounds
-from headway.planning.cascade.cascadia import candidates, total_latency_s
+from headway.planning.cascade.candidates import candidates, total_latency_s
 from headway.planning.cascade.deployment import StageLatencies
+from headway.planning.cascade.latency_bounds import NoBounds
 from headway.planning.cascade.problem import CascadeProblem, LatencyBudget, Lengths, QualityFloor, ReplicaSet, Target
 from headway.planning.cascade.search import Effort, Search
 from headway.workload.quality_traces import generate_scores

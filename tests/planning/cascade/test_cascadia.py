@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from cascade_queues import ENGINE, GPU, LARGE, MIDDLE, SMALL, HonestBounds, Queue, problem, scores
 from headway.core.errors import HeadwayError
 from headway.perf import memory
-from headway.planning.cascade.bounds import NoBounds
-from headway.planning.cascade.cascadia import plan, plans, with_held_out
+from headway.planning.cascade.candidates import plan, plans, with_held_out
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.plan import CascadePlan
-from headway.planning.cascade.problem import CascadeProblem, LatencyBudget, QualityFloor, ReplicaSet
+from headway.planning.cascade.latency_bounds import NoBounds
+from headway.planning.cascade.problem import CascadePlan, CascadeProblem, LatencyBudget, QualityFloor, ReplicaSet
 from headway.planning.cascade.routing import Objective, cascades, penalised_latency, penalised_quality, proportional
 from headway.planning.cascade.search import Effort
 from headway.workload.quality import Scores

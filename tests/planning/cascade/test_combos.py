@@ -19,13 +19,14 @@ from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel
 from headway.core.record import MoveOutcome, Records
-from headway.planning.cascade import stage_simulator as stages
-from headway.planning.cascade.bounds import NoBounds, StepTimeBounds
-from headway.planning.cascade.cascadia import candidates, plan
+from headway.planning.cascade import latency as stages
+from headway.planning.cascade.candidates import candidates, plan
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.latency import StageSimulator
+from headway.planning.cascade.latency_bounds import NoBounds, StepTimeBounds
 from headway.planning.cascade.planners import cascade_serve, stand_alone, uniform_allocation, uniform_parallelism
 from headway.planning.cascade.problem import (
+    CascadePlan,
     CascadeProblem,
     Cheapest,
     ComboShapes,
@@ -37,7 +38,6 @@ from headway.planning.cascade.problem import (
 )
 from headway.planning.cascade.replica_sets import LIMITS, ReplicaSets, all_sets, combo_kinds_of
 from headway.planning.cascade.search import Effort, Search
-from headway.planning.cascade.stage_simulator import StageSimulator
 from headway.planning.combos.estimate import InstanceSpeed
 from headway.planning.combos.problem import Offer, ServiceSlo, WorkloadPattern
 from headway.policies import resolve

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from cascade_queues import ENGINE, GPU, LARGE, MIDDLE, SMALL, HonestBounds, Queue
 from headway.planning.cascade.allocation import least_max
-from headway.planning.cascade.bounds import NoBounds
 from headway.planning.cascade.deployment import EstimateCorrection, LatencyTable, deploy, with_spare_gpus
+from headway.planning.cascade.latency_bounds import NoBounds
 from headway.planning.cascade.problem import Lengths
 from headway.planning.cascade.replica_sets import feasible_shapes, replica_sets
 from headway.planning.cascade.search import Effort

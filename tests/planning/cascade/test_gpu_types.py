@@ -16,12 +16,11 @@ from tests.support.allocation_program import least_max_milp
 from cascade_queues import GPU, HonestBounds, Queue, problem, searched
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.allocation import GpuBudget, least_cost, least_max, least_sum
-from headway.planning.cascade.bounds import NoBounds
-from headway.planning.cascade.cascadia import candidates, plan
+from headway.planning.cascade.candidates import candidates, plan
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.latency_bounds import NoBounds
 from headway.planning.cascade.planners import cascade_serve, equal_shares, uniform_allocation, uniform_parallelism
-from headway.planning.cascade.problem import CascadeProblem, Cheapest, LatencyBudget, QualityFloor, Target
+from headway.planning.cascade.problem import CascadePlan, CascadeProblem, Cheapest, LatencyBudget, QualityFloor, Target
 from headway.planning.cascade.replica_sets import all_sets
 from headway.planning.cascade.search import Effort, Search
 from headway.planning.combos.problem import Offer

@@ -10,9 +10,9 @@ import pytest
 
 from cascade_queues import ENGINE, GPU, MIDDLE, HonestBounds, Queue, problem, searched
 from headway.core.errors import HeadwayError
-from headway.planning.cascade.bounds import NoBounds
-from headway.planning.cascade.cascadia import plan
+from headway.planning.cascade.candidates import plan
 from headway.planning.cascade.deployment import StageLatencies
+from headway.planning.cascade.latency_bounds import NoBounds
 from headway.planning.cascade.planners import (
     cascade_serve,
     equal_shares,

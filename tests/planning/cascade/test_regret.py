@@ -14,14 +14,14 @@ import yaml
 from headway.cli import main
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.planning.cascade.best_plan import CascadeOptions
-from headway.planning.cascade.best_plan import plan as make_plan
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.planning_request import make_request
+from headway.planning.cascade.latency import evaluator_of
+from headway.planning.cascade.plan import CascadeOptions
+from headway.planning.cascade.plan import plan as make_plan
 from headway.planning.cascade.problem import LatencyBudget, QualityFloor
 from headway.planning.cascade.regret import JudgeError, Regret, judged_scores, regrets
 from headway.planning.cascade.rehearsal import rehearse, rehearse_by_judge
-from headway.planning.cascade.stage_simulator import evaluator_of
+from headway.planning.cascade.request import make_request
 from headway.planning.rehearsals import Resources, Source
 from headway.scenario import Simulator
 from headway.workload.quality_judges import noisy_score

@@ -19,8 +19,7 @@ from headway.core.record import Ended, Outcome
 from headway.core.task import InlineTask
 from headway.metrics.summary import summarize
 from headway.planning.cascade import replanning
-from headway.planning.cascade.plan import CascadePlan, StagePlan
-from headway.planning.cascade.problem import QualityFloor, Replicas
+from headway.planning.cascade.problem import CascadePlan, QualityFloor, Replicas, StagePlan
 from headway.planning.cascade.replanning import (
     CascadeSetup,
     Period,

@@ -19,7 +19,6 @@ from headway.planning.scaling.answer import report, sentences
 from headway.planning.scaling.candidates import FAMILIES
 from headway.planning.scaling.demand import csv_series, prometheus_series, with_demand
 from headway.planning.scaling.plan import (
-    Oracle,
     Rehearsed,
     ScalerResult,
     ScalingOptions,
@@ -38,7 +37,6 @@ from headway.planning.scaling.plan import (
 from headway.report.page import write_page
 from headway.report.render import page
 from headway.scenario import Scenario, Simulator, run
-from headway.scenario.oracle_plan import served_tps, timetables
 from headway.scenario.run import assemble
 from headway.serving.export.autoscalers import autoscalers
 
@@ -111,9 +109,7 @@ def test_scalers_are_compared_seed_by_seed_where_they_are_as_seldom_late() -> No
 def answer(tmp_path_factory: pytest.TempPathFactory) -> ScalingPlan:
     options = ScalingOptions(scalers=("headway", "hpa"), startup_s=(60.0,), max_late=0.5)
     folder = tmp_path_factory.mktemp("cache")
-    planned = partial(
-        plan, DOCUMENT, options, Oracle(assembled, served_tps, timetables), Resources(Simulator(), folder)
-    )
+    planned = partial(plan, DOCUMENT, options, assembled, Resources(Simulator(), folder))
     first = planned()
     again = planned()
     assert (again.num_simulated, again.num_found) == (0, first.num_simulated)
@@ -150,10 +146,10 @@ def test_the_page_draws_a_frontier(answer: ScalingPlan, tmp_path: Path) -> None:
     assert drawn == len(one.results) + len(one.clairvoyant) + 1  # the chosen one has a star, too
 
 
-def test_every_family_has_a_ladder_that_can_be_assembled() -> None:
+def test_every_family_has_a_ladder_that_can_be_assembled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.planning.scaling.plan.served_tps", lambda scenario: ({"main": 900.0}, ()))
     options = ScalingOptions(scalers=tuple(FAMILIES), clairvoyant=False)
-    oracle = Oracle(assembled, lambda scenario: ({"main": 900.0}, ()), timetables)
-    case = StartUpCase(DOCUMENT, None, options, oracle)
+    case = StartUpCase(DOCUMENT, None, options, assembled)
     assert {each.family.lower() for each in case.candidates} == set(FAMILIES)
     for candidate in case.candidates:
         assemble({**DOCUMENT, "policies": {"scaling": candidate.scaling}}, Places(), Path())

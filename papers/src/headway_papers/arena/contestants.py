@@ -9,10 +9,10 @@ from typing import Any
 
 from headway.config.spec import PolicySpec
 from headway.config.strict_yaml import Places
+from headway.config.user_modules import loader_of
 from headway.core.errors import HeadwayError
 from headway.policies import ORDERINGS, ROUTERS, SCALERS, resolve
 from headway.policies.resolve import LoadModule, PolicyChoice
-from headway.scenario.user_modules import loader_of
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from msgspec import to_builtins
 
 from headway import policies
 from headway.config.policy_preset import PARTS
+from headway.config.user_modules import loader_of
 from headway.planning.rehearsals import NOT_SIMULATING, content_key
 from headway.policies import ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
-from headway.scenario.user_modules import loader_of
 from headway_papers.reproduce.tasks import Call, Task, module_file, source_digest
 
 _FOLDER = Path(policies.__file__).parent

@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from headway.config.user_modules import loader_of
 from headway.core.errors import HeadwayError, unknown
 from headway.metrics.interval import interval
 from headway.metrics.seeds import Estimate
 from headway.policies.resolve import PolicyChoice
-from headway.scenario.user_modules import loader_of
 from headway_papers.arena.contestants import KINDS, Contestant, label
 from headway_papers.arena.grid import Cell, Grid
 from headway_papers.arena.keys import key_of

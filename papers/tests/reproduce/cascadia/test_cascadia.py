@@ -15,10 +15,10 @@ from headway.core.fleet import Parallel
 from headway.perf.step import StepModel
 from headway.planning.cascade import planners
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.latency import bounds_of, evaluator_of
+from headway.planning.cascade.problem import CascadePlan
 from headway.planning.cascade.rehearsal import simulated
 from headway.planning.cascade.replica_sets import all_sets
-from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway.workload.quality_traces import TABLE_2
 from headway_papers.reproduce.cascadia import (
     CLAIMS,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from headway.planning.cascade.best_plan import CascadeAnswer, CascadeOptions, Interval, plan, scenario_yaml
-from headway.planning.cascade.planning_request import PlanningRequest
+from headway.planning.cascade.plan import CascadeAnswer, CascadeOptions, Interval, plan, scenario_yaml
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, Target
 from headway.planning.cascade.rehearsal import RehearsedPlan
+from headway.planning.cascade.request import PlanningRequest
 from headway.planning.planned import Planned
 from headway.planning.rehearsals import Resources
 from headway.report.blocks import Chart, Facts, Lines, Report, Said, Section, Table

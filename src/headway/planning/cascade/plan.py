@@ -1,102 +1,229 @@
-"""The resulting plan: a cascade's thresholds, GPUs and replica sets. Frozen values, fit for JSON."""
+"""The best plan whose rehearsal meets the target, its alternatives, and the confidence in its thresholds."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from statistics import fmean
 
-from msgspec import Struct
+import numpy as np
+from msgspec import Struct, field, structs
 
-from headway.planning.cascade.problem import Replicas, Target
+from headway.catalog.coefficients import PoolCalibration
+from headway.config import strict_yaml
+from headway.config.scenario import StepTimes, assemble, with_absolute_paths
+from headway.config.strict_yaml import Places
+from headway.core.errors import HeadwayError
+from headway.metrics.interval import interval
+from headway.metrics.seeds import Estimate
+from headway.planning.cascade.candidates import plans
+from headway.planning.cascade.deployment import StageLatencies
+from headway.planning.cascade.latency import bounds_of, cached_latencies
+from headway.planning.cascade.planners import EFFORT, alternatives
+from headway.planning.cascade.problem import CascadePlan, Floats, QualityFloor, Target
+from headway.planning.cascade.regret import JudgeError, Regret, regrets
+from headway.planning.cascade.rehearsal import (
+    RehearsedPlan,
+    best_or_nearest,
+    planned_document,
+    rehearse,
+    tighten_until_met,
+)
+from headway.planning.cascade.request import PlanningRequest
+from headway.planning.rehearsals import Resources
+from headway.workload.quality import Scores
+from headway.workload.random_streams import stream
 
-
-class StagePlan(Struct, frozen=True, forbid_unknown_fields=True):
-    model: str
-    num_gpus: int
-    """0 if no request reaches the model."""
-    replicas: tuple[Replicas, ...]
-    """Replicas; they use at most `num_gpus` GPUs."""
-    threshold: float | None
-    """Answers with at least this score are accepted. None: all are accepted (the last stage), or answers are not
-    judged."""
-    processing_ratio: float
-    """The share of all requests that reaches the model."""
-    rate_rps: float
-    p95_latency_s: float | None
-    """Includes judging; None if no request reaches the model."""
-
-    @property
-    def gpus(self) -> str:
-        """A text such as "4", or with several types "16 h100-80gb-sxm + 2 l40s"."""
-        by_type = dict[str, int]()
-        for part in self.replicas:
-            by_type[part.gpu] = by_type.get(part.gpu, 0) + part.num_gpus
-        named = [f"{num} {name}" for name, num in by_type.items() if name]
-        return " + ".join(named) or str(self.num_gpus)
-
-    @property
-    def shapes(self) -> str:
-        """A text such as "4 x tp 1", "1 x h100-80gb-sxm tp 1 prefill, 2 x a100-80gb tp 1 decode" or "-"."""
-        return ", ".join(part.label for part in self.replicas) or "-"
-
-
-class Round(Struct, frozen=True, forbid_unknown_fields=True):
-    """One round of the bi-level search: a routing and its deployment."""
-
-    thresholds: tuple[float, ...]
-    processing_ratios: tuple[float, ...]
-    quality: float
-    latency_s: float | None
-    """None: excluded by its bound before it was evaluated, or not deployable."""
-    bound_s: float | None
-    """No deployment of the routing is faster; None if it cannot be deployed."""
-    objective: float | None
-    best: bool
-    """Whether it was the best so far."""
+DRAWS = 400
+LEVELS = 101
+"""Thresholds tried for each stage, evenly from 0 to 100."""
+QUANTILES = (0.025, 0.975)
+Interval = tuple[float, float]
+"""A 95% interval: from, to."""
 
 
-class HeldOut(Struct, frozen=True, forbid_unknown_fields=True):
-    """The thresholds applied to held-out requests."""
+class PlanConfidence(Struct, frozen=True, forbid_unknown_fields=True):
+    """95% intervals over bootstrap draws of the requests on which a plan was made."""
 
-    num_requests: int
-    processing_ratios: tuple[float, ...]
-    quality: float | None
+    quality: Interval
+    """Quality at the plan's thresholds."""
+    processing_ratios: tuple[Interval, ...]
+    """Share of the requests that reach each stage, at the plan's thresholds."""
+    thresholds: tuple[Interval | None, ...]
+    """For each stage except the last: the lowest threshold that reaches the plan's quality, with the other thresholds
+    as planned; None if some draws have none."""
 
 
-class CascadePlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer of the planner, and of every baseline."""
+class FreshDraws(Struct, frozen=True, forbid_unknown_fields=True):
+    """Rehearsals of a plan on unseen requests: the scenario's requests with other seeds."""
 
-    status: Literal["optimal", "converged", "infeasible"]
-    """`optimal`: every other routing was solved or excluded, within the allowed gap. `converged`: the last rounds found
-    no better routing. `infeasible`: the target is out of reach; this plan is the nearest, and `why` tells how near."""
-    planner: str
+    seeds: tuple[int, ...]
+    p95_s: Estimate | None
+    """The mean over the draws, with its 95% interval; None if no request of some draw finished."""
+    quality: Estimate | None
+    num_met: int
+    """Number of draws on which the target is met."""
+
+
+class CascadeAnswer(Struct, frozen=True, forbid_unknown_fields=True):
+    """The plan, alternative uses of the GPUs, and quality against latency."""
+
     target: Target
-    stages: tuple[StagePlan, ...]
-    num_gpus: int
-    """GPUs of the problem."""
-    gpus_used: int
-    latency_s: float
-    """The largest p95 of the stages, which is minimised."""
-    bound_s: float | None
-    """No deployment of this routing is faster; None: unknown."""
-    quality: float
-    """Quality on the sample on which the plan was made."""
-    objective: float
-    utopia_quality: float
-    nadir_quality: float
-    rounds: tuple[Round, ...]
-    num_evaluations: int
-    """Evaluations of replica sets for this plan."""
-    num_remembered: int
-    """Evaluations that were already known."""
-    num_sets: int
-    """Replica sets that were considered, most of them only by their bounds."""
-    why: str
-    pre_routed: bool = False
-    """Whether each request is sent to one model before generation, instead of from model to model."""
-    held_out: HeldOut | None = None
-    notes: tuple[str, ...] = ()
+    chosen: RehearsedPlan
+    alternatives: tuple[RehearsedPlan, ...]
+    curve: tuple[RehearsedPlan, ...]
+    """Plans for qualities from low to high."""
+    confidence: PlanConfidence | None
+    """Confidence in the chosen plan's thresholds; None for one model or a pre-routed plan."""
+    fresh: FreshDraws | None
+    """None if fewer than two draws were requested."""
+    num_simulated: int
+    num_cached: int = field(name="num_found")
+    regrets: tuple[Regret, ...] = ()
+    """Losses of plans under each judge error."""
+    pools: tuple[PoolCalibration, ...] = ()
+    """For each pool of the plan: whether its step times were measured on its GPU and engine."""
 
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """Thresholds of all stages except the last."""
-        return tuple(stage.threshold for stage in self.stages[:-1] if stage.threshold is not None)
+
+class CascadeOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    alternatives: bool = True
+    """Plan the alternatives; one that is better is chosen."""
+    curve: int = 0
+    """Number of plans from low to high quality."""
+    errors: tuple[JudgeError, ...] = ()
+    """Of judges, for `regrets`."""
+    fresh_draws: int = 5
+    """Draws of the requests on which the chosen plan is rehearsed once more."""
+
+
+def plan(request: PlanningRequest, options: CascadeOptions, resources: Resources) -> CascadeAnswer:
+    """The best plan whose rehearsal meets the target; where none does, the one that comes nearest.
+
+    Where the problem offers combos, the plan without them is made too and taken if it is better. The best of many plans
+    is best on its own requests in part by chance, so its p95 there is lower than on others.
+    """
+    compare, progress = options.alternatives, resources.progress
+    with cached_latencies(request, resources.cache_dir) as latencies:
+        latencies.progress = progress and (lambda num: progress(num, num))
+        without_combos: tuple[RehearsedPlan, ...] = ()
+        if request.problem.combo_kinds:
+            pools_alone = replace(request, problem=replace(request.problem, combo_kinds={}))
+            best, _ = _best(pools_alone, latencies, compare)
+            name = f"{best.plan.planner} without combos"
+            without_combos = (structs.replace(best, plan=structs.replace(best.plan, planner=name)),)
+        chosen, alternative = _best(request, latencies, compare, without_combos)
+        pareto = _curve(request, latencies, options.curve) if options.curve else ()
+        regret = regrets(request, latencies, options.errors) if options.errors else ()
+    certainty: PlanConfidence | None = None
+    if len(chosen.plan.stages) > 1 and not chosen.plan.pre_routed:
+        models = [stage.model for stage in chosen.plan.stages]
+        certainty = confidence(request.problem.scores.stages(models), chosen.plan.thresholds)
+    return CascadeAnswer(
+        request.problem.target,
+        chosen,
+        (*without_combos, *alternative),
+        curve=pareto,
+        confidence=certainty,
+        fresh=fresh(request, chosen.plan, options.fresh_draws),
+        num_simulated=latencies.num_evaluated,
+        num_cached=latencies.num_cached,
+        regrets=regret,
+        pools=_pools(request, chosen),
+    )
+
+
+def fresh(request: PlanningRequest, plan: CascadePlan, num: int) -> FreshDraws | None:
+    """Rehearsals with the next `num` seeds; None for fewer than two."""
+    if num < 2:
+        return None
+    seeds = tuple(range(request.seed + 1, request.seed + 1 + num))
+    found = [rehearse(request, plan, seed) for seed in seeds]
+    met = sum(each.meets(request.problem.target) for each in found)
+    return FreshDraws(
+        seeds, _estimate([each.p95_s for each in found]), _estimate([each.quality for each in found]), met
+    )
+
+
+def _estimate(values: Sequence[float | None]) -> Estimate | None:
+    known = [each for each in values if each is not None]
+    bounds = interval(known)
+    return None if bounds is None or len(known) < len(values) else Estimate(fmean(known), *bounds)
+
+
+def _pools(request: PlanningRequest, chosen: RehearsedPlan) -> tuple[PoolCalibration, ...]:
+    document = planned_document(request, chosen.plan)
+    return StepTimes(assemble(document, Places(), request.base_dir)).pools
+
+
+def scenario_yaml(answer: CascadeAnswer, request: PlanningRequest) -> str:
+    """The plan as a scenario file."""
+    result = answer.chosen.rehearsed
+    quality, p95_s = result.quality or 0, result.p95_s or 0
+    head = f"# Planned by headway plan cascade: quality {quality:.4g}, p95 latency {p95_s:.4g} s\n"
+    document = planned_document(request, answer.chosen.plan)
+    if request.replan is not None and "cascade" in document:
+        document["cascade"]["replan"] = request.replan
+    document = with_absolute_paths(document, request.base_dir)
+    return head + strict_yaml.dump(document)
+
+
+def _best(
+    request: PlanningRequest, latencies: StageLatencies, compare: bool, rivals: tuple[RehearsedPlan, ...] = ()
+) -> tuple[RehearsedPlan, list[RehearsedPlan]]:
+    """The best of the search's plan, the alternatives and rival plans; and the alternatives."""
+    searched, rehearsed = tighten_until_met(request, latencies), list[RehearsedPlan]()
+    for planner in alternatives(request.problem) if compare else ():
+        with suppress(HeadwayError):  # a planner without a plan gives no alternative
+            rehearsed.append(tighten_until_met(request, latencies, planner))
+    return best_or_nearest(request.problem.target, (searched, *rivals, *rehearsed)), rehearsed
+
+
+def _curve(request: PlanningRequest, latencies: StageLatencies, num: int) -> tuple[RehearsedPlan, ...]:
+    """Quality against latency, from the first model's quality to nearly the last one's."""
+    scores = request.problem.scores
+    ends = [float(np.nanmean(scores.scores[:, i])) for i in (0, -1)]
+    targets = [QualityFloor(float(q)) for q in np.linspace(min(ends), max(ends) - 0.5, num)]
+    rehearsed = []
+    for each in plans(request.problem, targets, latencies, bounds_of(request), EFFORT):
+        result = rehearse(request, each)
+        rehearsed.append(RehearsedPlan(each, result, result.meets(request.problem.target)))
+    return tuple(rehearsed)
+
+
+def confidence(scores: Scores, thresholds: Sequence[float], seed: int = 0) -> PlanConfidence:
+    """The confidence in a cascade's thresholds, from the requests on which they were chosen."""
+    final = scores.final_stage(thresholds)
+    num, stages = len(scores), len(scores.models)
+    drawn = stream(seed, "draws of requests").integers(0, num, (DRAWS, num))
+    given = _given_scores(scores, final)
+    ratios = [(final >= stage)[drawn].mean(axis=1) for stage in range(stages)]
+    reached = float(np.nanmean(given))
+    return PlanConfidence(
+        _interval(np.nanmean(given[drawn], axis=1)),
+        tuple(_interval(each) for each in ratios),
+        tuple(_threshold_interval(scores, thresholds, stage, drawn, reached) for stage in range(stages - 1)),
+    )
+
+
+def _threshold_interval(
+    scores: Scores, thresholds: Sequence[float], stage: int, drawn: np.ndarray, quality: float
+) -> Interval | None:
+    """The interval of a stage's lowest threshold that reaches a quality."""
+    levels = np.unique(np.append(np.linspace(0.0, 100.0, LEVELS), thresholds[stage]))
+    lowest = np.full(len(drawn), np.nan)
+    for level in levels[::-1].tolist():
+        own = [*thresholds[:stage], level, *thresholds[stage + 1 :]]
+        reached = np.nanmean(_given_scores(scores, scores.final_stage(own))[drawn], axis=1)
+        lowest = np.where(reached >= quality - 1e-9, level, lowest)
+    return None if np.isnan(lowest).any() else _interval(lowest)
+
+
+def _given_scores(scores: Scores, final: np.ndarray) -> Floats:
+    """The scores of the delivered answers."""
+    return np.asarray(scores.scores[np.arange(len(scores)), final])
+
+
+def _interval(values: Floats) -> Interval:
+    low, high = np.quantile(values, QUANTILES).tolist()
+    return low, high

@@ -16,11 +16,10 @@ from msgspec import structs
 
 from headway.core.errors import HeadwayError, unknown
 from headway.perf.params import weights_bytes
-from headway.planning.cascade.bounds import Bounds
-from headway.planning.cascade.cascadia import best_plan_of, candidates, plan_of
+from headway.planning.cascade.candidates import best_plan_of, candidates, plan_of
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.plan import CascadePlan
-from headway.planning.cascade.problem import CascadeProblem, Cheapest, QualityFloor
+from headway.planning.cascade.latency_bounds import Bounds
+from headway.planning.cascade.problem import CascadePlan, CascadeProblem, Cheapest, QualityFloor
 from headway.planning.cascade.replica_sets import NO_SETS, ReplicaSets, StageSets, across_types, all_sets, uniform_sets
 from headway.planning.cascade.routing import Routings, of_routes
 from headway.planning.cascade.search import Effort, Search, SearchResult

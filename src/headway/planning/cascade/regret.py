@@ -23,10 +23,8 @@ from msgspec import Struct, field
 from headway.core.errors import HeadwayError
 from headway.perf.params import weights_bytes
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import SearchPlanner
-from headway.planning.cascade.planning_request import PlanningRequest
-from headway.planning.cascade.problem import QualityFloor
+from headway.planning.cascade.problem import CascadePlan, QualityFloor
 from headway.planning.cascade.rehearsal import (
     RehearsalResult,
     Trials,
@@ -34,6 +32,7 @@ from headway.planning.cascade.rehearsal import (
     rehearse,
     rehearse_by_judge,
 )
+from headway.planning.cascade.request import PlanningRequest
 from headway.planning.cascade.routing import Routings, cascades, of_routes
 from headway.planning.cascade.search import Search
 from headway.workload.quality import Scores

@@ -18,21 +18,22 @@ from headway.core.record import Outcome, Records
 from headway.metrics.cascade import answer_metrics
 from headway.metrics.latency import distribution
 from headway.metrics.usage import usage
-from headway.planning.cascade.cascadia import with_held_out
+from headway.planning.cascade.candidates import with_held_out
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.plan import CascadePlan, StagePlan
+from headway.planning.cascade.latency import bounds_of
 from headway.planning.cascade.planners import CascadePlanner, SearchPlanner
-from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import (
+    CascadePlan,
     Cheapest,
     LatencyBudget,
     QualityFloor,
     Replicas,
+    StagePlan,
     Target,
     coefficients_key,
 )
+from headway.planning.cascade.request import PlanningRequest
 from headway.planning.cascade.search import Search
-from headway.planning.cascade.stage_simulator import bounds_of
 from headway.planning.rehearsals import counted
 from headway.workload.quality_judges import noisy_score
 from headway.workload.quality_source import QualitySpec, restricted_to

@@ -24,8 +24,7 @@ from headway.core.errors import HeadwayError
 from headway.core.record import Ended
 from headway.core.task import BackgroundTask
 from headway.core.view import RequestView
-from headway.planning.cascade.plan import CascadePlan
-from headway.planning.cascade.problem import LatencyBudget, QualityFloor, Replicas, Target
+from headway.planning.cascade.problem import CascadePlan, LatencyBudget, QualityFloor, Replicas, Target
 from headway.planning.cascade.replica_sets import Unit
 from headway.workload.quality import Scores
 

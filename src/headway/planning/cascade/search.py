@@ -21,7 +21,6 @@ from msgspec import Struct
 
 from headway.perf.params import weights_bytes
 from headway.planning.cascade.allocation import Gpus, budget_of
-from headway.planning.cascade.bounds import Bounds, StepTimeBounds
 from headway.planning.cascade.deployment import (
     Deployment,
     EstimateCorrection,
@@ -30,8 +29,8 @@ from headway.planning.cascade.deployment import (
     deploy,
     with_spare_gpus,
 )
-from headway.planning.cascade.plan import Round
-from headway.planning.cascade.problem import CascadeProblem, Cheapest, Floats, LatencyBudget, ReplicaSet, Target
+from headway.planning.cascade.latency_bounds import Bounds, StepTimeBounds
+from headway.planning.cascade.problem import CascadeProblem, Cheapest, Floats, LatencyBudget, ReplicaSet, Round, Target
 from headway.planning.cascade.replica_sets import NO_SETS, StageSets, all_sets
 from headway.planning.cascade.routing import Objective, Routings, cascades, proportional
 

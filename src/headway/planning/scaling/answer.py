@@ -9,7 +9,7 @@ from typing import Any
 from headway.planning.planned import Planned
 from headway.planning.rehearsals import Resources, Source
 from headway.planning.scaling.plan import (
-    Oracle,
+    Assemble,
     ScalerResult,
     ScalingOptions,
     ScalingPlan,
@@ -29,13 +29,13 @@ _CAPTION = (
 )
 
 
-def planned(source: Source, options: ScalingOptions, oracle: Oracle, resources: Resources) -> Planned:
+def planned(source: Source, options: ScalingOptions, assemble: Assemble, resources: Resources) -> Planned:
     """The scaler that takes the fewest GPU-hours: `headway plan scaling`. HeadwayError as of `plan`.
 
     The plan has a file for each start time.
     """
     document, _, base_dir = source
-    answer = plan(document, options, oracle, resources)
+    answer = plan(document, options, assemble, resources)
     files = {
         name: partial(scenario_yaml, each, document, base_dir)
         for each, name in zip(answer.plans, file_names(answer), strict=True)

@@ -32,6 +32,7 @@ from headway.planning.rehearsals import (
     scenario_key,
 )
 from headway.planning.scaling.candidates import BATCH_TIER, LadderInputs, ScalerCandidate, ladders
+from headway.planning.scaling.timetable import served_tps, timetables
 from headway.workload.generate import generate
 
 Assemble = Callable[[Mapping[str, Any]], Scenario]
@@ -127,17 +128,6 @@ class ScalingPlan(Struct, frozen=True, kw_only=True):
         return all(each.chosen is not None for each in self.plans)
 
 
-class Oracle(Struct, frozen=True):
-    """What only the layer above can make: scenarios, rates in time, and timetables that know the trace."""
-
-    assemble: Assemble
-    """The scenario of a document."""
-    served_tps: Callable[[Scenario], tuple[Mapping[str, float], Sequence[str]]]
-    """Input tokens per second by pool, and notes on them."""
-    timetables: Callable[[Scenario, Mapping[str, float]], Sequence[tuple[str, dict[str, Any]]]]
-    """(head-room, scaler) pairs."""
-
-
 @dataclass(frozen=True)
 class _Task:
     simulator: Simulator
@@ -169,14 +159,14 @@ class _Task:
         return Rehearsed(held_gpu_hours(records, warmup_s), late, int(has.sum()), starts, bound)
 
 
-def plan(document: Mapping[str, Any], options: ScalingOptions, oracle: Oracle, resources: Resources) -> ScalingPlan:
+def plan(document: Mapping[str, Any], options: ScalingOptions, assemble: Assemble, resources: Resources) -> ScalingPlan:
     """Simulate all candidates for a scenario's document, for each start time.
 
     Results are cached one by one, so that an interrupted plan resumes. HeadwayError if the scenario cannot be scaled,
     or no request has an SLO.
     """
     cache = RehearsalCache(resources.cache_dir)
-    cases = [StartUpCase(document, startup_s, options, oracle) for startup_s in options.startup_s]
+    cases = [StartUpCase(document, startup_s, options, assemble) for startup_s in options.startup_s]
     total = sum(len(case.candidates) for case in cases) * options.num_seeds
     runner = RehearsalRunner(cache, resources.pool, resources.progress, total)
     plans = tuple(case.answer(runner, resources.simulator) for case in cases)
@@ -201,13 +191,13 @@ class StartUpCase:
         document: Mapping[str, Any],
         startup_s: float | None,
         options: ScalingOptions,
-        oracle: Oracle,
+        assemble: Assemble,
     ) -> None:
         self.startup_s, self.options = startup_s, options
         self.notes: list[str] = []
         self.document = without_scaling(document) if startup_s is None else with_start(document, startup_s)
-        whole = oracle.assemble(document)
-        self.scenario = variants(oracle.assemble(self.document))[0]
+        whole = assemble(document)
+        self.scenario = variants(assemble(self.document))[0]
         if note := first_policies(whole):
             self.notes.append(note)
         spec, fleet = self.scenario.spec, self.scenario.fleet
@@ -219,9 +209,9 @@ class StartUpCase:
         self.seeds = [spec.seed + i for i in range(options.num_seeds)]
         tps: dict[str, float] = {}
 
-        def served_tps() -> Mapping[str, float]:
+        def known_tps() -> Mapping[str, float]:
             if not tps:
-                found, notes = oracle.served_tps(self.scenario)
+                found, notes = served_tps(self.scenario)
                 tps.update(found)
                 self.notes += notes
             return tps
@@ -229,14 +219,14 @@ class StartUpCase:
         table = generate(spec.workload, spec.seed, self.scenario.base_dir)
         mean_tokens = float((table.prompt_tokens + table.column("output_tokens")).mean())
         batch_tier = None if spec.policies.admission is None else BATCH_TIER
-        inputs = LadderInputs(fleet, mean_tokens, batch_tier, served_tps, options.forecaster)
+        inputs = LadderInputs(fleet, mean_tokens, batch_tier, known_tps, options.forecaster)
         self.candidates = ladders(options.scalers, inputs)
         if options.clairvoyant and fleet.combos:
             self.notes.append("no clairvoyant plan and no bound: they are of pools, and the fleet has combos")
         elif options.clairvoyant:
             self.candidates += [
                 ScalerCandidate("clairvoyant", f"head-room {room}", scaling, is_oracle=True)
-                for room, scaling in oracle.timetables(self.scenario, served_tps())
+                for room, scaling in timetables(self.scenario, known_tps())
             ]
 
     def answer(self, runner: RehearsalRunner, simulator: Simulator) -> StartUpPlan:

@@ -19,17 +19,16 @@ from headway.perf.params import weights_bytes
 from headway.perf.speculation import step_model
 from headway.planning.cascade import planners
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.latency import bounds_of, evaluator_of
 from headway.planning.cascade.planners import EFFORT
-from headway.planning.cascade.planning_request import PlanningRequest
-from headway.planning.cascade.problem import QualityFloor
+from headway.planning.cascade.problem import CascadePlan, QualityFloor
 from headway.planning.cascade.rehearsal import simulated, tighten_until_met
+from headway.planning.cascade.replan import UnrehearsedPlanner, following
 from headway.planning.cascade.replanning import ModelUnit, NewPlan, Period, Replanner, planning_target, setup_of, unit
 from headway.planning.cascade.replica_sets import feasible_shapes
-from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
+from headway.planning.cascade.request import PlanningRequest
 from headway.policies.cascade.thresholds import ThresholdsCascade
 from headway.policies.resolve import PolicyChoice
-from headway.scenario.replan import UnrehearsedPlanner, following
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
 from headway.workload.quality import with_scores

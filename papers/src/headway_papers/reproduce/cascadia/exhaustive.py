@@ -9,11 +9,10 @@ from math import inf
 import numpy as np
 
 from headway.core.errors import HeadwayError
-from headway.planning.cascade.bounds import NoBounds
-from headway.planning.cascade.cascadia import plan_of
+from headway.planning.cascade.candidates import plan_of
 from headway.planning.cascade.deployment import Deployment, StageLatencies
-from headway.planning.cascade.plan import CascadePlan
-from headway.planning.cascade.problem import CascadeProblem, ReplicaSet
+from headway.planning.cascade.latency_bounds import NoBounds
+from headway.planning.cascade.problem import CascadePlan, CascadeProblem, ReplicaSet
 from headway.planning.cascade.routing import Routings
 from headway.planning.cascade.search import Effort, Search, SearchResult, SolvedRouting
 

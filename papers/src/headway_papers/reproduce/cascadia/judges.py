@@ -13,16 +13,15 @@ from headway.core.record import Cause, Outcome, Records
 from headway.metrics.columns import floats, ints
 from headway.perf.speculation import step_model
 from headway.planning.cascade import planners
-from headway.planning.cascade.cascadia import best_plan_of, plan
+from headway.planning.cascade.candidates import best_plan_of, plan
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.latency import bounds_of, evaluator_of
 from headway.planning.cascade.planners import EFFORT
-from headway.planning.cascade.planning_request import PlanningRequest
-from headway.planning.cascade.problem import LatencyBudget, QualityFloor
+from headway.planning.cascade.problem import CascadePlan, LatencyBudget, QualityFloor
 from headway.planning.cascade.regret import JudgeError, informed_routings, regrets
 from headway.planning.cascade.rehearsal import rehearse, simulated, tighten_until_met
+from headway.planning.cascade.request import PlanningRequest
 from headway.planning.cascade.search import Search
-from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
 from headway.workload.quality import Scores

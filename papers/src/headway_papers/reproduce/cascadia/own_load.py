@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from headway.planning.cascade import planners
 from headway.planning.cascade.deployment import StageLatencies
+from headway.planning.cascade.latency import bounds_of, evaluator_of
 from headway.planning.cascade.planners import EFFORT
 from headway.planning.cascade.rehearsal import best_or_nearest, simulated, tighten_until_met
-from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway_papers.reproduce.cascadia.runs import LOAD, baselines, run, stand_alone_model, sustained_rps
 from headway_papers.reproduce.cascadia.setup import planning_case
 from headway_papers.reproduce.tasks import Measurement

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from headway.planning.cascade.plan import CascadePlan, StagePlan
-from headway.planning.cascade.planning_request import PlanningRequest
-from headway.planning.cascade.problem import Replicas
+from headway.planning.cascade.problem import CascadePlan, Replicas, StagePlan
+from headway.planning.cascade.request import PlanningRequest
 from headway.workload.quality_traces import DEEPSEEK, TABLE_2
 from headway_papers.reproduce.cascadia.claims import CASES
 from headway_papers.reproduce.cascadia.regimes import plan_of_stages

@@ -12,12 +12,12 @@ from headway import catalog
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Fleet, Parallel, Pool
 from headway.metrics.summary import summarize
-from headway.planning.cascade.cascadia import plan
+from headway.planning.cascade.candidates import plan
 from headway.planning.cascade.deployment import StageLatencies
+from headway.planning.cascade.latency import bounds_of, evaluator_of
 from headway.planning.cascade.planners import EFFORT
-from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import Replicas, ReplicaSet
-from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
+from headway.planning.cascade.request import PlanningRequest
 from headway.sim.cluster import simulate
 from headway.workload.random_streams import stream
 from headway.workload.sources import TraceSource

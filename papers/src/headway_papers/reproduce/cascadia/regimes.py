@@ -19,16 +19,23 @@ from headway.core.errors import HeadwayError
 from headway.perf.params import weights_bytes
 from headway.planning.cascade import planners
 from headway.planning.cascade.allocation import Ints
-from headway.planning.cascade.bounds import Bounds
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.plan import CascadePlan, StagePlan
+from headway.planning.cascade.latency import evaluator_of
+from headway.planning.cascade.latency_bounds import Bounds
 from headway.planning.cascade.planners import CascadePlanner
-from headway.planning.cascade.planning_request import PlanningRequest
-from headway.planning.cascade.problem import CascadeProblem, Floats, QualityFloor, Replicas, ReplicaSet
+from headway.planning.cascade.problem import (
+    CascadePlan,
+    CascadeProblem,
+    Floats,
+    QualityFloor,
+    Replicas,
+    ReplicaSet,
+    StagePlan,
+)
 from headway.planning.cascade.rehearsal import Trials, best_or_nearest
 from headway.planning.cascade.replica_sets import ReplicaSets, all_sets, uniform_sets
+from headway.planning.cascade.request import PlanningRequest
 from headway.planning.cascade.routing import Routings, cascades
-from headway.planning.cascade.stage_simulator import evaluator_of
 from headway_papers.reproduce.cascadia.runs import run
 from headway_papers.reproduce.cascadia.setup import planning_case
 from headway_papers.reproduce.tasks import Measurement

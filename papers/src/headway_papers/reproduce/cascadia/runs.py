@@ -22,12 +22,11 @@ from headway.core.record import Records
 from headway.metrics.columns import floats
 from headway.perf.params import weights_bytes
 from headway.planning.cascade import planners
-from headway.planning.cascade.cascadia import plan
+from headway.planning.cascade.candidates import plan
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.latency import bounds_of, evaluator_of
 from headway.planning.cascade.planners import EFFORT, CascadePlanner, SearchPlanner
-from headway.planning.cascade.planning_request import PlanningRequest, with_rate
-from headway.planning.cascade.problem import CascadeProblem, Lengths, ReplicaSet
+from headway.planning.cascade.problem import CascadePlan, CascadeProblem, Lengths, ReplicaSet
 from headway.planning.cascade.rehearsal import (
     RehearsalResult,
     RehearsedPlan,
@@ -38,9 +37,9 @@ from headway.planning.cascade.rehearsal import (
     simulated,
     tighten_until_met,
 )
+from headway.planning.cascade.request import PlanningRequest, with_rate
 from headway.planning.cascade.routing import Routings, cascades
 from headway.planning.cascade.search import Search
-from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway.workload.quality_traces import AnswerLengths
 from headway.workload.table import LENGTH
 from headway_papers.reproduce.cascadia.exhaustive import exhaustive

@@ -16,8 +16,8 @@ from headway.catalog import coefficients
 from headway.catalog.coefficients import CoefficientFile, Coefficients
 from headway.config import strict_yaml
 from headway.config.strict_yaml import Places
-from headway.planning.cascade.planning_request import PlanningRequest, make_request
 from headway.planning.cascade.problem import QualityFloor
+from headway.planning.cascade.request import PlanningRequest, make_request
 from headway.planning.rehearsals import Source
 from headway.scenario import Simulator
 from headway.scenario.presets import builtin

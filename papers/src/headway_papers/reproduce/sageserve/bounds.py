@@ -16,7 +16,7 @@ from headway.core.fleet import Pool
 from headway.core.record import Records
 from headway.perf.speculation import AnyStepModel, step_model
 from headway.planning.gpu_hours_bound import gpu_hours_bound
-from headway.scenario.oracle_plan import best_timetable
+from headway.planning.scaling.timetable import best_timetable
 from headway.workload.generate import generate
 from headway_papers.reproduce.sageserve import measures
 from headway_papers.reproduce.sageserve.scenes import GPUS
@@ -43,7 +43,7 @@ def bound(document: Mapping[str, Any], seed: int, data: str = "") -> Measurement
 def best(document: Mapping[str, Any], seed: int, tps: Mapping[str, float], data: str = "") -> Measurement:
     """The best timetable for a known trace, measured like a strategy; empty if none meets the SLOs."""
     chosen = scenario.assemble({**document, "seed": seed}, Places(), Path(data))
-    timetable = best_timetable(chosen, tps)
+    timetable = best_timetable(chosen, scenario.Simulator(), tps)
     if timetable is None:
         return {}
     policies = structs.replace(chosen.spec.policies, scaling=timetable.scaler)

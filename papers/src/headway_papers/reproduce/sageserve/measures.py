@@ -18,9 +18,9 @@ from headway.core.fleet import Fleet
 from headway.core.record import Records, ReplicaRecord
 from headway.metrics.columns import floats, ints
 from headway.metrics.usage import ReplicaUsage, usage
+from headway.planning.regions import long_term
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.routing.jsq_tokens import JsqTokensRouter
-from headway.scenario import long_term
 from headway.sim.cluster import simulate
 from headway.workload.sources import TraceSource
 from headway.workload.table import Workload

@@ -19,10 +19,10 @@ from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.policy import Floats
 from headway.forecast.naive import LastValue
+from headway.planning.regions import long_term as long_term_module
 from headway.policies.endpoints import fewest_and_most
 from headway.policies.scaling.hourly_plan import Planning
 from headway.policies.scaling.long_term import LongTermImmediateScaler
-from headway.scenario import long_term as long_term_module
 from headway.workload.generate import generate
 
 REGIONS = ("us-east", "us-central", "us-west")

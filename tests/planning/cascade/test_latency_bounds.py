@@ -12,9 +12,9 @@ from headway.control.policies import Policies
 from headway.core.fleet import Fleet, Model, Pool
 from headway.core.record import Outcome
 from headway.perf.step import StepModel
-from headway.planning.cascade.bounds import StepTimeBounds
-from headway.planning.cascade.cascadia import plan
+from headway.planning.cascade.candidates import plan
 from headway.planning.cascade.deployment import StageLatencies
+from headway.planning.cascade.latency_bounds import StepTimeBounds
 from headway.planning.cascade.problem import CascadeProblem, Lengths, QualityFloor, Replicas, ReplicaSet
 from headway.planning.cascade.replica_sets import feasible_shapes, replica_sets, with_units
 from headway.planning.cascade.search import Effort

@@ -18,17 +18,17 @@ from headway import catalog, scenario
 from headway.cli import main
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.planning.cascade.best_plan import CascadeOptions, confidence
-from headway.planning.cascade.best_plan import plan as make_plan
-from headway.planning.cascade.bounds import NoBounds
-from headway.planning.cascade.cascadia import plan_of
+from headway.planning.cascade.candidates import plan_of
 from headway.planning.cascade.deployment import Deployment, StageLatencies
-from headway.planning.cascade.planning_request import make_request
+from headway.planning.cascade.latency import StageSimulator, evaluator_of
+from headway.planning.cascade.latency_bounds import NoBounds
+from headway.planning.cascade.plan import CascadeOptions, confidence
+from headway.planning.cascade.plan import plan as make_plan
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, Lengths, QualityFloor, Replicas, ReplicaSet
 from headway.planning.cascade.rehearsal import RehearsalResult, planned_document, rehearse, tighten_until_met
 from headway.planning.cascade.replica_sets import all_sets
+from headway.planning.cascade.request import make_request
 from headway.planning.cascade.search import Search
-from headway.planning.cascade.stage_simulator import StageSimulator, evaluator_of
 from headway.planning.combos.problem import Offer
 from headway.planning.rehearsals import Resources, Source
 from headway.report.page import library_name

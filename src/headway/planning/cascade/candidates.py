@@ -16,10 +16,18 @@ from msgspec import structs
 
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.allocation import budget_of, least_sum
-from headway.planning.cascade.bounds import Bounds
 from headway.planning.cascade.deployment import Deployment, StageLatencies, deployment_of
-from headway.planning.cascade.plan import CascadePlan, HeldOut, StagePlan
-from headway.planning.cascade.problem import CascadeProblem, Floats, LatencyBudget, ReplicaSet, Target
+from headway.planning.cascade.latency_bounds import Bounds
+from headway.planning.cascade.problem import (
+    CascadePlan,
+    CascadeProblem,
+    Floats,
+    HeldOut,
+    LatencyBudget,
+    ReplicaSet,
+    StagePlan,
+    Target,
+)
 from headway.planning.cascade.routing import Objective
 from headway.planning.cascade.search import Effort, Search, SearchResult
 from headway.workload.quality import Scores

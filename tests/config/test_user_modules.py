@@ -16,8 +16,8 @@ import pytest
 
 from headway import scenario
 from headway.config.strict_yaml import Places
+from headway.config.user_modules import loader_of
 from headway.core.errors import HeadwayError
-from headway.scenario.user_modules import loader_of
 from headway_papers.reproduce.tasks import source_digest
 
 POLICY = """

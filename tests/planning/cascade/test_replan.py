@@ -15,12 +15,12 @@ from headway import scenario
 from headway.config.strict_yaml import Places, parse
 from headway.core.errors import HeadwayError
 from headway.core.record import Records
-from headway.planning.cascade.planning_request import make_request
 from headway.planning.cascade.problem import QualityFloor
+from headway.planning.cascade.replan import replanner_of
+from headway.planning.cascade.request import make_request
 from headway.planning.rehearsals import Source
 from headway.report.run import Run
 from headway.scenario import Simulator
-from headway.scenario.replan import replanner_of
 
 SMALL, LARGE = "deepseek-r1-distill-qwen-7b", "deepseek-r1-distill-llama-70b"
 GPU = {"gpu": "h100-80gb-sxm", "engine": "sglang"}

@@ -15,15 +15,17 @@ from headway.catalog.coefficients import Coefficients, corrected
 from headway.config.scenario import Scenario, StepTimes
 from headway.config.spec import CascadeSpec, PoolSpec, Replan, Spec
 from headway.config.strict_yaml import Key, Places
+from headway.config.user_modules import loader_of
 from headway.control.policies import CascadeConfig, Policies
 from headway.core.fleet import Combo, Fleet, Parallel, Pool, unit_of
 from headway.core.task import InlineTask, TaskFactory
-from headway.planning.cascade.bounds import StepTimeBounds
-from headway.planning.cascade.cascadia import candidates, total_latency_s
+from headway.planning.cascade.candidates import candidates, total_latency_s
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.latency import StageSimulator, num_repeats
+from headway.planning.cascade.latency_bounds import StepTimeBounds
 from headway.planning.cascade.planners import EFFORT, MAX_CANDIDATES
 from headway.planning.cascade.problem import (
+    CascadePlan,
     CascadeProblem,
     ComboShapes,
     HandoverSettings,
@@ -34,13 +36,11 @@ from headway.planning.cascade.problem import (
 from headway.planning.cascade.replanning import CascadeSetup, ModelUnit, Period, Replanner, planning_target, unit
 from headway.planning.cascade.replica_sets import ReplicaSets, StageSets, Unit, all_sets, feasible_shapes, with_units
 from headway.planning.cascade.search import Search
-from headway.planning.cascade.stage_simulator import StageSimulator, num_repeats
 from headway.planning.combos.problem import Offer
 from headway.policies import resolve
 from headway.policies.cascade.replanned import ReplannedCascade
 from headway.policies.resolve import PolicyChoice
 from headway.policies.scaling.replanned import ReplannedScaler
-from headway.scenario.user_modules import loader_of
 from headway.workload.arrivals import Deterministic, Gamma, Poisson
 from headway.workload.quality import Scores
 from headway.workload.quality_source import score_table

@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Meta, Struct, structs
 
 from headway.config.scenario import Scenario
+from headway.config.user_modules import loader_of
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo, Fleet, Pool, unit_of
@@ -36,7 +37,6 @@ from headway.policies.resolve import PolicyChoice
 from headway.policies.routing.jsq_tokens import JsqTokensRouter
 from headway.policies.scaling.cover import HOUR_S, GreedyCover
 from headway.policies.scaling.hourly_plan import DAY_S, Planning
-from headway.scenario.user_modules import loader_of
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
 from headway.workload.generate import generate

@@ -22,10 +22,11 @@ from headway.config.scenario import Scenario, StepTimes, variants
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo, Pool
 from headway.core.policy import Floats
+from headway.metrics.usage import usage
 from headway.planning.gpu_hours_bound import serves
+from headway.planning.regions.long_term import Cell, ScenarioDemand, ScenarioPlanner
+from headway.planning.rehearsals import Simulator
 from headway.policies.scaling.hourly_plan import Planning
-from headway.scenario.long_term import Cell, ScenarioDemand, ScenarioPlanner
-from headway.scenario.run import run
 from headway.sim.replica_resources import start_up_s
 
 STEP_S = 900.0
@@ -68,7 +69,9 @@ class _PlannedPool:
     num_down: int = 0
 
 
-def best_timetable(scenario: Scenario, tps: Mapping[str, float] | None = None) -> OracleTimetable | None:
+def best_timetable(
+    scenario: Scenario, simulator: Simulator, tps: Mapping[str, float] | None = None
+) -> OracleTimetable | None:
     """The best timetable for a scenario's first variant; None if no headroom serves the trace in time.
 
     `tps`: input tokens per second that a replica serves in time, by pool or model; else the scaler's own, or a
@@ -87,7 +90,7 @@ def best_timetable(scenario: Scenario, tps: Mapping[str, float] | None = None) -
     def serves_in_time(headroom: float, ahead_s: float) -> bool:
         if (headroom, ahead_s) not in gpu_hours:
             timetables.setdefault(headroom, plan(headroom))
-            gpu_hours[headroom, ahead_s] = _gpu_hours(chosen, timetables[headroom], ahead_s)
+            gpu_hours[headroom, ahead_s] = _gpu_hours(chosen, simulator, timetables[headroom], ahead_s)
         return gpu_hours[headroom, ahead_s] is not None
 
     for ahead_s in _lead_times_s(chosen):
@@ -126,19 +129,21 @@ def _scaler(counts: Mapping[str, list[int]], ahead_s: float) -> dict[str, Any]:
     return {"name": "timetable", "counts": dict(counts), "step_s": STEP_S, "ahead_s": ahead_s}
 
 
-def _gpu_hours(scenario: Scenario, counts: Mapping[str, list[int]], ahead_s: float) -> float | None:
+def _gpu_hours(
+    scenario: Scenario, simulator: Simulator, counts: Mapping[str, list[int]], ahead_s: float
+) -> float | None:
     """GPU-hours of a simulated timetable; None if it does not serve the trace in time."""
     policies = structs.replace(scenario.spec.policies, scaling=_scaler(counts, ahead_s))
     spec = structs.replace(scenario.spec, policies=policies, variants=[])
-    done, simulation = run(dataclasses.replace(scenario, spec=spec)), spec.simulation
+    records, simulation = simulator.records(dataclasses.replace(scenario, spec=spec)), spec.simulation
     is_served = serves(
         scenario.fleet,
-        done.records,
+        records,
         warmup_s=simulation.warmup_s,
         slo=spec.slo,
         to_the_end=simulation.until_s is None,
     )
-    return done.summary.gpu_hours if is_served else None
+    return float(usage(records, simulation.warmup_s).gpu_hours.sum()) if is_served else None
 
 
 def _lead_times_s(scenario: Scenario) -> list[float]:

@@ -10,7 +10,7 @@ import pytest
 from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.planning.gpu_hours_bound import serves
-from headway.scenario import oracle_plan
+from headway.planning.scaling import timetable
 
 MODEL = "llama-3.1-8b"
 pytest.importorskip("highspy")
@@ -46,7 +46,7 @@ def two_regions(scaling: Any) -> scenario.Scenario:
 @pytest.mark.ci
 def test_the_timetable_serves_in_time_and_takes_no_less_than_the_bound() -> None:
     it = two_regions("reactive")
-    found = oracle_plan.best_timetable(it, tps={MODEL: 3000.0})
+    found = timetable.best_timetable(it, scenario.Simulator(), tps={MODEL: 3000.0})
     assert found is not None
     again = scenario.run(two_regions(found.scaler), with_bound=True)
     assert serves(it.fleet, again.records, to_the_end=False)

@@ -15,10 +15,10 @@ from headway.control.policies import Policies
 from headway.core.fleet import Combo, Engine, Fleet, Gpu, Model, Parallel, Pool
 from headway.metrics.latency import distribution, sample
 from headway.perf.speculation import step_model
-from headway.planning.cascade.bounds import StepTimeBounds
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.planning_request import PlanningRequest
+from headway.planning.cascade.latency_bounds import StepTimeBounds
 from headway.planning.cascade.problem import CascadeProblem, HandoverSettings, Lengths, ReplicaSet, coefficients_key
+from headway.planning.cascade.request import PlanningRequest
 from headway.planning.rehearsals import RehearsalCache, content_key
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line

@@ -15,16 +15,16 @@ from headway import catalog, scenario, serving
 from headway.cli import main
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.planning.cascade.best_plan import CascadeOptions, scenario_yaml
-from headway.planning.cascade.best_plan import plan as make_plan
-from headway.planning.cascade.planning_request import make_request
+from headway.planning.cascade.plan import CascadeOptions, scenario_yaml
+from headway.planning.cascade.plan import plan as make_plan
 from headway.planning.cascade.problem import QualityFloor
 from headway.planning.cascade.rehearsal import planned_document
+from headway.planning.cascade.replan import replanner_of
 from headway.planning.cascade.replanning import setup_of
+from headway.planning.cascade.request import make_request
 from headway.planning.combos.problem import Offer
 from headway.planning.rehearsals import Resources, Source
 from headway.scenario import Simulator
-from headway.scenario.replan import replanner_of
 from headway.workload.quality_traces import generate_scores
 
 H800, H20 = "h800-80gb-sxm", "h20-96gb"
