@@ -184,10 +184,21 @@ class Service:
         """Let policies learn from the end of a request, or of its stay in one cascade stage."""
         first = live.first_token_s
         record = Ended(
-            live.id, outcome, live.model, live.tier, live.replica, live.arrival_s, None if first != first else first,
-            end_s, live.prompt_tokens, live.generated_tokens, live.slo_ttft_s, live.slo_tpot_s, live.slo_e2e_s,
-            live.tenant,
-        )  # fmt: skip
+            id=live.id,
+            outcome=outcome,
+            model=live.model,
+            tier=live.tier,
+            replica=live.replica,
+            arrival_s=live.arrival_s,
+            first_token_s=None if first != first else first,
+            end_s=end_s,
+            prompt_tokens=live.prompt_tokens,
+            generated_tokens=live.generated_tokens,
+            slo_ttft_s=live.slo_ttft_s,
+            slo_tpot_s=live.slo_tpot_s,
+            slo_e2e_s=live.slo_e2e_s,
+            tenant=live.tenant,
+        )
         for learner in self.learners:
             learner.learn(record)
 

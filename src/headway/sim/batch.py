@@ -417,7 +417,8 @@ class Batch:
         if self.speculation is not None:
             for drafted_tick, tokens in self.speculation.accepted_in_stay(live, tick):
                 self._drafts.write(self._drafts.pack(live.id, self.replica, drafted_tick, tokens))
-        self._put_segment(self._pack_segment(
+        row = (
             live.id, self.replica, live.attempt, live.stage_index, live.enqueued_s, live.stay_admitted_s,
             live.prefill_end_s, joined, tick, now, cause,
-        ))  # fmt: skip
+        )  # fmt: skip
+        self._put_segment(self._pack_segment(*row))

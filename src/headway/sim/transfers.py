@@ -279,7 +279,7 @@ class KvTransfers:
             self._write(move, now, MoveOutcome.UNFINISHED)
 
     def _write(self, move: KvMove, now: float, outcome: MoveOutcome) -> None:
-        row = self._pack(
+        row = (
             move.live.id,
             move.source.id,
             move.target.id,
@@ -290,7 +290,7 @@ class KvTransfers:
             move.num_bytes,
             outcome,
         )
-        self._put(row)
+        self._put(self._pack(*row))
 
 
 def _note_changes(move: KvMove) -> None:

@@ -37,9 +37,7 @@ def _budget_columns() -> list[Column[Any]]:
 
 
 TEAMS = Table("headway_teams", TABLES, Column("name", Text, primary_key=True), *_budget_columns())
-KEYS = Table(
-    "headway_keys",
-    TABLES,
+_KEY_COLUMNS: list[Column[Any]] = [
     Column("sha256", Text, primary_key=True),
     Column("name", Text, nullable=False),
     Column("team", Text, nullable=False),
@@ -51,10 +49,9 @@ KEYS = Table(
     *_budget_columns(),
     Column("created_ns", BigInteger, nullable=False),
     Column("revoked_ns", BigInteger),
-)
-USAGE = Table(
-    "headway_usage",
-    TABLES,
+]
+KEYS = Table("headway_keys", TABLES, *_KEY_COLUMNS)
+_USAGE_COLUMNS: list[Column[Any]] = [
     Column("sha256", Text, primary_key=True),
     Column("team", Text, primary_key=True),
     Column("day", Text, primary_key=True),
@@ -63,7 +60,8 @@ USAGE = Table(
     Column("input_tokens", BigInteger, nullable=False),
     Column("output_tokens", BigInteger, nullable=False),
     Column("usd", Float, nullable=False),
-)
+]
+USAGE = Table("headway_usage", TABLES, *_USAGE_COLUMNS)
 CHANGES = Table(
     "headway_key_changes", TABLES, Column("one", Integer, primary_key=True), Column("num", BigInteger, nullable=False)
 )

@@ -45,18 +45,27 @@ PARTS = Table(
     Column("part", Integer, primary_key=True),
     Column("data", LargeBinary, nullable=False),
 )
+_BATCH_COLUMNS: list[Column[Any]] = [
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("created_ns", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("endpoint", Text, nullable=False),
+    Column("input_file_id", Text, nullable=False),
+    Column("output_file_id", Text),
+    Column("error_file_id", Text),
+    Column("completion_window", Text, nullable=False),
+]
+_TIMED = ("in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 BATCHES = Table(
-    "headway_batches", TABLES,
-    Column("id", Text, primary_key=True), Column("owner", Text, nullable=False),
-    Column("created_ns", BigInteger, nullable=False), Column("status", Text, nullable=False),
-    Column("endpoint", Text, nullable=False), Column("input_file_id", Text, nullable=False),
-    Column("output_file_id", Text), Column("error_file_id", Text), Column("completion_window", Text, nullable=False),
-    *(Column(f"{status}_at", BigInteger) for status in (
-        "in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled",
-    )),
-    *(Column(f"num_{what}", Integer, nullable=False, default=0) for what in ("total", "completed", "failed")),
-    Column("metadata", Text), Column("errors", Text),
-)  # fmt: skip
+    "headway_batches",
+    TABLES,
+    *_BATCH_COLUMNS,
+    *[Column(f"{status}_at", BigInteger) for status in _TIMED],
+    *[Column(f"num_{what}", Integer, nullable=False, default=0) for what in ("total", "completed", "failed")],
+    Column("metadata", Text),
+    Column("errors", Text),
+)
 LINES = Table(
     "headway_batch_lines",
     TABLES,

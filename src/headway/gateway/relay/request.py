@@ -271,12 +271,24 @@ class ClientRequest(Struct):
             session_id = _number(hashlib.sha1(_bytes(self.session[:MAX_NAME_CHARS]), usedforsecurity=False).digest())
         is_short = self.blocks is None and self.prompt_ids is None and len(self.text) < _BLOCK_TOKENS
         return Features(
-            arrival_s, self.model, self.is_passthrough, len(self.text), num_tokens, self.max_tokens, self.tier,
-            self.region, session_id, () if is_short else self.prefix(),
-            self.slo_ttft_s, self.slo_tpot_s, self.has_media, self.is_passthrough and self.path in _OF_ONE_MODEL,
-            self.is_flex, self.cost() if has_cost else _NO_COST,
-            self.previous_response_id if self.path == RESPONSES else None,
-        )  # fmt: skip
+            arrival_s=arrival_s,
+            model=self.model,
+            is_passthrough=self.is_passthrough,
+            num_chars=len(self.text),
+            prompt_tokens=num_tokens,
+            max_tokens=self.max_tokens,
+            tier=self.tier,
+            region=self.region,
+            session_id=session_id,
+            prefix=() if is_short else self.prefix(),
+            slo_ttft_s=self.slo_ttft_s,
+            slo_tpot_s=self.slo_tpot_s,
+            has_media=self.has_media,
+            keeps_model=self.is_passthrough and self.path in _OF_ONE_MODEL,
+            is_flex=self.is_flex,
+            cost=self.cost() if has_cost else _NO_COST,
+            response_id=self.previous_response_id if self.path == RESPONSES else None,
+        )
 
     def prefix(self) -> tuple[Segment, ...]:
         """The prompt's leading segments. A segment's id is a hash of all text, or all tokens, up to its end."""

@@ -100,22 +100,31 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
         may_have_media |= not isinstance(message, dict) or not isinstance(message.get("content"), str)
     has_media = may_have_media and (b'_url"' in raw or b'"input_' in raw or b'"image"' in raw or b'"document"' in raw)
     has_tier = fields.priority is not None or fields.service_tier is not None or "x-headway-tier" in headers
-    request = ClientRequest(  # by position, because msgspec takes four times as long with names
-        path, is_chat, not is_chat and path != COMPLETIONS, _can_resume(path, body, prompt_ids), body, raw,
-        sent_fields, model, fields.stream is True and path in _STREAMED_PATHS,
-        isinstance(fields.stream_options, dict) and bool(fields.stream_options.get("include_usage")),
-        _max_tokens(fields), text, prompt_ids, _tier(fields, headers) if has_tier else 0,
-        _slo_s(headers, "ttft") if has_slo else None, _slo_s(headers, "tpot") if has_slo else None,
-        headers.get("x-session-id") or cache_key, cut(region) if region else "",
-        engine_headers, headers.get("x-headway-explain") == "1",
-    )  # fmt: skip
-    if path == COMPLETIONS or "n" in body or "best_of" in body or "n_cmpl" in body:
-        request.may_be_several = True
-    if fields.service_tier == "flex":
-        request.is_flex = True
-    if has_media:  # or only a text about it, which shows nothing about the length of tokens
-        request.has_media = True
-    return request
+    return ClientRequest(
+        path=path,
+        is_chat=is_chat,
+        is_passthrough=not is_chat and path != COMPLETIONS,
+        can_resume=_can_resume(path, body, prompt_ids),
+        body=body,
+        raw=raw,
+        sent_fields=sent_fields,
+        model=model,
+        stream=fields.stream is True and path in _STREAMED_PATHS,
+        wants_usage=isinstance(fields.stream_options, dict) and bool(fields.stream_options.get("include_usage")),
+        max_tokens=_max_tokens(fields),
+        text=text,
+        prompt_ids=prompt_ids,
+        tier=_tier(fields, headers) if has_tier else 0,
+        slo_ttft_s=_slo_s(headers, "ttft") if has_slo else None,
+        slo_tpot_s=_slo_s(headers, "tpot") if has_slo else None,
+        session=headers.get("x-session-id") or cache_key,
+        region=cut(region) if region else "",
+        engine_headers=engine_headers,
+        wants_explanation=headers.get("x-headway-explain") == "1",
+        is_flex=fields.service_tier == "flex",
+        has_media=has_media,  # or only a text about it, which shows nothing about the length of tokens
+        may_be_several=path == COMPLETIONS or "n" in body or "best_of" in body or "n_cmpl" in body,
+    )
 
 
 def checked_model(name: str) -> str:

@@ -363,15 +363,15 @@ class HeadwayRouter:
             )
         return self._score(
             features,
-            wait_s + ratio * prompt_s,
-            0.0,
-            ratio * prompt_s,
-            delayed,
-            ratio * step_s,
-            ratio * next_step_s,
-            beside,
-            beside,
-            share,
+            wait_s=wait_s + ratio * prompt_s,
+            move_s=0.0,
+            prompt_s=ratio * prompt_s,
+            delayed=delayed,
+            step_s=ratio * step_s,
+            next_step_s=ratio * next_step_s,
+            num_beside=beside,
+            num=beside,
+            share=share,
         )
 
     def _pair(self, request: RequestView, features: _Features, first: ReplicaView, last: ReplicaView) -> _Candidate:
@@ -410,15 +410,15 @@ class HeadwayRouter:
             )
         score = self._score(
             features,
-            wait_s + of_first * prompt_s,
-            of_last * move_s,
-            of_first * prompt_s,
-            delayed,
-            of_last * step_s,
-            of_last * next_step_s,
-            num_beside,
-            num,
-            at_last.prompts_s / _SHARE_WINDOW_S,
+            wait_s=wait_s + of_first * prompt_s,
+            move_s=of_last * move_s,
+            prompt_s=of_first * prompt_s,
+            delayed=delayed,
+            step_s=of_last * step_s,
+            next_step_s=of_last * next_step_s,
+            num_beside=num_beside,
+            num=num,
+            share=at_last.prompts_s / _SHARE_WINDOW_S,
         )
         return _Candidate(score, first.id, last.id, prompt_s, tokens)
 
@@ -448,6 +448,7 @@ class HeadwayRouter:
     @staticmethod
     def _score(
         features: _Features,
+        *,
         wait_s: float,
         move_s: float,
         prompt_s: float,
