@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -230,18 +231,21 @@ class ScriptedEngine:
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Start the server in a thread."""
-        is_there = threading.Event()
+        listening: Future[str] = Future()
 
         async def serve() -> None:
-            await self.listen(host, port)
             self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-            is_there.set()
+            try:
+                listening.set_result(await self.listen(host, port))
+            except OSError as error:
+                listening.set_exception(error)
+                return
             await self._end.wait()
             await self.stop()
 
         self._thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
         self._thread.start()
-        is_there.wait()
+        listening.result()
 
     def close(self) -> None:
         """Stop the server of the thread, and the thread."""
@@ -272,7 +276,7 @@ def running(engine: E) -> Iterator[E]:
 def started(reply: bytes = b"", then: str = "close") -> ScriptedEngine:
     """An engine in a thread, none of whose connections has more than one request."""
     made = ScriptedEngine(reply, then)
-    made.keeps_alive = False
+    made.keeps_alive = made.keeps_bodies = False
     made.start()
     return made
 
