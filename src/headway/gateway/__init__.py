@@ -1,1 +1,1 @@
-"""The gateway: an OpenAI-compatible front door, and control's other driver, in real time."""
+"""The gateway: an OpenAI-compatible endpoint, and the driver of control in real time."""

@@ -1,4 +1,4 @@
-"""Admission of requests: the limits of their callers, the context of their models, and the room in hold queues."""
+"""Admission of requests: their callers' limits, their models' context, and the room in hold queues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headway.gateway.charges import Charges
 
 _TOKENS_PER_CHAR = 0.25
-"""Estimate for prompts, until an engine has counted one."""
+"""Estimated tokens per character of prompts, until an engine has counted one."""
 _RATIO_WEIGHT = 0.05
 """Weight of the newest count in the moving average of tokens per character."""
 _MIN_COUNTED_CHARS = 32
@@ -36,7 +36,7 @@ _MIN_COUNTED_CHARS = 32
 
 
 class Admission:
-    """Checks and reserves what a request needs, hands it to control, and settles its reservations at its end."""
+    """Checks and reserves a request's needs, passes the request to control, and settles its reservations at its end."""
 
     def __init__(
         self,
@@ -49,27 +49,27 @@ class Admission:
         charges: Charges | None,
         prompt_blocks: PromptBlocks | None,
     ) -> None:
-        """`charges`: where keys have budgets. `prompt_blocks`: where engines publish their KV cache events."""
+        """`charges`: set if keys have budgets. `prompt_blocks`: set if engines publish their KV cache events."""
         self._clock, self._driver, self._models, self.settings = clock, driver, models, settings
         self._quarantine, self._responses = quarantine, responses
         self.charges, self._prompt_blocks = charges, prompt_blocks
         self.is_closing = False
-        """New requests are answered 503."""
+        """Whether new requests are answered with 503."""
         self.reasons: dict[str, bool] = {}
-        """By model, whether its last answer began with reasoning."""
+        """By model: whether its last answer began with reasoning."""
         self._ids = count()
         self._last_arrival_s = 0.0
         self._tokens_per_char = _TOKENS_PER_CHAR
         self._least_limits: dict[str, float] = {}
-        """By model, see `_find_least_limit`, until a replica's limit may have changed."""
+        """Cached results of `_find_least_limit` by model, until a replica's limit may have changed."""
 
     def forget_limits(self) -> None:
-        """Ask the replicas for their limits again, which may have changed."""
+        """Forget the replicas' limits, which may have changed."""
         self._least_limits.clear()
 
     async def features(self, request: ClientRequest, has_cost: bool = True) -> Features:
-        """The features of a request that arrives now: with the blocks of its prompt where engines publish theirs, and
-        its tokens as an engine counts them where the number matters. ApiError if the request is quarantined."""
+        """The features of a request that arrives now: with the blocks of its prompt if engines publish theirs, and its
+        tokens by an engine's count if the number matters. ApiError if the request is quarantined."""
         now = self._clock.now
         if self._quarantine.until_s:
             self._quarantine.check(request.raw, now)
@@ -86,7 +86,7 @@ class Admission:
         return request.features(now, has_cost)
 
     def _find_least_limit(self, model: str) -> float:
-        """The most tokens that each of a model's engines holds; infinite if all hold equally many, or none is known."""
+        """The smallest token limit of a model's engines; infinite if all limits are equal or none is known."""
         limits = {engine.max_request_tokens for engine in self._models.replicas_of(model)}
         limit = min(limits) if len(limits) > 1 else inf
         if model in self._driver.services:
@@ -100,7 +100,7 @@ class Admission:
         caller: Caller,
         deadline_s: float | None = None,
     ) -> InFlightRequest:
-        """Reserve the request's tokens in its caller's limits, and hand it to control. ApiError if it is refused.
+        """Reserve the request's tokens in its caller's limits, and pass it to control. ApiError if it is not admitted.
 
         `deadline_s`: seconds from now.
         """
@@ -177,14 +177,15 @@ class Admission:
             self._check_waiting(self.settings.max_waiting, service)
 
     def _check_waiting(self, max_waiting: int, service: Service) -> None:
-        """ApiError if each replica that is up reports so many waiting requests."""
+        """ApiError if each replica that is up reports at least this many waiting requests."""
         waiting = [self._driver.replicas[view.id].num_waiting for view in service.up_views()]
         if waiting and min(waiting) >= max_waiting:
             what = f"{service.model}: {min(waiting)} requests or more wait at each replica"
             raise ApiError(429, what, "overloaded", retry_after_s=1)
 
     def _keepers(self, response_id: str, owner: str, service: Service) -> frozenset[int] | None:
-        """The replica that keeps the response that a request continues; None: none of the service's that is up."""
+        """The replica that stores the response which a request continues; None if no running replica of the service
+        does."""
         known = self._responses.holder(response_id)
         if known is None or known[1] != owner:
             return None
@@ -192,11 +193,11 @@ class Admission:
         return None if member is None or not member.is_up else frozenset((known[0],))
 
     def _live(self, features: Features, model: str, tenant: str, deadline_s: float | None, longest: int) -> Live:
-        """The request as control sees it. An estimate of its prompt is at most what fits into `longest` tokens."""
+        """The request as control sees it. The estimate of its prompt is limited to `longest` tokens."""
         prompt_tokens, output_tokens = self._prompt_tokens(features), features.max_tokens or 1
-        if features.prompt_tokens is None:  # an estimate does not refuse the request: the engine may
+        if features.prompt_tokens is None:  # an estimate must not cause a refusal, which is left to the engine
             prompt_tokens = max(1, min(prompt_tokens, longest - output_tokens))
-        # Messages of two workers may come in another order than their requests did.
+        # Messages of two workers may come in another order than their requests.
         self._last_arrival_s = now = max(features.arrival_s, self._last_arrival_s)
         timeout_s = deadline_s or self.settings.timeout_s
         if deadline_s is None and features.is_flex:
@@ -223,14 +224,14 @@ class Admission:
         return live
 
     def _prompt_tokens(self, features: Features) -> int:
-        """Tokens of the prompt: exact if it came as token ids or was counted, else estimated from its length."""
+        """Prompt tokens: exact if given as token ids or counted, otherwise estimated from the length."""
         if features.prompt_tokens is not None:
             return features.prompt_tokens
         return max(1, round(features.num_chars * self._tokens_per_char))
 
     def most_tokens(self, features: Features) -> MostTokens:
-        """The most tokens that a request may use, for its caller's rates and budgets. Of an answer without a limit, and
-        of a prompt that was estimated too short, more is reserved as it is used."""
+        """The largest possible use of a request, for its caller's rates and budgets. For an unlimited answer, or a
+        prompt whose estimate was too low, more is reserved as it is used."""
         cost, cascade = features.cost, self._driver.cascade
         prompt_tokens = self._prompt_tokens(features) + cost.num_tokens + round(cost.num_chars * self._tokens_per_char)
         if features.response_id is not None:
@@ -239,7 +240,7 @@ class Admission:
         return most_tokens(prompt_tokens, cost.max_tokens, cost.num_sequences, cost.echoes, num_stages)
 
     def raise_holds(self, requests: Iterable[InFlightRequest]) -> None:
-        """Reserve the tokens that requests have used already, where they are more than the reserved ones."""
+        """Reserve the tokens that requests have already used beyond their reservation."""
         for request in requests:
             hold, live = request.rate_hold, request.live
             if hold is not None and live.generated_tokens:
@@ -248,7 +249,7 @@ class Admission:
                     self.charges.raise_hold(request)
 
     def settle(self, request: InFlightRequest, num_chars: int, prompt_tokens: int | None, used_tokens: int) -> None:
-        """Charge the caller with the tokens used, and learn from the engine's count of the prompt."""
+        """Charge the caller for the tokens used, and learn from the engine's count of the prompt."""
         if request.rate_hold is not None:
             request.rate_hold.settle(used_tokens)
             if self.charges is not None:

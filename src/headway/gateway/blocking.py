@@ -1,4 +1,4 @@
-"""Calls that may hang, such as those of a file on a network file system, beside the event loop."""
+"""Runs calls that may hang, such as file operations on a network file system, in threads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """The function's result, or what it raises, from a daemon thread of its own.
+    """The function's result or exception, from a separate daemon thread.
 
-    `asyncio.to_thread` has few threads, which calls that hang would take from all others, and the end of the process
+    `asyncio.to_thread` has few threads. Calls that hang would block them for all others, and the end of the process
     would wait for them.
     """
     return await start_in_thread(function, *arguments)
 
 
 def start_in_thread(function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-    """The same, for those that need not wait: an error that nobody awaits is dropped."""
+    """The same without waiting. An error that nobody awaits is dropped."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
     ended.add_done_callback(_note_error)
@@ -35,7 +35,7 @@ def start_in_thread(function: Callable[..., T], *arguments: Any) -> asyncio.Futu
             outcome = None, error
         with suppress(RuntimeError):  # the loop may be closed by now
             loop.call_soon_threadsafe(_end, waiting.pop(), *outcome)
-        del outcome  # an error leads to this frame, which would else lead to it, and to its future
+        del outcome  # an error refers to this frame, which would refer back to it and to its future
 
     threading.Thread(target=run, name=f"call of {getattr(function, '__name__', function)}", daemon=True).start()
     return ended
@@ -51,18 +51,18 @@ def _end(ended: asyncio.Future[Any], result: Any, error: BaseException | None) -
 
 
 class OneAtATime:
-    """Calls of which one runs at a time, so that those that hang take one thread. Belongs to one event loop."""
+    """Runs one call at a time, so that calls that hang occupy one thread. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._running: asyncio.Future[Any] | None = None
 
     @property
     def is_busy(self) -> bool:
-        """A call has not returned, whether somebody waits for it or not."""
+        """Whether a call has not returned, even if nobody waits for it."""
         return self._running is not None and not self._running.done()
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """The function's result, or what it raises, once the calls before have returned."""
+        """The function's result or exception, once the earlier calls have returned."""
         while self._running is not None and not self._running.done():
             await asyncio.wait({self._running})
         self._running = start_in_thread(function, *arguments)
@@ -70,6 +70,6 @@ class OneAtATime:
 
 
 def _note_error(ended: asyncio.Future[Any]) -> None:
-    """Mark an error as seen, as the caller may have left."""
+    """Mark an error as retrieved, because the caller may have left."""
     if not ended.cancelled():
         ended.exception()

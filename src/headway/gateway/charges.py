@@ -1,4 +1,4 @@
-"""What a request costs: its reservation in its key's budgets, and the charges for what it has used."""
+"""The cost of a request: its reservation in its key's budgets, and the charges for its use."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ class Charges:
     """Prices requests by the pools that serve them, and charges the accounts of their keys."""
 
     def __init__(self, accounts: Accounts, pools: Mapping[str, ServedPool], plan: Callable[[], ServingPlan]) -> None:
-        """`pools` are the present pools by name; `plan()` is the present plan."""
+        """`pools` are the current pools by name; `plan()` returns the current plan."""
         self.accounts, self._pools, self._plan = accounts, pools, plan
 
     def hold(self, owner: str, model: str, most: MostTokens) -> BudgetHold:
-        """Reserve a request's tokens, at the price of the dearest pool that may serve it. ApiError without room."""
+        """Reserve a request's tokens at the price of the most expensive pool that may serve it. ApiError without
+        room."""
         plan = self._plan()
         pools = [(served.pool.model.name, served.prices) for served in self._pools.values()]
         usd = dearest_usd(model, most.input, most.output, pools, plan.names, plan.fallbacks.models)
         return self.accounts.reserve(owner, most.total, usd)
 
     def raise_hold(self, request: InFlightRequest) -> None:
-        """Reserve what a request has used already, where that is more than it seemed to need."""
+        """Reserve the request's use so far, if it exceeds the estimated need."""
         if request.budget_hold is not None and request.budget_hold.accounts:
             charges = self._charges(request)
             tokens = sum(each.input_tokens + each.output_tokens for each in charges)
             request.budget_hold.raise_to(tokens, sum(each.usd for each in charges))
 
     def settle(self, request: InFlightRequest) -> None:
-        """Charge what the request has used, all models of a cascade included. One that no engine has begun is free."""
+        """Charge the request's use, including all models of a cascade. A request that no engine has begun is free."""
         hold, request.budget_hold = request.budget_hold, None
         if hold is not None:
             self.accounts.settle(hold, self._charges(request) or [Charge(request.live.model, 0, 0, 0.0)])
 
     def _charges(self, request: InFlightRequest) -> list[Charge]:
-        """For what the request has used so far."""
+        """The charges for the request's use so far."""
         live, charges = request.live, list(request.earlier_charges)
         is_placed, replica = live.placed_s == live.placed_s, request.replica
         if replica is not None and is_charged(is_placed, request.outcome, live.generated_tokens):

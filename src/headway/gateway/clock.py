@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 Action = Callable[[float, Any], None]
 _MIN_OVER = 64
-"""Deadlines of requests that are over, kept at least, so that few requests do not cause frequent rebuilds."""
+"""Number of expired deadlines that are always kept, so that few requests do not cause frequent rebuilds."""
 
 
 class Clock:
@@ -21,13 +21,14 @@ class Clock:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, start_s: float | None = None) -> None:
-        """`start_s` is the start on the machine's monotonic clock, by default now. A worker gets the scheduler's."""
+        """`start_s`: the start on the machine's monotonic clock, by default now. A worker gets the scheduler's
+        start."""
         self._loop = loop
         self.start_s = monotonic() if start_s is None else start_s
 
     @property
     def now(self) -> float:
-        """Seconds since the start: the same in all processes of a gateway, as they share the monotonic clock."""
+        """Seconds since the start. Equal in all processes of a gateway, because they share the monotonic clock."""
         return monotonic() - self.start_s
 
     def at(self, time_s: float, action: Action, argument: Any) -> asyncio.TimerHandle:
@@ -39,7 +40,7 @@ class Clock:
 
 
 class HasNow(Protocol):
-    """The part of a clock that says what time it is."""
+    """The part of a clock that gives the time."""
 
     @property
     def now(self) -> float: ...
@@ -52,27 +53,27 @@ class TimedCalls(Protocol):
 
 
 class Deadlines:
-    """The deadlines of many requests, nearly all of which end before theirs, with one timer of the event loop.
+    """The deadlines of many requests, most of which end earlier, with a single timer of the event loop.
 
-    A timer for each request would have to be set and cancelled, which takes several times as long.
+    Setting and cancelling a timer for each request would take several times as long.
     """
 
     def __init__(self, clock: TimedCalls, running: Container[int]) -> None:
-        """`running`: the numbers of the requests that are not over."""
+        """`running`: the numbers of unfinished requests."""
         self._clock, self._running = clock, running
         self._heap: list[tuple[float, int, int, Action, Any]] = []
-        """Times, order of the calls of `add`, ids of the requests, actions and the requests."""
+        """Time, number of the call of `add`, request id, action and request."""
         self._order = count()
         self._next_s = float("inf")
         """The time of the earliest timer that is set."""
         self._max_size = _MIN_OVER
 
     def __len__(self) -> int:
-        """Number of deadlines that are kept, also of requests that are over."""
+        """Number of stored deadlines, including those of finished requests."""
         return len(self._heap)
 
     def add(self, time_s: float, action: Action, request: Any) -> None:
-        """Call `action(time_s, request)` at that time, unless the request is over before."""
+        """Call `action(time_s, request)` at that time, unless the request has ended before."""
         heap = self._heap
         if len(heap) >= self._max_size:
             heap[:] = [entry for entry in heap if entry[2] in self._running]
@@ -89,7 +90,7 @@ class Deadlines:
     def _expire(self, now: float, _: object) -> None:
         """Call the actions that are due, and set the timer for the next deadline."""
         if now > self._next_s:
-            return  # a timer that an earlier one has replaced
+            return  # an earlier timer has replaced this one
         self._next_s = float("inf")
         heap = self._heap
         try:

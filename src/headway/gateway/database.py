@@ -1,4 +1,4 @@
-"""A database of the gateway's: an SQLite file, or PostgreSQL."""
+"""A database of the gateway: an SQLite file, or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _TABLES_LOCK = 0x68656165
 UNAVAILABLE = (SQLAlchemyError, OSError)
 """Raised while the database cannot be used."""
 _TURN_S = 30.0
-"""Time to wait for SQLite's one connection."""
+"""Longest wait for SQLite's only connection."""
 
 
 class _Files(Struct, frozen=True):
-    """Which files an SQLite database is in, and their content as far as their directory entries tell."""
+    """The files of an SQLite database, and the state of their directory entries."""
 
     database: tuple[int, int, int, int]
-    """Device, number, size and time of the last change."""
+    """Device, inode, size and time of the last change."""
     log: tuple[int, int] | None
-    """Device and number of the write-ahead log; None: there is none."""
+    """Device and inode of the write-ahead log; None if there is none."""
     is_log_empty: bool
 
     def is_replaced(self, before: _Files) -> bool:
@@ -40,7 +40,7 @@ class _Files(Struct, frozen=True):
 
 
 class Database:
-    """One database, which several gateways may use."""
+    """A database that several gateways may share."""
 
     def __init__(self, location: str, tables: MetaData) -> None:
         """`location`: a file's path, or `postgresql://user@host/database`."""
@@ -50,21 +50,21 @@ class Database:
         options: dict[str, Any]
         if "://" in location:
             url = postgres_url(location)
-            # A server that hangs is to fail like one that is down.
+            # a server that hangs must fail like one that is down
             options = {"pool_pre_ping": True, "connect_args": {"timeout": 10, "command_timeout": 60}}
         else:
             self.path = Path(location)
             url = make_url(f"sqlite+aiosqlite:///{self.path}")
-            # One connection: SQLite has one writer at a time.
+            # one connection, because SQLite has one writer at a time
             options = {"pool_size": 1, "max_overflow": 0}
-        # What clients send must not appear in logs.
+        # clients' data must not appear in logs
         self._engine = create_async_engine(url, hide_parameters=True, **options)
         if self.path is not None:
             event.listen(self._engine.sync_engine, "connect", _durable)
         self._files: _Files | None = None
-        """The SQLite database's when it was opened, or used last."""
+        """The state of the SQLite files at the opening or last use."""
         self.num_opened = 0
-        """How often the database was opened: grows when its file has been replaced, as by a backup."""
+        """How often the database was opened. Increases when its file has been replaced, for example by a backup."""
         self._turns = asyncio.Lock()
         self.connect = self._engine.connect
 
@@ -84,14 +84,14 @@ class Database:
                 yield connection
 
     async def open(self) -> None:
-        """Create the tables if they do not exist. To be called again and again for a long-lived database: a file in the
-        place of another one is opened. One of `UNAVAILABLE` if the database, or its file, is gone."""
+        """Create the tables if they do not exist. Called repeatedly for a long-lived database: if another file has
+        taken its place, that file is opened. Raises one of `UNAVAILABLE` if the database, or its file, is gone."""
         async with self._turn():
             await self._open()
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """SQLite's connection, or the database's opening, is this caller's. TimeoutError if others keep it."""
+        """Exclusive use of SQLite's connection, or of opening the database. TimeoutError if others keep it."""
         async with asyncio.timeout(_TURN_S):
             await self._turns.acquire()
         try:
@@ -107,10 +107,11 @@ class Database:
             return
         before = self._files
         if before is None:
-            await in_thread(_create, self.path)  # a file that is gone later is not made anew, without any key
+            # a file that disappears later is not created again, because it would have no keys
+            await in_thread(_create, self.path)
         found = await in_thread(_files, self.path)
         if before is not None and found.database == before.database:
-            if not found.is_log_empty:  # a file that is overwritten in place would get what is in the log
+            if not found.is_log_empty:  # a file that is overwritten in place would receive the content of the log
                 await self._checkpoint()
                 found = await in_thread(_files, self.path)
             self._files = found
@@ -125,20 +126,20 @@ class Database:
         self._files, self.num_opened = found, self.num_opened + 1
 
     async def _leave_file(self, has_own_log: bool) -> None:
-        """Complete the file that is replaced, and delete its write-ahead log, which SQLite would add to the new one.
+        """Complete the file that is replaced, and delete its write-ahead log, which SQLite would apply to the new file.
 
-        `has_own_log`: the log is that of the replaced file, and did not come with the new one.
+        `has_own_log`: the log belongs to the replaced file, and did not come with the new one.
         """
         assert self.path is not None
         if self._engine.sync_engine.pool.checkedin():  # type: ignore[attr-defined]
-            with suppress(*UNAVAILABLE):  # by the connection that has the old file open
+            with suppress(*UNAVAILABLE):  # through the connection that has the old file open
                 await self._checkpoint()
         await self._engine.dispose()
         if has_own_log:
             await in_thread(_delete_log, self.path)
 
     async def _checkpoint(self) -> None:
-        """Move what is in the write-ahead log to the database, as far as other processes allow it."""
+        """Move the content of the write-ahead log to the database, as far as other processes allow it."""
         async with self._engine.connect() as connection:
             await connection.execute(text("PRAGMA wal_checkpoint(TRUNCATE)"))
 
@@ -153,12 +154,12 @@ class Database:
 
 
 def _create(path: Path) -> None:
-    """Create the file, if there is none, readable by its owner only."""
+    """Create the file, readable only by its owner, if it does not exist."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
 
 
 def _files(path: Path) -> _Files:
-    """OSError if there is no file."""
+    """The state of the files. OSError if there is no file."""
     found = path.stat()
     if not S_ISREG(found.st_mode):
         raise OSError(f"{path} is no file")

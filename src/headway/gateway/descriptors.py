@@ -1,6 +1,6 @@
-"""File descriptors of this process: whether they are used up, and for how many clients they last.
+"""File descriptors of this process: whether they are exhausted, and for how many clients they suffice.
 
-A process without descriptors can open no connection, which says nothing about the engine at its other end.
+A process without free descriptors can open no connection, which is not the engine's fault.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import resource
 RESERVED = 64
 """Descriptors for files, databases, probes and the process itself."""
 _PER_REPLICA = 2
-"""For a replica's health checks and its KV cache events."""
+"""Descriptors for a replica's health checks and its KV cache events."""
 
 
 def is_used_up(error: OSError) -> bool:
-    """Whether an operation failed as this process, or the machine, has no descriptors left."""
+    """Whether an operation failed because this process, or the machine, has no descriptors left."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return True
-    try:  # an address that cannot be resolved for lack of them has another error
+    try:  # without descriptors, an address cannot be resolved, which gives another error
         os.close(os.dup(0))
     except OSError as found:
         return found.errno in (errno.EMFILE, errno.ENFILE)
@@ -27,18 +27,19 @@ def is_used_up(error: OSError) -> bool:
 
 
 def limit() -> int:
-    """The most descriptors that this process may have."""
+    """The largest number of descriptors of this process."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def max_clients(per_client: int) -> int:
-    """Connections of clients for which the descriptors last, if each needs so many: 2 with one to an engine."""
+    """Number of clients for which the descriptors suffice, if each needs `per_client`: 2 with a connection to an
+    engine."""
     return max((limit() - RESERVED) // per_client, 1)
 
 
 def allow(num_clients: int, per_client: int, num_replicas: int) -> str:
-    """Raise this process's limit, and that of those which it starts, to what so many clients need, as far as the system
-    permits; why that is not far enough, empty if it is."""
+    """Raise the limit of this process and its children for this many clients, as far as the system permits. Returns why
+    it does not suffice; empty if it does."""
     wanted = num_clients * per_client + num_replicas * _PER_REPLICA + RESERVED
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted:

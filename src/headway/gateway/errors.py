@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them."""
+"""Errors in the format that OpenAI's clients expect."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from headway.core.errors import HeadwayError
 
 log = logging.getLogger("headway.gateway")
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Raised while decoding invalid JSON, or JSON of another shape."""
+"""Errors while decoding invalid JSON, or JSON of another shape."""
 _MAX_MESSAGE_CHARS = 1000
-"""Messages quote what clients and engines sent, of any length."""
+"""Length limit of messages, because they quote texts of clients and engines of any length."""
 
 
 class ApiError(Exception):
-    """The error that a client gets in place of an answer. A long message is cut."""
+    """The error that a client gets in place of an answer. A long message is truncated."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class ApiError(Exception):
         retry_after_s: int | None = None,
         reason: str = "",
     ) -> None:
-        """`reason`: what a limit is on, for metrics."""
+        """`reason`: the kind of limit, for metrics."""
         if len(message) > _MAX_MESSAGE_CHARS:
             message = f"{message[:_MAX_MESSAGE_CHARS]}..."
         super().__init__(message)
@@ -54,16 +54,16 @@ class ApiError(Exception):
         return msgspec.json.encode(self.body())
 
 
-# Functions, not constants: an exception that was raised keeps its traceback, and with it the request, while it lives.
+# Functions, not constants: a raised exception keeps its traceback, and with it the request, as long as it lives.
 
 
 def internal_error() -> ApiError:
-    """A defect of the gateway; the log has the traceback."""
+    """An internal error of the gateway; the log contains the traceback."""
     return ApiError(500, "the gateway failed", "internal_error")
 
 
 def rejected_error(is_shed: bool, retry_after_s: int) -> ApiError:
-    """No replica can take a request; `is_shed`: not soon enough, as its first token was expected too late."""
+    """No replica can take a request. `is_shed`: not soon enough, because its first token was expected too late."""
     if is_shed:
         return ApiError(429, "the model is too busy to answer in time", "shed", retry_after_s=retry_after_s)
     message = "no replica of the model can take the request now"
@@ -80,7 +80,7 @@ def scheduler_hangs() -> ApiError:
 
 @contextmanager
 def logged(message: str) -> Iterator[None]:
-    """Log an exception in place of raising it: a HeadwayError as its text, any other with `message` and a traceback."""
+    """Log exceptions instead of raising them: a HeadwayError as its text, any other with `message` and a traceback."""
     try:
         yield
     except HeadwayError as error:
@@ -90,5 +90,5 @@ def logged(message: str) -> Iterator[None]:
 
 
 def line_of(error: BaseException) -> str:
-    """An error in one line of the log: the first of its message, or its type if it has none."""
+    """An error on one line for the log: the first line of its message, or its type without one."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""The gateway: puts its parts together, starts and stops them, and passes events from one to another."""
+"""The gateway: assembles its parts, starts and stops them, and passes events between them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _DRAIN_POLL_S = 0.05
 
 
 class Gateway:
-    """One gateway. Create it in the event loop that runs it."""
+    """One gateway. Create it in the event loop in which it runs."""
 
     def __init__(
         self, plan: ServingPlan, recording: Recording, decision_log: Callable[[Decision], None] | None = None
@@ -92,9 +92,9 @@ class Gateway:
         )
         self.driver.holds.is_lost = self.health.is_lost
         self.ejections: dict[int, str] = {}
-        """The reason by replica that is ejected, or that generates nothing."""
+        """By ejected replica, or one that generates nothing: the reason."""
         self._returning: set[int] = set()
-        """Ejected replicas, which get a growing share of the requests once they are up again."""
+        """Ejected replicas that will get a growing share of the requests once they are up again."""
         self._stalls = StallWatch(
             self.settings.limits, self.health.outliers, self.health, self.fleet.times, self.driver.has_alternative
         )
@@ -115,15 +115,15 @@ class Gateway:
         self.batches = self._make_batches()
         self.reloads = Reloads()
         self.request_reload: Callable[[str], Awaitable[Reload]] | None = None
-        """Reads the fleet file again; the argument names the source of the request. None: the gateway has no file."""
+        """Reads the fleet file again; the argument names the source of the request. None if the gateway has no file."""
         self.autopilot: AutopilotControls | None = None
-        """Tries changes of the fleet file by itself."""
+        """Tries changes of the fleet file automatically."""
         self.on_replica_up: list[Callable[[LiveReplica], None]] = []
-        """Called when a replica begins to get requests."""
+        """Called when a replica starts to get requests."""
         self.on_reconfigured: list[Callable[[], None]] = []
         """Called after settings, keys or policies have changed, and when the gateway begins to drain."""
         self.unapplied: set[asyncio.Future[None]] = set()
-        """Changes that were sent to a worker, which has not applied them yet."""
+        """Changes that were sent to a worker and not confirmed yet."""
         self.metrics = self._make_metrics_page()
 
     def _request_id(self, live: Live) -> str:
@@ -179,7 +179,7 @@ class Gateway:
         return tracing, tracing.relay
 
     def _make_cache_feeds(self) -> CacheFeeds | None:
-        """The readers of KV cache events; None: no engine publishes them, and a reload cannot change that."""
+        """The readers of KV cache events; None if no engine publishes them, which a reload cannot change."""
         if all(served.kv_events is None for served in self.plan.pools):
             return None
         from headway.gateway.kv_events.feeds import CacheFeeds
@@ -235,7 +235,7 @@ class Gateway:
 
     @property
     def num_up(self) -> int:
-        """Replicas to which requests are sent."""
+        """Number of replicas that get requests."""
         return sum(self.health.is_up(replica) for replica in self.replicas)
 
     def start(self) -> None:
@@ -260,8 +260,8 @@ class Gateway:
             self.fleet.on_added.append(self.peers.follow)
 
     def reconfigure(self, plan: ServingPlan) -> list[str]:
-        """Serve another plan from now on, and return the changes. HeadwayError, before any change, if a policy cannot
-        be created. Requests in flight go on; replicas that the plan does not have are drained."""
+        """Apply another plan, and return the changes. HeadwayError, before any change, if a policy cannot be created.
+        Requests in flight go on; replicas that the plan lacks are drained."""
         before, settings = self.plan, self.settings
         ordering = plan.policies.ordering()
         changed = [
@@ -297,7 +297,7 @@ class Gateway:
         return [f"gateway: {name} changed" for name in names if getattr(settings, name) != getattr(before, name)]
 
     def refuse_requests(self) -> None:
-        """Answer new requests, and checks of readiness, with a 503 from now on."""
+        """Answer new requests, and readiness checks, with 503 from now on."""
         self.admission.is_closing = True
         for callback in self.on_reconfigured:
             callback()
@@ -349,7 +349,7 @@ class Gateway:
         return self._relay(client_request, request, writer)
 
     async def response_holder(self, id: str, owner: str) -> LiveReplica | None:
-        """The replica that keeps a response of this owner; None: none that is up does."""
+        """The replica that stores a response of this owner; None if no running replica does."""
         up = [replica for replica in self.replicas if self.health.is_up(replica)]
         found = await self.responses.find(id, up, owner)
         return None if found is None else self.replicas[found]
@@ -411,14 +411,14 @@ class Gateway:
         num_chars = 0 if client_request.has_media else len(client_request.text)
         used_tokens = 0 if request.rate_hold is None else relay.used_tokens
         self.admission.settle(request, num_chars, relay.meter.prompt_tokens, used_tokens)
-        if request.copy is not None:  # the model that was asked for cannot continue another one's answer
+        if request.copy is not None:  # the requested model cannot continue another model's answer
             is_over = request.outcome is _FINISHED or request.live.fallback is not None
             self.copies.end(client_request.stream_key, request.copy, is_over)
 
     # Callbacks.
 
     def _check_stalls(self, now: float, _: object = None) -> None:
-        """Look for engines that stall, and once a second for those that serve worse than their peers."""
+        """Check for engines that stall and, once a second, for engines that serve worse than their peers."""
         self.clock.at(self.clock.now + PERIOD_S, self._check_stalls, None)
         requests = list(self.driver.requests.values())
         with logged("the search for stalled engines failed"):
@@ -443,7 +443,7 @@ class Gateway:
             callback(replica)
 
     def _replica_ejected(self, replica: LiveReplica, reason: str, why: str) -> None:
-        """A replica is ejected or generates nothing; without a reason, it returns."""
+        """A replica was ejected or generates nothing; without a reason, it returns."""
         if reason:
             self.ejections[replica.id] = why
             self._returning.add(replica.id)

@@ -1,6 +1,6 @@
-"""What SIGHUP means: the terminal is gone, or a request to read the fleet file again.
+"""The meaning of SIGHUP: either the terminal was closed, or the fleet file must be read again.
 
-A terminal that is closed sends it to all that runs in it, and `kill -HUP` sends it to reload, as with other servers.
+A closed terminal sends it to all processes in it, and `kill -HUP` sends it to reload, as with other servers.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import signal
 
 
 class Hangup:
-    """Made at the start of a process, which tells later what a SIGHUP is."""
+    """Created at the start of a process to interpret a later SIGHUP."""
 
     def __init__(self) -> None:
-        """A process that ignores SIGHUP at its start, as one of `nohup` does, is not tied to its terminal."""
+        """A process that ignores SIGHUP at its start, as under `nohup`, does not depend on its terminal."""
         self._had_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
 
     def is_end(self) -> bool:
-        """Whether the process has to end, as its terminal is gone."""
+        """Whether the process must end, because its terminal is gone."""
         return self._had_terminal and not _has_terminal()
 
 

@@ -1,4 +1,4 @@
-"""The page /metrics: what has ended, and the state of replicas, queues, keys and reloads at this moment."""
+"""The page /metrics: ended requests, and the current state of replicas, queues, keys and reloads."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class MetricsPage:
         self._shadows, self._autopilot = shadows, autopilot
 
     def lines(self, is_open: bool = False) -> Iterator[str]:
-        """The page line by line, in Prometheus' text format; `is_open`: in OpenMetrics, with exemplars."""
+        """The page line by line in Prometheus' text format. `is_open`: in OpenMetrics, with exemplars."""
         metrics = [
             *self._replica_metrics(),
             self._usd(),
@@ -125,7 +125,7 @@ class MetricsPage:
         return [("headway_requests_held", held), ("headway_tenant_requests_held", tenants)]
 
     def _service_metrics(self) -> list[Metric]:
-        """Of the parts that a gateway may have: a key store, a fleet file, batches."""
+        """Metrics of optional parts: a key store, a fleet file, batches."""
         charges, last, batches = self._charges, self._reloads.last, self._batches
         store_up: list[Sample] = [] if charges is None else [({}, float(charges.accounts.is_up))]
         errors: list[Sample] = [] if charges is None else [({}, float(charges.accounts.num_errors))]
@@ -141,7 +141,7 @@ class MetricsPage:
         ]
 
     def _key_counters(self) -> list[Metric]:
-        """What was used and refused by key, under the key's id."""
+        """Use and refusals by key, under the key's id."""
         counts = list(self._keys.counts())
         refused: list[Sample] = [
             ({"key": key, "reason": reason}, float(num)) for key, each in counts for reason, num in each.refused.items()

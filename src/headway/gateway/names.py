@@ -1,7 +1,7 @@
-"""Names that clients choose, where they are kept: cut to a bounded length, and bounded in number.
+"""Names chosen by clients, limited in length and in number before they are stored.
 
-Of tenants, models, regions, requests and the like. A name is cut as it is read, so that no label, key or line of a log
-has a longer one. What is counted by name for good counts further names together.
+These are names of tenants, models, regions, requests and the like. A name is truncated when it is read, so that no
+label, key or log line has a longer one. Permanent counts by name put names beyond the limit together.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import re
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 MAX_CHARS = 128
 OTHER = "other"
-"""What further names are counted as."""
+"""The name under which further names are counted."""
 _DIGITS = 16
 
 
 def cut(name: str) -> str:
-    """A name of at most `MAX_CHARS` characters: of a longer one its beginning, and digits that tell it from others."""
+    """A name of at most `MAX_CHARS` characters. A longer name becomes its beginning and distinguishing digits."""
     if len(name) <= MAX_CHARS:
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
@@ -25,12 +25,12 @@ def cut(name: str) -> str:
 
 
 def is_request_id(text: str) -> bool:
-    """Whether a client's name of its request can be kept, and sent on in a header."""
+    """Whether a client's name of its request can be stored, and forwarded in a header."""
     return _REQUEST_ID.fullmatch(text) is not None
 
 
 class KnownNames:
-    """The first names that come, so many of them."""
+    """The first names that occur, up to a limit."""
 
     def __init__(self, max_names: int) -> None:
         self._max_names = max_names

@@ -1,7 +1,7 @@
-"""Reads the fleet file again while the gateway runs, and serves what it says now.
+"""Reads the fleet file again while the gateway runs, and applies it.
 
-The file is read every two seconds rather than watched: that sees what notifications do not on network file systems, and
-on mounted ConfigMaps, where another folder takes the file's place.
+The file is polled every two seconds. Notifications would miss changes on network file systems and in mounted
+ConfigMaps, where another folder replaces the file.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from headway.gateway.telemetry.reloads import Reload
 
 log = logging.getLogger("headway.gateway")
 POLL_S = 2.0
-"""Time between two looks at the file. A change is read at the second look that finds the same file."""
+"""Time between two checks of the file. A change is read at the second check that finds the same file."""
 READ_S = 30.0
-"""Time for one reading of the file, which may be on a network file system that hangs."""
+"""Timeout for reading the file, which may be on a network file system that hangs."""
 Signature = tuple[object, ...]
 
 
@@ -40,7 +40,7 @@ class Reloader:
         poll_s: float = POLL_S,
         read_s: float = READ_S,
     ) -> None:
-        """`read(plan)` returns the file's plan in place of the present one; HeadwayError if it cannot be served.
+        """`read(plan)` returns the file's plan to replace the current one; HeadwayError if it cannot be served.
         `signature()` changes with the file; None: the file is not watched."""
         self._gateway, self._read, self._signature, self._poll_s = gateway, read, signature, poll_s
         self._lock, self._read_s = asyncio.Lock(), read_s
@@ -51,7 +51,7 @@ class Reloader:
         self._hangup = Hangup()
 
     def start(self) -> None:
-        """Reload from now on; to be called in the event loop, and in the main thread."""
+        """Start to reload. Call it in the event loop and in the main thread."""
         self._gateway.request_reload = self.reload
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._signalled)
         if self._signature is not None:
@@ -78,12 +78,12 @@ class Reloader:
             if self._calls.is_busy:
                 continue
             now = await self._calls.call(signature)
-            if now == before and now != self._seen:  # not while it is being written
+            if now == before and now != self._seen:  # not while the file is being written
                 await self.reload("file")
             before = now
 
     async def reload(self, cause: str) -> Reload:
-        """Read the file and serve what it says. With an invalid file, everything stays as it is."""
+        """Read the file and apply it. If it is invalid, everything stays unchanged."""
         async with self._lock:
             gateway = self._gateway
             try:
@@ -106,25 +106,25 @@ class Reloader:
             return reload
 
     async def _read_plan(self, present: ServingPlan) -> ServingPlan:
-        """The file's plan in place of the present one. HeadwayError if it cannot be served, or not be read in time."""
+        """The file's plan to replace the current one. HeadwayError if it cannot be served, or not be read in time."""
         try:
             async with asyncio.timeout(self._read_s):
                 if self._signature is not None:
                     self._seen = await self._calls.call(self._signature)
                 return await self._calls.call(self._read, present)
         except TimeoutError:
-            self._seen = None  # it is read again once the file system answers
+            self._seen = None  # read again once the file system answers
             raise HeadwayError(f"not read within {self._read_s:g} s; does its file system answer?") from None
 
     async def _applied(self) -> None:
-        """Wait until all workers serve what the plan says: one that has hung for so long is killed."""
+        """Wait until all workers have applied the plan. A worker that hangs this long is killed."""
         if changes := self._gateway.unapplied:
             _, late = await asyncio.wait(changes, timeout=self._gateway.settings.hang_s)
             if late:
                 log.warning("reloaded: %d workers have not answered in %g s", len(late), self._gateway.settings.hang_s)
 
     def _log_decision(self, reload: Reload) -> None:
-        """Note the change in the decision log, where later decisions follow from it."""
+        """Record the reload in the decision log, because later decisions depend on it."""
         decisions = self._gateway.telemetry.decisions
         if decisions is not None and reload.changes:
             line = Decision(reload.time_s, "reloaded", "", "", 0, "", why="; ".join(reload.changes))

@@ -1,4 +1,5 @@
-"""The telemetry of a run: metrics, statistics, records and decisions of requests, and predictions against them."""
+"""The telemetry of a run: metrics, statistics, records and decisions of requests, and the comparison with
+predictions."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from headway.gateway.telemetry.rolling_stats import RollingStats
 from headway.gateway.telemetry.trial import Trial
 
 _RECORDS_PER_PART = 20_000
-"""Records of so many requests are written before their time."""
+"""Records are written early when they cover this many requests."""
 
 
 class RunTelemetry:
@@ -38,7 +39,7 @@ class RunTelemetry:
         decision_log: Callable[[Decision], None] | None,
         request_id: Callable[[Live], str],
     ) -> None:
-        """`request_id` is the id that a request's client knows."""
+        """`request_id` returns a request's id as its client knows it."""
         self._clock, self._fleet, self.recording = clock, fleet, recording
         self.settings = plan.settings
         self.metrics = PrometheusMetrics()
@@ -47,9 +48,9 @@ class RunTelemetry:
         plan.use_corrections(self.drift.corrections)
         fleet.on_removed.append(lambda replica: self.drift.forget(replica.id))
         self.decisions: DecisionObserver | None = None
-        """The decision log and the dashboard read it."""
+        """Used by the decision log and the dashboard."""
         self.trial: Trial | None = None
-        """Counts requests by periods, where a change may be tried."""
+        """Counts requests by periods, if a change may be tried."""
         self.rolling_stats: RollingStats | None = None
         if decision_log is not None or self.settings.has_dashboard:
             self.decisions = decisions = DecisionObserver(request_id, time() - clock.now, is_live=True)
@@ -60,22 +61,22 @@ class RunTelemetry:
         cascade = plan.policies.cascade
         self._cascade, self._judge_usd = ("", 0.0) if cascade is None else (cascade.name, cascade.judge_usd)
         self._records_timer: asyncio.TimerHandle | None = None
-        """Set if records are written as the run goes."""
+        """Set if records are written during the run."""
 
     @property
     def usd(self) -> float:
-        """What the fleet has cost so far."""
+        """The fleet's cost so far."""
         return sum(self._fleet.usd(self.metrics.hosted_tokens).values())
 
     def start(self) -> None:
-        """Compare predictions, and write records, from now on."""
+        """Start to compare predictions and to write records."""
         self.loop_delay.start()
         self._compare_predictions(self._clock.now)
         if self.recording.is_written:
             self._flush_periodically(self._clock.now, None)
 
     def stop(self) -> None:
-        """Write no more records by themselves."""
+        """Stop writing records periodically."""
         self.loop_delay.stop()
         if self._records_timer is not None:
             self._records_timer.cancel()
@@ -104,7 +105,7 @@ class RunTelemetry:
             self.flush()
 
     def replica_ejected(self, replica: LiveReplica, reason: str, why: str) -> None:
-        """Count and record that a replica was ejected; without a reason, that it returns."""
+        """Count and record the ejection of a replica; without a reason, its return."""
         if reason:
             self.metrics.count_ejection(replica.model, reason)
         if self.decisions is not None:
@@ -120,7 +121,7 @@ class RunTelemetry:
         return self.recording.records(self._fleet.records(), self._clock.now, self._judge_usd)
 
     def flush(self) -> None:
-        """Give the records of the requests that have ended to the recording's writer."""
+        """Give the records of ended requests to the recording's writer."""
         if self.recording.enabled:
             self.recording.flush(self._fleet.records(), self._clock.now, self._judge_usd)
 
@@ -130,7 +131,7 @@ class RunTelemetry:
             self.flush()
 
     def _compare_predictions(self, now: float, _: object = None) -> None:
-        """Compare the requests that have ended of late with what the step-time models say."""
+        """Compare recently ended requests with the step-time models' predictions."""
         self._clock.at(self._clock.now + COMPARISON_PERIOD_S, self._compare_predictions, None)
         with logged("predictions could not be compared"):
             in_flight = {replica.id: replica.requests for replica in self._fleet.replicas}

@@ -1,4 +1,4 @@
-"""The models that requests may ask for: names of the fleet file, of engines and of LoRA adapters."""
+"""The models that requests may name: names of the fleet file, of engines and of LoRA adapters."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ class ServedModels:
     def __init__(self, driver: Driver, fleet: LiveFleet, plan: ServingPlan) -> None:
         self._driver, self._fleet, self._plan = driver, fleet, plan
         self._retired: set[str] = set()
-        """Models that the fleet file does not have any more."""
+        """Models that were removed from the fleet file."""
         self._dual_dispatch = _dual_dispatch_models(plan)
 
     def use(self, plan: ServingPlan) -> None:
-        """Serve the models of another plan from now on, under its names, and refuse the names that it does not have
-        any more."""
+        """Serve the models of another plan under its names, and refuse the names that it lacks."""
         before, services = self._plan, self._driver.services
         for model in plan.names.keys() - before.names.keys() - self._retired:
             self._driver.add_model(model, plan.names[model], plan.policies)
@@ -65,7 +64,7 @@ class ServedModels:
         return service, service.model
 
     def replicas_of(self, name: str) -> list[LiveReplica]:
-        """The replicas that may hold a request for this model."""
+        """The replicas that may serve a request for this model."""
         service = self._driver.services.get(name) or self._driver.roster.adapters.get(name)
         return [] if service is None else [each for each in self._fleet.replicas if each.model == service.model]
 
@@ -76,7 +75,7 @@ class ServedModels:
         return name in self.names() or (service is not None and service.model not in self._retired)
 
     def names(self) -> list[str]:
-        """The names of models in lists. Requests may also use others, such as aliases."""
+        """The model names for lists. Requests may also use other names, such as aliases."""
         cascade = self._driver.cascade
         return [*self._plan.names, *([] if cascade is None else [cascade.config.name]), *self._driver.roster.adapters]
 
@@ -86,7 +85,7 @@ class ServedModels:
         return None if service is None else service.model
 
     def _add_reported_names(self) -> None:
-        """Accept the names under which engines report their models."""
+        """Accept the names that engines report for their models."""
         for replica in self._fleet.replicas:
             if (served := self._fleet.pools.get(replica.pool)) is not None and served.pool.is_standby:
                 continue

@@ -24,13 +24,13 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The tenant, in records, metrics and the ordering `fair`. Keys of one name are one tenant. Without one: the first
     digits of the sum."""
     weight: Annotated[float, Meta(gt=0)] = 1.0
-    """The tenant's share of the service while several tenants have requests waiting, relative to the others."""
+    """The tenant's share of the service while several tenants have waiting requests, relative to the others."""
     tier: Annotated[int, Meta(ge=0)] = 0
-    """The most urgent tier that requests with the key may have; more urgent ones are reduced to it."""
+    """The most urgent tier of requests with the key. More urgent requests are reduced to it."""
     requests_per_minute: Annotated[float, Meta(gt=0)] | None = None
     """Average rate, and largest burst. Requests beyond it get a 429 with the time to wait."""
     tokens_per_minute: Annotated[float, Meta(gt=0)] | None = None
-    """The same for tokens of prompts and answers together."""
+    """The same for prompt and output tokens together."""
     expires: date | None = None
     """The last day (UTC) on which the key is valid."""
 
@@ -41,7 +41,7 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def key_id(sha256: str) -> str:
-    """A key in logs and metrics: the first digits of its sum, from which nobody can find the key."""
+    """The name of a key in logs and metrics: the first digits of its hash, from which nobody can find the key."""
     return sha256[:_ID_DIGITS]
 
 
@@ -52,30 +52,29 @@ class KeyStoreSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The database: an SQLite file, created if it does not exist, `postgresql://user@host/database`, or
     `redis://user:password@host:port/0` of Valkey or Redis."""
     refresh_s: _Seconds = 2.0
-    """Time between two exchanges with the database: what was spent is written, and keys and what other gateways have
-    spent are read."""
+    """Time between two exchanges with the database, which write the spending and read the keys and the spending of
+    other gateways."""
     on_failure: Literal["serve", "refuse"] = "serve"
-    """While the database cannot be used: `serve` goes on with the keys and the spending that are known, and writes what
-    is spent later; `refuse` answers 503 to requests with keys of the database."""
+    """What to do while the database cannot be used. `serve`: continue with the known keys and spending, and write the
+    spending later. `refuse`: answer 503 to requests with keys of the database."""
 
 
 class PeerSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Other gateways, or pickers, that serve the same fleet beside this one."""
+    """Other gateways, or pickers, that serve the same fleet as this one."""
 
     store: str
-    """The database through which they know of each other: `postgresql://user@host/database`, or
+    """The database through which they exchange data: `postgresql://user@host/database`, or
     `redis://user:password@host:port/0` of Valkey or Redis."""
     name: str = ""
-    """What this one is called in logs; the host's name unless set."""
+    """Name of this gateway in logs; default: the host's name."""
     period_s: _Seconds = 0.05
-    """Least time between two messages to the others, of what this one has at the replicas."""
+    """Least time between two messages to the others about this gateway's load at the replicas."""
     lease_s: _Seconds = 2.0
-    """A gateway's reports count for so long after its last message."""
+    """How long a gateway's reports count after its last message."""
     streams: bool = True
-    """Whether streams that clients have named are kept in the store as well, so that another gateway continues them
-    when a client asks it."""
+    """Whether named streams are also kept in the store, so that another gateway can continue them for their client."""
     leader: Literal["store", "kubernetes"] = "store"
-    """Where the gateway that scales holds its lease: in the store, or as a Lease of the cluster of the pods."""
+    """Where the scaling gateway holds its lease: in the store, or as a Lease of the pods' cluster."""
 
 
 class Cors(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -101,14 +100,14 @@ class Batches(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_file_bytes: Annotated[int, Meta(ge=1)] = 100 << 20
     """Largest file."""
     max_stored_bytes: Annotated[int, Meta(ge=1)] = 10 << 30
-    """Most bytes of files that one key stores; the file of a batch that has not ended counts once more. Answers are
-    stored in any case. Further uploads and batches get a 429 until files are deleted."""
+    """Most bytes of files that one key stores. The file of an unfinished batch counts twice. Answers are always stored.
+    Further uploads and batches get a 429 until files are deleted."""
     max_lines: Annotated[int, Meta(ge=1)] = 50_000
     """Largest number of requests in a batch."""
     max_open: Annotated[int, Meta(ge=1)] = 256
     """Largest number of batch requests in the gateway or at engines; the rest stays in the database."""
     max_attempts: Annotated[int, Meta(ge=1)] = 10
-    """Attempts at a request that fails, at growing intervals. Attempts that found no room do not count."""
+    """Attempts at a failing request, at growing intervals. Attempts that found no room do not count."""
 
 
 class Judge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -116,7 +115,7 @@ class Judge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     by: Literal["model", "confidence"] = "model"
     """`model`: a model replies with a number from 0 to 100. `confidence`: 100 times the geometric mean of the answer's
-    token probabilities, as the answering model reports them."""
+    token probabilities, as reported by the answering model."""
     url: str = ""
     """Address of the judging model, `http://host:port`, which serves OpenAI's API."""
     model: str = ""
@@ -126,62 +125,64 @@ class Judge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)] = 1024
     """Largest number of tokens of the judge's reply, reasoning included."""
     key_env: str = ""
-    """Environment variable with the API key for the judge."""
+    """Environment variable that contains the judge's API key."""
     timeout_s: _Seconds = 30.0
     """Time limit for a score."""
     on_failure: Literal["escalate", "accept"] = "escalate"
-    """What happens to an answer that could not be scored."""
+    """What to do with an answer that could not be scored."""
 
 
 class TimeLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How long an engine may be silent while it has requests. What is expected of it follows from the step model of its
-    model and GPU, times the ratio by which the pool's replicas have turned out slower."""
+    """How long an engine with requests may be silent. Expected times follow from the step model of its model and GPU,
+    times the measured slowdown of the pool's replicas."""
 
     factor: Annotated[float, Meta(gt=1)] = 10.0
-    """An engine may be silent for so many times the time that it is expected to need for its next token."""
+    """Multiple of the expected time to the next token for which an engine may be silent."""
     silence_s: _Seconds = 3.0
-    """But for at least so long. Then it is sent a one-token request, and without an answer it is down."""
+    """Least time for which an engine may be silent. Then it is sent a one-token request; without an answer it is
+    down."""
     cold_s: _Seconds = 30.0
-    """The same while no replica of the pool has answered yet, as engines compile at their first requests."""
+    """The same while no replica of the pool has answered yet, because engines compile at their first requests."""
     stuck_s: _Seconds = 15.0
-    """While the engine generates for others, one request may be silent for at least so long, and 5 times as long as an
-    engine; then it continues at another one. Four times that if there is no other."""
+    """While the engine generates for others, one request may be silent for at least this time, and 5 times as long as
+    an engine. Then it continues at another engine; if there is none, after four times as long."""
 
 
 class Outliers(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a replica that passes its health checks is ejected, as it serves worse than its pool's others."""
+    """When a replica that passes its health checks is ejected, because it serves worse than its pool's others."""
 
     failures: Annotated[int, Meta(ge=1)] = 5
-    """Failed requests in a row."""
+    """Number of failed requests in a row."""
     failure_share: Annotated[float, Meta(gt=0, le=1)] = 0.3
-    """Share of requests that fail, beyond the share of its peers."""
+    """Share of failed requests in excess of its peers' share."""
     min_requests: Annotated[int, Meta(ge=1)] = 10
-    """Requests that this comparison needs."""
+    """Number of requests required for this comparison."""
     slow_factor: Annotated[float, Meta(gt=1)] = 5.0
-    """Times to first token, or between tokens, over those of its peers."""
+    """Ratio of the time to first token, or between tokens, to its peers' times."""
     window_s: _Seconds = 30.0
-    """Time that these comparisons look back."""
+    """Time window of these comparisons."""
     ejection_s: _Seconds = 10.0
-    """Length of the first ejection. Further ones are twice, three times, ... as long."""
+    """Length of the first ejection. Later ones are twice, three times, ... as long."""
     max_ejection_s: _Seconds = 300.0
-    """Longest ejection. A replica that has served well for so long starts anew."""
+    """Longest ejection. After serving well for this long, a replica starts again with the first length."""
     max_ejected_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    """Largest share of a pool's replicas that may be ejected, but at least one of them and never all. 0: none."""
+    """Largest share of a pool's replicas that may be ejected; at least one, never all. 0: none."""
     slow_start_s: Annotated[float, Meta(ge=0)] = 10.0
-    """Time in which the share of requests that a returned replica is offered grows from a tenth to all."""
+    """Time in which a returned replica's share of the requests grows from a tenth to the full share."""
 
 
 class DemandHistory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Demand from before the start, of scalers that forecast: of `records` or of `prometheus`."""
+    """Demand from before the start, for scalers that forecast: from `records` or `prometheus`."""
 
     records: str | None = None
-    """The folder of `--records`. What it says of demand is added at each start to its file `demand.parquet`."""
+    """The folder of `--records`. Its demand is added at each start to its file `demand.parquet`."""
     prometheus: str | None = None
     """Address of a Prometheus server that scrapes the gateway, `http://host:port`."""
     query: str = 'sum by (model) (rate(headway_tokens_total{kind="input"}[5m]))'
-    """Prompt tokens per second. Its series have the label `model`, with several regions `region`; `tier` may be one."""
+    """Query for prompt tokens per second. Its series have the label `model`; with several regions `region`; optionally
+    `tier`."""
     days: Annotated[float, Meta(gt=0, le=60)] = 8.0
-    """How far back it goes."""
+    """How far back the history goes."""
 
     def __post_init__(self) -> None:
         if (self.records is None) == (self.prometheus is None):
@@ -189,7 +190,7 @@ class DemandHistory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class AutopilotSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """For `headway serve --autopilot`: which changes it may try by itself, and when."""
+    """For `headway serve --autopilot`: which changes it may try, and when."""
 
     allow: Annotated[tuple[AutopilotKind, ...], Meta(min_length=1)]
     """Kinds of changes. `scaling.settings`: other settings of the scaler that the fleet has."""

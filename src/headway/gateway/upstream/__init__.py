@@ -1,1 +1,1 @@
-"""HTTP towards engines: the client, their dialects, their health, and what they report."""
+"""HTTP to engines: the client, the engines' dialects, health, and reports."""

@@ -1,4 +1,4 @@
-"""The fields of a completion that Headway reads, in the chunks of a stream or in a whole answer."""
+"""The fields of a completion that Headway reads, in a stream's chunks or in an answer that is not streamed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 
 class PromptDetails(Struct):
     cached_tokens: Count | None = None
-    """Tokens of the prompt that were in a prefix cache."""
+    """Prompt tokens found in a prefix cache."""
 
 
 class Usage(Struct):
-    """Token counts by the engine."""
+    """Token counts reported by the engine."""
 
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
@@ -34,7 +34,7 @@ class Usage(Struct):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that were in a prefix cache; 0 where the engine does not report them."""
+        """Prompt tokens found in a prefix cache; 0 if the engine does not report them."""
         details = self.prompt_tokens_details
         return 0 if details is None else min(details.cached_tokens or 0, self.prompt_tokens)
 
@@ -52,7 +52,7 @@ class Choice(Struct):
     prompt_token_ids: list[int] | None = None
     finish_reason: str | None = None
     usage: Usage | None = None
-    """Where an engine reports it for each choice."""
+    """Set if an engine reports usage for each choice."""
 
 
 class Timings(Struct):

@@ -1,4 +1,4 @@
-"""HTTP/1.1 client of one server: kept connections, bodies as they come, and a close that the server notices at once."""
+"""An HTTP/1.1 client of one server: kept connections, bodies in parts, and a close that the server notices at once."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from headway.gateway.upstream.errors import (
 )
 
 _MAX_BUFFERED_BYTES = 1 << 18
-"""Body bytes read and not consumed; beyond this, reading pauses, so that a slow client costs no memory."""
+"""Body bytes read but not consumed. Beyond this, reading pauses, so that a slow client costs no memory."""
 _SHORT_BODY_BYTES = 1 << 16
-"""Shorter bodies are copied, to be sent together with their heads."""
+"""Shorter bodies are copied, to send them together with their heads."""
 _MAX_OVERHEAD_BYTES = 1 << 18
 """Bytes of headers, or of framing between two pieces of a body."""
 _MAX_IDLE_CONNECTIONS = 256
-"""Idle connections kept to one server: a burst of streams would leave one open for each of them."""
+"""Idle connections kept to one server. Without a limit, a burst of streams would leave one open for each of them."""
 _STALE_S = 0.05
-"""A kept connection that the server closes so soon after a request was closed before the request came."""
+"""If the server closes a kept connection this soon after a request, it had closed it before the request came."""
 _MAX_STATUS_BYTES, _STATUS_BODY_S = 1 << 16, 0.5
-"""Of an answer whose status alone matters."""
+"""Limits of the body and of the time for it, for an answer of which only the status matters."""
 JSON = "Content-Type: application/json\r\n"
 
 OnData = Callable[[bytes], bool]
-"""Takes a piece of a body; False stops the stream for now."""
+"""Takes a piece of a body; False pauses the stream."""
 _CLIENT_KEY = re.compile(r"(?im)^(?:authorization|x-api-key):.*\r\n")
 
 
@@ -52,9 +52,9 @@ class Connection(asyncio.Protocol):
         self._can_write: asyncio.Event | None = None
         self.is_lost = False
         self.is_fresh = True
-        """No request was sent on it before the present one."""
+        """Whether no earlier request was sent on it."""
         self._parser: httptools.HttpResponseParser | None = None
-        """While the connection is open: parser and connection name each other."""
+        """Set while the connection is open, because parser and connection refer to each other."""
         self._reset()
 
     def _reset(self) -> None:
@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
         self.headers: dict[str, str] = {}
         self.is_complete = False
         self.is_longer = False
-        """What follows the answer is no HTTP: its length may be wrong."""
+        """Whether non-HTTP data follows the answer, so that its length may be wrong."""
         self._until_close = self._keeps_alive = self._is_interim = self._is_excess = False
         self._overhead = 0
         self._error: EngineError | None = None
@@ -190,14 +190,14 @@ class Connection(asyncio.Protocol):
         return self._take_parts()
 
     def _take_parts(self) -> bytes:
-        """What of the body has come and was not taken."""
+        """The received part of the body that was not taken yet."""
         parts, self._parts, self._buffered = self._parts, [], 0
         if self._is_paused:
             self._resume_reading()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def read(self, limit_bytes: int) -> bytes:
-        """The whole body. EngineError if it is cut off or longer than the limit."""
+        """The whole body. EngineError if it is truncated or longer than the limit."""
         if self.is_complete and self._buffered <= limit_bytes:
             return self._take_parts()
         parts, size = [], 0
@@ -209,7 +209,7 @@ class Connection(asyncio.Protocol):
         return b"".join(parts)
 
     async def read_beginning(self, limit_bytes: int, timeout_s: float) -> bytes:
-        """About so many bytes of the body, as far as they come in this time."""
+        """The first bytes of the body, about `limit_bytes`, as far as they come within the timeout."""
         parts, size = [], 0
         with suppress(TimeoutError, EngineError):
             async with asyncio.timeout(timeout_s):
@@ -219,7 +219,7 @@ class Connection(asyncio.Protocol):
         return b"".join(parts)
 
     async def read_tail(self, timeout_s: float) -> None:
-        """Drop the end of a response, so that the connection can be kept if it comes in time."""
+        """Drop the end of a response, so that the connection can be kept if the end comes in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while await self.read_part():
@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
             if error is not None:
                 raise error
         finally:
-            error = None  # which has this frame
+            error = None  # the error has this frame
         return is_stopped
 
     def _deliver(self) -> None:
@@ -269,13 +269,13 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """Another request can be sent: the last response is complete and consumed, and nothing waits on it."""
+        """Whether another request can be sent: the last response is complete and consumed, and nothing waits on it."""
         is_waited_for = self._waiter is not None and not self._waiter.done()
         return self.is_complete and not self.is_lost and not self._parts and self._keeps_alive and not is_waited_for
 
     @property
     def has_answered(self) -> bool:
-        """A byte of the present response has come."""
+        """Whether a byte of the current response has come."""
         return bool(self.status or self._overhead)
 
     def abort(self, reason: str) -> None:
@@ -328,7 +328,7 @@ class UnixTransport:
 
 
 class Client:
-    """All connections to one server. `transport` replaces the TCP connection that the URL names."""
+    """All connections to one server. `transport` replaces the TCP connection given by the URL."""
 
     def __init__(
         self,
@@ -338,7 +338,7 @@ class Client:
         api_key: str = "",
         keeps_keys: bool = False,
     ) -> None:
-        """`api_key` is sent in place of the client's key. `keeps_keys`: that of the client is not sent in any case."""
+        """`api_key` is sent in place of the client's key. `keeps_keys`: never send the client's key."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
             raise HeadwayError(f"{url!r} is no address of an engine; expected http://host:port")
@@ -379,7 +379,7 @@ class Client:
             raise BrokenOffError(broken)
         try:
             connection = await self._open()
-        except UnreachableError as refused:  # the request was sent: this is no failure to connect
+        except UnreachableError as refused:  # the request was sent, so this is no failure to connect
             raise BrokenOffError(f"{broken}, and {refused}") from None
         if not may_resend():
             connection.abort("given up")
@@ -393,8 +393,7 @@ class Client:
     async def _send(
         connection: Connection, head: bytes, body: bytes, on_connection: Callable[[Connection], None] | None
     ) -> str | None:
-        """Send a request on this connection and wait for its status. Returns how the connection was broken off, if it
-        was."""
+        """Send a request on this connection and wait for its status. Returns how the connection broke, if it did."""
         try:
             if on_connection is not None:
                 on_connection(connection)
@@ -410,8 +409,8 @@ class Client:
         return None
 
     async def connect(self) -> Connection:
-        """An idle connection, else a new one. UnreachableError if the server accepts none in time, ExhaustedError if
-        this process can open none."""
+        """An idle connection, otherwise a new one. UnreachableError if the server accepts none in time, ExhaustedError
+        if this process can open none."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_lost:
@@ -453,7 +452,7 @@ class Client:
             raise NoAnswerError(f"no answer to {path} within {timeout_s:g} s") from None
 
     async def fetch_status(self, path: str, timeout_s: float) -> tuple[int, bytes]:
-        """Status of a GET, and what comes soon of its body. EngineError if there is no status in time."""
+        """Status of a GET, and the part of its body that comes soon. EngineError without a status in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await self.request("GET", path)
@@ -465,7 +464,7 @@ class Client:
             self.release(connection)
 
     def close(self) -> None:
-        """Close the idle connections; those in use are their requests'."""
+        """Close the idle connections. Connections in use belong to their requests."""
         while self._idle:
             self._idle.pop().abort("closed")
 

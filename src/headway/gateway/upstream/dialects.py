@@ -15,9 +15,9 @@ from headway.gateway.settings import Api
 from headway.gateway.upstream import samples
 
 _MAX_CHARS = 1 << 20
-"""Of a page's lines on an adapter's metrics."""
+"""Length limit of a page's lines with an adapter's metrics."""
 _MAX_RANKS = 1024
-"""Data-parallel ranks of an engine that are believed."""
+"""Largest number of data-parallel ranks that is accepted as plausible."""
 
 
 class Adapter(Struct, frozen=True):
@@ -36,32 +36,34 @@ class Adapter(Struct, frozen=True):
     loras: str = ""
     """A metric whose labels are the LoRA adapters that run and wait, and whose value is the time at which they did."""
     lists_adapters: bool = False
-    """/v1/models lists all LoRA adapters that the engine serves, each with its model as `parent`."""
+    """Whether /v1/models lists all LoRA adapters that the engine serves, each with its model as `parent`."""
     ordering: str = ""
-    """A metric whose label `ordering` names the ordering that the engine runs: vLLM's with `headway.vllm.Scheduler`."""
+    """A metric whose label `ordering` names the engine's ordering: vLLM with `headway.vllm.Scheduler`."""
     kv_blocks: tuple[str, str] | None = None
     """Metrics of engines with that scheduler: the KV blocks that the first waiting request needs, and all blocks."""
     priority_sign: int | None = None
-    """A tier (0 = most urgent) times this is the body's `priority`; None: the engine has no such field."""
+    """Factor from a tier (0 = most urgent) to the body's `priority`; None: the engine has no such field."""
     token_options: dict[str, bool] = {}
     """Options that add token ids, or token counts, to each chunk."""
     token_fields: tuple[str, ...] = ()
-    """The fields that `token_options` add, which clients did not ask for."""
+    """The fields added by `token_options`, which clients did not ask for."""
     gives_token_ids: bool = False
     template: str | None = None
-    """The path that renders a chat as a prompt. Such an engine accepts all options of a chat with a prompt, too."""
+    """The path that renders a chat as a prompt. Such an engine also accepts all options of a chat together with a
+    prompt."""
     tokenize: str | None = None
-    """The path that counts the tokens of a prompt, and of a chat in the format of its requests."""
+    """The path that counts the tokens of a prompt or a chat, given in the format of its requests."""
     detokenize: str | None = None
-    """The path that tells the text of tokens."""
+    """The path that converts tokens to text."""
     has_slots: bool = False
-    """The engine runs one request in each of its slots, and reports their number at `/props`."""
+    """Whether the engine runs one request in each of its slots, and reports their number at `/props`."""
     continue_options: dict[str, bool] | None = None
-    """Options that continue the last message of a chat instead of answering it; None: the engine cannot."""
+    """Options that continue the last message of a chat instead of answering it; None: not supported."""
     transfers_kv: bool = False
-    """One engine prefills, then another decodes, with the `kv_transfer_params` that the first one returned."""
+    """Whether one engine can prefill and another decode, with the `kv_transfer_params` that the first one returned."""
     dual_dispatch: bool = False
-    """Each engine runs one phase, and a request is sent to a prefill and a decode engine at the same time."""
+    """Whether each engine runs one phase, so that a request is sent to a prefill and a decode engine at the same
+    time."""
 
 
 ADAPTERS: dict[Api, Adapter] = {
@@ -130,11 +132,11 @@ class Load(Struct, frozen=True):
     max_loras: int | None = None
     host_share: float | None = None
     ordering: str | None = None
-    """Ordering that the engine runs, with its arguments; None: it does not report one."""
+    """The engine's ordering with its arguments; None if it reports none."""
     head_share: float | None = None
     """Share of the KV cache that the first waiting request needs; 0 = no request waits."""
     num_ranks: int = 1
-    """Data-parallel ranks that the metrics name."""
+    """Number of data-parallel ranks named in the metrics."""
     unclear: tuple[str, ...] = ()
     """Metrics that are unknown because of a label, each with the label's name in braces."""
 
@@ -142,8 +144,8 @@ class Load(Struct, frozen=True):
 def parse_load(adapter: Adapter, page: str, models: Collection[str] = ()) -> Load:
     """The load on an engine's metrics page. Samples of ranks are added, shares averaged: see `samples`.
 
-    `models`: the engine's names for the model, whose samples alone count where the page has several models'. A page
-    with too much to say of these metrics says nothing.
+    `models`: the engine's names for the model; if the page has several models, only its samples count. A page with too
+    many of these metrics gives nothing.
     """
     page = _lines_of(adapter, page)
     running, waiting, share = (
@@ -166,7 +168,7 @@ def parse_load(adapter: Adapter, page: str, models: Collection[str] = ()) -> Loa
 
 
 def _lines_of(adapter: Adapter, page: str) -> str:
-    """The lines of a page that may be samples of the adapter's metrics; none if they are too long together."""
+    """The lines of a page that may be samples of the adapter's metrics; empty if they are too long in total."""
     names = (*adapter.running, *adapter.waiting, *adapter.kv_share, *adapter.host_share, *(adapter.kv_blocks or ()))
     names += tuple(filter(None, (adapter.loras, adapter.ordering)))
     found = "\n".join([line for line in page.split("\n") if line.startswith(names)])
@@ -204,7 +206,7 @@ def _ratio(numerator: str, denominator: str, page: str) -> float | None:
 
 
 def _ordering(metric: str, page: str) -> str | None:
-    """The label of the sample that is 1; where several engines of one address differ, the first."""
+    """The label of the sample with value 1; if several engines at one address differ, the first."""
     for labels in re.findall(rf"^{re.escape(metric)}\{{(.*)\}}\s+1(?:\.0*)?$", page, re.MULTILINE):
         ordering = samples.labels_of(labels).get("ordering")
         if ordering is not None:

@@ -1,4 +1,4 @@
-"""One engine: its address, the API that it speaks, and what it reports about itself."""
+"""One engine: its address, its API, and its reports about itself."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from headway.gateway.upstream.sse import EventSplitter, is_done, payload, read_c
 log = logging.getLogger("headway.gateway")
 _DEFAULT_BOOTSTRAP_PORT = 8998
 _TEMPLATE_TIMEOUT_S = 60.0
-"""Engines render templates beside their requests, at times slowly."""
+"""Engines render templates in parallel to their requests, and sometimes slowly."""
 _COUNT_TIMEOUT_S = 2.0
 _UNREADABLE_S = 10.0
 _MAX_NOTED = 32
 _CANARY_TOKEN_S = 0.2
 """Time for each token of a canary."""
 _HOSTED_HEALTHY = (404, 405, 429)
-"""Answers of hosted services that list no models, or not so often, and serve requests."""
+"""Statuses with which healthy hosted services answer if they list no models, or not so often."""
 _COUNTED_FIELDS = ("prompt", "messages", "tools", "chat_template_kwargs", "add_special_tokens", "add_generation_prompt")
-"""The fields of a request on which the number of its prompt's tokens depends."""
+"""The fields of a request on which its number of prompt tokens depends."""
 
 
 class EngineEndpoint:
     """One engine's address and client."""
 
     is_single_phase = False
-    """The engine was started for prefill or for decode only (SGLang)."""
+    """Whether the engine was started for only prefill or only decode (SGLang)."""
     is_shared = False
 
     def __init__(
@@ -51,7 +51,7 @@ class EngineEndpoint:
         api_key: str = "",
         is_hosted: bool = False,
     ) -> None:
-        """`is_hosted`: a service of others, which gets no client's key and is not asked for its models."""
+        """`is_hosted`: a third party's service, which gets no client's key and is not asked for its models."""
         self.id, self.pool, self.model = id, pool, model
         self.name = f"{pool}/{id}"
         """The name in logs and headers."""
@@ -59,35 +59,35 @@ class EngineEndpoint:
         self.client = client or Client(url, api_key=api_key, keeps_keys=is_hosted)
         self.is_hosted = is_hosted
         self.api_key = api_key
-        """The engine's own key; empty: it gets the client's."""
+        """The engine's own key; empty: it gets the client's key."""
         self.max_context_tokens = max_context_tokens
         self.num_arriving = 0
         self.noted: set[str] = set()
-        """What the log has said of its answers that cannot be read."""
+        """Problems with reading its answers that were already logged."""
         self.reported_model: str | None = None
         """The engine's own name for the model."""
         self.aliases: list[str] = []
         """All names of the model at the engine."""
         self.listed_loras: frozenset[str] | None = None
-        """The LoRA adapters that the engine lists; None: it has listed nothing so far."""
+        """The LoRA adapters that the engine lists; None before the first list."""
         self.event_block_tokens = 0
-        """Tokens of a KV block, if the engine's KV cache events are read, which name blocks by their tokens; else 0."""
+        """Tokens of a KV block if the engine's KV cache events, which name blocks by tokens, are read; otherwise 0."""
         self.tokenizer = ""
-        """Path of the files that tokenize prompts as the engine does; empty: the engine is asked."""
+        """Path of the files that tokenize prompts like the engine; empty: the engine is asked."""
         self.kv_folder: Path | None = None
         """The shared folder for saved KV caches (llama.cpp)."""
         self.engine_ordering = ""
-        """The ordering of Headway's that the engine must run, with its arguments; empty: none is asked for."""
+        """The Headway ordering that the engine must run, with its arguments; empty if none is required."""
         self._unreadable: dict[str, float] = {}
-        """By path that could not be read, until when it is not asked for, on the event loop's clock."""
+        """By unreadable path: until when it is not requested, on the event loop's clock."""
         self._unclear: set[str] = set()
-        """Metrics of which a log line says that they are unknown."""
+        """Metrics that were logged as unknown."""
         self.bootstrap_port = 0
         """The port for KV transfers of a prefill engine (SGLang)."""
 
     @property
     def max_request_tokens(self) -> int:
-        """Prompt and output tokens of the longest request that fits."""
+        """Prompt and output tokens of the longest possible request."""
         return self.max_context_tokens
 
     async def check_health(self, timeout_s: float) -> None:
@@ -97,8 +97,8 @@ class EngineEndpoint:
             raise RefusedError(status, data)
 
     async def _read(self, path: str, timeout_s: float) -> bytes | None:
-        """What the engine says of itself; None: nothing that can be read, which is not tried again for a while.
-        EngineError if it cannot be reached."""
+        """A page that the engine reports about itself; None if unreadable, and then not retried for a while.
+        EngineError if the engine cannot be reached."""
         now = asyncio.get_running_loop().time()
         if now < self._unreadable.get(path, now):
             return None
@@ -118,8 +118,8 @@ class EngineEndpoint:
         self._unreadable[path] = asyncio.get_running_loop().time() + _UNREADABLE_S
 
     async def read_details(self, timeout_s: float) -> None:
-        """Read the model's name and the longest request, as far as they can be read. EngineError if the engine cannot
-        be reached."""
+        """Read the model's name and the longest request, as far as readable. EngineError if the engine cannot be
+        reached."""
         if self.is_hosted:
             return
         data = await self._read("/v1/models", timeout_s)
@@ -140,8 +140,8 @@ class EngineEndpoint:
             self.max_context_tokens = min(listed.max_model_len, self.max_context_tokens)
 
     async def read_load(self, timeout_s: float) -> Load | None:
-        """The load by the engine's metrics; None if it has none, or they cannot be read. EngineError if the engine
-        cannot be reached."""
+        """The load by the engine's metrics; None without readable metrics. EngineError if the engine cannot be
+        reached."""
         if self.adapter.metrics is None:
             return None
         data = await self._read(self.adapter.metrics, timeout_s)
@@ -160,7 +160,7 @@ class EngineEndpoint:
         return load
 
     async def run_canary(self, timeout_s: float, num_tokens: int = 1) -> None:
-        """Complete so many tokens: one as a whole, several as a stream. EngineError if the engine does not.
+        """Complete `num_tokens` tokens: one without streaming, several as a stream. EngineError if the engine does not.
 
         A single-phase engine completes one without an engine for the other phase.
         """
@@ -178,7 +178,8 @@ class EngineEndpoint:
             raise RefusedError(status, data)
 
     async def _stream_canary(self, timeout_s: float, num_tokens: int) -> None:
-        """Stream so many tokens. An engine that refuses the request, or ends its answer before, shows nothing."""
+        """Stream `num_tokens` tokens. If the engine refuses the request or ends its answer early, nothing is
+        concluded."""
         body: dict[str, Any] = {
             "model": self.reported_model or self.model,
             "prompt": "a",
@@ -203,7 +204,8 @@ class EngineEndpoint:
             raise NoAnswerError(f"{num_tokens} tokens did not come within {limit_s:g} s") from None
 
     async def render_chat(self, body: dict[str, Any]) -> str | None:
-        """The prompt for a chat; None: the engine does not render chats, or not in time. EngineError if it is gone."""
+        """The prompt for a chat; None if the engine does not render chats, or not in time. EngineError if it is
+        gone."""
         if self.adapter.template is None:
             return None
         try:
@@ -220,7 +222,7 @@ class EngineEndpoint:
             raise EngineError("rendered no prompt of a chat") from None
 
     async def text_of(self, ids: list[int]) -> str | None:
-        """The text of these tokens; None: the engine does not tell. EngineError if it is gone."""
+        """The text of these tokens; None if the engine does not return it. EngineError if it is gone."""
         if self.adapter.detokenize is None:
             return None
         body = {"model": self.reported_model or self.model, "tokens": ids}
@@ -232,7 +234,7 @@ class EngineEndpoint:
         return text.prompt if text.prompt is not None else text.content
 
     async def count_tokens(self, body: dict[str, Any]) -> int | None:
-        """The tokens of a request's prompt, counted by the engine; None: it does not count them, or not in time."""
+        """The tokens of a request's prompt by the engine's count; None without a count in time."""
         reply = await self._tokenize(body)
         if reply is None:
             return None
@@ -240,7 +242,7 @@ class EngineEndpoint:
         return count if count > 0 else None
 
     async def tokenize(self, body: dict[str, Any]) -> list[int] | None:
-        """The token ids of a request's prompt, by the engine; None: it does not report them, or not in time."""
+        """The token ids of a request's prompt by the engine; None without a report in time."""
         reply = await self._tokenize(body)
         ids = None if reply is None else reply.tokens
         return ids if ids and all(type(id) is int for id in ids) else None
@@ -250,7 +252,7 @@ class EngineEndpoint:
             return None
         fields = {name: body[name] for name in _COUNTED_FIELDS if name in body}
         try:
-            if self.adapter.template is not None:  # such an engine counts texts only
+            if self.adapter.template is not None:  # such an engine counts only texts
                 text = body.get("prompt") if "messages" not in body else await self.render_chat(body)
                 if not isinstance(text, str):
                     return None
@@ -305,9 +307,10 @@ async def _read_stream(connection: Connection) -> None:
 async def count_prompt(
     body: dict[str, Any], num_chars: int, output_tokens: int, engines: Sequence[EngineEndpoint]
 ) -> int | None:
-    """The prompt's tokens as an engine counts them, if they may decide which of the engines can hold the request.
+    """The prompt's tokens by an engine's count, if the count may decide which engine can hold the request.
 
-    None: its length decides nothing, as it fits all of them or they hold equally much, or no engine counts.
+    None: the length decides nothing, because the request fits all engines or all hold equally much, or no engine
+    counts.
     """
     limits = {engine.max_request_tokens for engine in engines}
     if len(limits) < 2 or num_chars + output_tokens <= min(limits):

@@ -1,4 +1,4 @@
-"""Failures of engines, and the errors that clients get because of them."""
+"""Failures of engines, and the resulting errors for clients."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from headway.gateway.errors import DECODE_ERRORS, ApiError
 _RETRYABLE = frozenset((408, 429))
 NOT_IMPLEMENTED = 501
 _MAX_QUOTED_CHARS = 1000
-"""Of an error body in an unknown format."""
+"""Characters of an error body in an unknown format that are quoted."""
 
 
 class EngineError(Exception):
     """The engine ended its answer early, or reported an error."""
 
     is_untouched = False
-    """The engine did not start to process the request."""
+    """Whether the engine did not start to process the request."""
     after_tokens = 0
-    """Tokens of the answer that the engine had sent by then."""
+    """Tokens of the answer that the engine had sent before."""
 
 
 def without_frames(error: EngineError) -> EngineError:
-    """The error, to be kept. The frames that have raised it may hold who keeps it, and with that the whole request:
-    such a cycle stays until the garbage collector comes by."""
+    """The error, ready to be stored. Its traceback frames are removed, because they may refer to the object that stores
+    it and to the whole request; such a cycle lives until the garbage collector runs."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
 
@@ -40,7 +40,7 @@ class UnreachableError(EngineError):
 
 
 class ExhaustedError(EngineError):
-    """This process has no file descriptor left for a connection, which says nothing about the engine."""
+    """This process has no file descriptor left for a connection, which is not the engine's fault."""
 
     is_untouched = True
 
@@ -67,7 +67,7 @@ class UnconfirmedRefusalError(RefusedError):
 
 
 class ReportedRefusalError(RefusedError):
-    """The engine refused a request in an answer with status 200, whose text names one from 400 to 499."""
+    """The engine refused a request in an answer with status 200 whose text names a status from 400 to 499."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(status, body)
@@ -75,11 +75,11 @@ class ReportedRefusalError(RefusedError):
 
 
 class TooLongError(RefusedError):
-    """The engine refused a request that its context cannot hold; that of another model may."""
+    """The engine refused a request that exceeds its context. Another model may have a longer one."""
 
 
 _TOO_LONG = re.compile(rb"context[ _](?:length|size|window)|maximum model length|prompt is too long", re.IGNORECASE)
-"""What vLLM, SGLang, llama.cpp, OpenAI and Anthropic say of such a request."""
+"""Phrases for such a request in vLLM, SGLang, llama.cpp, and OpenAI's and Anthropic's APIs."""
 
 
 def is_too_long(status: int, body: bytes) -> bool:
@@ -88,8 +88,8 @@ def is_too_long(status: int, body: bytes) -> bool:
 
 
 def is_retryable(status: int) -> bool:
-    """Whether another engine may answer better. Redirects count: an engine has no reason to send one. A 501 does not:
-    the engine has not what was asked for, and says so."""
+    """Whether another engine may answer better. Redirects count, because an engine has no reason to send one. A 501
+    does not count: the engine reports that it lacks the feature."""
     return status in _RETRYABLE or (status >= 500 and status != NOT_IMPLEMENTED) or 300 <= status < 400
 
 
@@ -102,12 +102,12 @@ _STATUS_WORDS = (
     (400, ("badrequest", "invalid", "validation", "contextlength", "contextwindow", "exceedcontext", "contentfilter",
            "contentpolicy")),
 )  # fmt: skip
-"""Statuses by words in the types and codes of errors, without `_` and capitals, of OpenAI's and Anthropic's APIs and of
-vLLM, SGLang, llama.cpp, TGI and Google's services."""
+"""Statuses by words in the types and codes of errors, without `_` and in lower case, from OpenAI's and Anthropic's APIs
+and from vLLM, SGLang, llama.cpp, TGI and Google's services."""
 
 
 def error_in(value: Mapping[str, Any]) -> Any:
-    """The error that an answer or an event reports; None: none."""
+    """The error that an answer or an event reports; None if there is none."""
     if error := value.get("error"):
         if isinstance(error, Mapping) and isinstance(inner := error.get("error"), Mapping):
             error = inner
@@ -121,7 +121,7 @@ def error_in(value: Mapping[str, Any]) -> Any:
 
 
 def status_of(error: Any) -> int:
-    """The status that an error object means; 500 where it names none."""
+    """The status that an error object implies; 500 if it names none."""
     if not isinstance(error, Mapping):
         return 500
     for name in _STATUS_FIELDS:
@@ -138,11 +138,11 @@ def status_of(error: Any) -> int:
 
 
 def reported(error: Any, beside: Mapping[str, Any] | None = None) -> EngineError:
-    """The exception for an error in an answer with status 200. `beside`: the object that has it as a field."""
+    """The exception for an error in an answer with status 200. `beside`: the object that contains it as a field."""
     status = status_of(error)
     if status >= 500 and beside is not None:
         status = status_of(beside)
-    # Python's encoder, as this may have been decoded by its decoder.
+    # Python's encoder, because Python's decoder may have decoded this
     text = json.dumps(error, separators=(",", ":"))
     if 400 <= status < 500:
         return ReportedRefusalError(status, b'{"error":%b}' % text.encode())
@@ -158,7 +158,8 @@ class _OpenAiError(msgspec.Struct):
 
 
 class _OtherError(msgspec.Struct):
-    """vLLM before 0.10 has `message`, FastAPI's own errors have `detail`, and TGI's `error` is a text."""
+    """Other formats: vLLM before 0.10 has `message`, FastAPI's own errors have `detail`, and TGI's `error` is a
+    text."""
 
     message: Any = None
     detail: Any = None
@@ -166,7 +167,7 @@ class _OtherError(msgspec.Struct):
 
 
 def openai_error(status: int, data: bytes) -> bytes:
-    """An engine's error body: unchanged if it is OpenAI's error object, else converted to one."""
+    """An engine's error body, converted to OpenAI's error object unless it already is one."""
     try:
         msgspec.json.decode(data, type=_OpenAiError)
     except DECODE_ERRORS:
@@ -198,6 +199,6 @@ def client_error(name: str, error: EngineError | None) -> ApiError:
 
 
 def exhausted() -> ApiError:
-    """The error for a client for whose request no connection to an engine can be opened here."""
+    """The error for a client if no connection to an engine can be opened here."""
     message = "the gateway has too many connections to open one more to an engine"
     return ApiError(503, message, "too_many_connections", retry_after_s=1)

@@ -1,10 +1,10 @@
 """Health of replicas: probes, load metrics and one circuit breaker per replica.
 
 A breaker opens at once when a connection cannot be opened or is broken off, when health checks fail, and after several
-failed requests in a row; then the replica gets no requests. After a pause, which doubles each time and is zero at first
-after a broken connection, a probe is sent: the health check and, if requests had failed, a canary completion: of one
-token, or, if streams had broken, a stream of more tokens than they had. The breaker closes only if all of the probe
-succeeds.
+failed requests in a row; then the replica gets no requests. After a pause, a probe is sent. The pause doubles each
+time, and is zero at first after a broken connection. The probe is the health check and, if requests had failed, a
+canary completion: of one token or, if streams had broken, a stream of more tokens than they had. The breaker closes
+only if the whole probe succeeds.
 
 A replica whose breaker is closed may still be ejected (`outliers`), or be suspected of generating nothing
 (`scheduling.stalls`): then a canary decides.
@@ -39,15 +39,16 @@ log = logging.getLogger("headway.gateway")
 MAX_FAILURES = 3
 """Failures in a row that open the breaker."""
 TRUSTED_REFUSALS = 3
-"""Refusals that are taken for the requests' fault after another replica has confirmed one: they cost little more."""
+"""Refusals that are attributed to the request after another replica has confirmed one, because confirmations cost
+time."""
 _ALWAYS_CONFIRMED = frozenset((401, 403, 404, 405, NOT_IMPLEMENTED))
 _MORE_TOKENS, _MAX_CANARY_TOKENS = 8, 256
-"""A canary has so many tokens more than streams had when they broke, and at most so many."""
+"""A canary has this many more tokens than streams had when they broke, up to the maximum."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
 _PROBES_BEFORE_NOTE = 5
-"""Failed probes, about four seconds, after which the log says that a new replica is not up yet."""
+"""After this many failed probes, about four seconds, the log reports that a new replica is not up yet."""
 _HOSTED_PERIOD_S = 30.0
-"""Time between two probes of a hosted service, which limits the requests of its customers."""
+"""Time between two probes of a hosted service, which limits its customers' requests."""
 Replica = TypeVar("Replica", bound=EngineEndpoint)
 
 
@@ -56,12 +57,12 @@ def _is_overload(error: EngineError) -> bool:
 
 
 def _group(replica: EngineEndpoint) -> tuple[str, str]:
-    """Replicas that serve the same requests on the same hardware."""
+    """The group of replicas that serve the same requests on the same hardware."""
     return replica.pool, str(getattr(replica, "role", "mixed"))
 
 
 def _other_model(replica: EngineEndpoint) -> str | None:
-    """The engine's model, if the catalog knows it as another one than the pool's. Any other name may be its alias."""
+    """The engine's model, if the catalog knows it as another model than the pool's. Any other name may be an alias."""
     try:
         served, wanted = catalog.model(replica.reported_model or replica.model), catalog.model(replica.model)
     except HeadwayError:
@@ -70,17 +71,17 @@ def _other_model(replica: EngineEndpoint) -> str | None:
 
 
 class Refusals:
-    """Refusals (4xx) of replicas: are they the request's fault, or the replica's? Another replica decides."""
+    """Decides whether a refusal (4xx) is the request's or the replica's fault. Another replica confirms it."""
 
     def __init__(self) -> None:
         self._num_trusted: dict[int, int] = {}
-        """By replica, how many refusals are relayed without a second attempt."""
+        """By replica: how many refusals are relayed without a second attempt."""
 
     def needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
         """Whether to try another replica when one has refused a request.
 
-        The gateway has checked key, path and model before, so an engine's objection to these always is confirmed; any
-        other refusal unless other replicas have confirmed this one's last refusals.
+        The gateway has already checked key, path and model, so an engine's objection to these is always confirmed.
+        Other refusals are confirmed unless other replicas have confirmed this replica's last refusals.
         """
         num_trusted = self._num_trusted.get(replica.id, 0)
         if status in _ALWAYS_CONFIRMED or not num_trusted:
@@ -94,12 +95,13 @@ class Refusals:
 
 
 class HealthReports(Protocol):
-    """Takes relays' reports of how replicas handled requests: the monitor, or what sends them to it."""
+    """Takes relays' reports on how replicas handled requests. The monitor implements it, or a client that sends reports
+    to the monitor."""
 
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None: ...
     def succeeded(self, replica: EngineEndpoint) -> None: ...
     def needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
-        """A request was refused. Whether to try another replica."""
+        """Report a refused request. Returns whether to try another replica."""
 
     def refusal_confirmed(self, replica: EngineEndpoint) -> None:
         """Another replica has refused the same request."""
@@ -114,20 +116,20 @@ class Breaker:
     def __init__(self) -> None:
         self.is_open = True
         self.num_failures = self.num_failed_probes = 0
-        """In a row."""
+        """Failures in a row."""
         self.pause_s = MIN_PAUSE_S
         self.needs_canary = False
-        """Requests had failed, so a health check alone does not close the breaker."""
+        """Whether requests had failed, so that a health check alone does not close the breaker."""
         self.canary_tokens = 1
-        """Tokens that show that the replica serves."""
+        """Tokens that prove that the replica serves."""
         self.probe_now = False
-        """The next probe is sent without a pause."""
+        """Whether the next probe is sent without a pause."""
         self.passes_health = False
-        """The present probe has passed the health check."""
+        """Whether the current probe has passed the health check."""
         self.is_lost = False
-        """The replica cannot be reached, or its last health check has failed."""
+        """Whether the replica cannot be reached, or its last health check has failed."""
         self.why = ""
-        """What went wrong last; empty: nothing has so far."""
+        """The last error; empty if there was none."""
 
     def failed(self, error: EngineError) -> bool:
         """Count a failed request. Returns True if the breaker opens because of it."""
@@ -152,9 +154,9 @@ class Breaker:
 class HealthMonitor(Generic[Replica]):
     """Probes all replicas and keeps their breakers.
 
-    `on_up` and `on_down` are called when a replica begins and ceases to get requests, `on_unresponsive` after `on_down`
-    if health checks failed or it generates nothing, and `on_load` when metrics were read. `on_ejection` is called for
-    replicas that are ejected, and of their return before `on_up`.
+    `on_up` and `on_down` are called when a replica starts and stops getting requests, `on_unresponsive` after `on_down`
+    if health checks failed or it generates nothing, and `on_load` when metrics were read. `on_ejection` is called when
+    replicas are ejected, and when they return, before `on_up`.
     """
 
     def __init__(
@@ -168,7 +170,7 @@ class HealthMonitor(Generic[Replica]):
         on_ejection: Callable[[Replica, str, str], None] = lambda replica, reason, why: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`on_ejection(replica, reason, why)`; an empty reason: the replica returns."""
+        """`on_ejection(replica, reason, why)`; an empty reason means that the replica returns."""
         self.replicas = list(replicas)
         self._settings, self._on_ejection, self._now = settings, on_ejection, clock
         self.outliers = OutlierDetector(settings.outliers)
@@ -180,15 +182,15 @@ class HealthMonitor(Generic[Replica]):
         for replica in replicas:
             self.outliers.add(replica.id, _group(replica))
         self._failures = {replica.id: asyncio.Event() for replica in replicas}
-        """Set when a request fails: the next probe is due."""
+        """Set when a request fails, so that the next probe is due."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._is_exhausted = False
-        """The log says that this process cannot probe replicas at the moment."""
+        """Whether it was logged that this process cannot probe replicas at the moment."""
         self._listed_s: dict[int, float] = {}
-        """By replica, when it was last asked for its models and adapters."""
+        """By replica: when it was last asked for its models and adapters."""
 
     def use(self, settings: Settings) -> None:
-        """Probe and judge replicas by these settings from now on."""
+        """Use these settings from now on."""
         self._settings = settings
         self.outliers.settings = settings.outliers
 
@@ -197,7 +199,7 @@ class HealthMonitor(Generic[Replica]):
             self._tasks[replica.id] = asyncio.create_task(self._monitor(replica))
 
     def add(self, replica: Replica) -> None:
-        """Start to monitor a replica, which is down until its first probe."""
+        """Start to monitor a replica. It counts as down until its first probe."""
         self.replicas.append(replica)
         self.outliers.add(replica.id, _group(replica))
         self.breakers[replica.id], self._failures[replica.id] = Breaker(), asyncio.Event()
@@ -218,20 +220,20 @@ class HealthMonitor(Generic[Replica]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def is_up(self, replica: EngineEndpoint) -> bool:
-        """The replica gets requests: it passes its health checks, and is not ejected."""
+        """Whether the replica gets requests: it passes its health checks, and is not ejected."""
         return not self.breakers[replica.id].is_open and not self.outliers.is_ejected(replica.id)
 
     def why_down(self, replica: EngineEndpoint) -> str:
-        """What went wrong last at a replica that fails its probes; empty: none has failed yet, or it does not."""
+        """The last error of a replica that fails its probes; empty if there was none, or it passes."""
         breaker = self.breakers[replica.id]
         return breaker.why if breaker.is_open else ""
 
     def is_lost(self, replica: EngineEndpoint) -> bool:
-        """The replica cannot be reached, or fails its health checks."""
+        """Whether the replica cannot be reached, or fails its health checks."""
         return self.breakers[replica.id].is_lost
 
     def is_ejected(self, replica: EngineEndpoint) -> bool:
-        """The replica passes its health checks, and gets no requests."""
+        """Whether the replica passes its health checks but gets no requests."""
         return self.outliers.is_ejected(replica.id) and not self.breakers[replica.id].is_open
 
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None:
@@ -239,11 +241,11 @@ class HealthMonitor(Generic[Replica]):
         if isinstance(error, ExhaustedError):
             return
         is_refusal = isinstance(error, RefusedError) and (400 <= error.status < 500 or error.status == NOT_IMPLEMENTED)
-        # All streams of an engine that ends break at once: that is one failure.
+        # All streams of an engine that ends break at once, which counts as one failure.
         is_known = isinstance(error, BrokenOffError) and self.breakers[replica.id].is_open
         if (
             not is_refusal and not is_known
-        ):  # a probe shows nothing about refusals, which only peers show to be its fault
+        ):  # a probe shows nothing about refusals; only peers show whose fault they are
             self._fail_breaker(replica, error)
         is_counted = not isinstance(error, UnreachableError) and not _is_overload(error) and not is_known
         if is_known:
@@ -256,7 +258,7 @@ class HealthMonitor(Generic[Replica]):
         if breaker.failed(error):
             self._report_down(replica, error)
         elif isinstance(error, BrokenOffError) and self.is_up(replica):
-            # The engine may have died. A probe shows it before another request fails.
+            # The engine may have died. A probe finds out before another request fails.
             breaker.is_open = breaker.probe_now = True
             self._report_down(replica, error)
         self._failures[replica.id].set()
@@ -268,7 +270,7 @@ class HealthMonitor(Generic[Replica]):
         self.outliers.succeeded(replica.id)
 
     def needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
-        """Report a refused request. Whether to try another replica."""
+        """Report a refused request. Returns whether to try another replica."""
         return self._refusals.needs_confirmation(replica, status)
 
     def refusal_confirmed(self, replica: EngineEndpoint) -> None:
@@ -282,7 +284,7 @@ class HealthMonitor(Generic[Replica]):
     # Replicas that pass their health checks.
 
     def check_outliers(self) -> None:
-        """Eject outliers, and let replicas return whose ejection is over."""
+        """Eject outliers, and readmit replicas whose ejection is over."""
         changes = self.outliers.check(self._now(), lambda id: not self.breakers[id].is_open)
         by_id = {replica.id: replica for replica in self.replicas} if changes else {}
         for change in changes:
@@ -300,7 +302,7 @@ class HealthMonitor(Generic[Replica]):
             self._on_up(replica)
 
     def suspect(self, replica: Replica, timeout_s: float) -> None:
-        """Have a replica complete one token in this time; otherwise it is down."""
+        """Let a replica complete one token within this time. If it fails, it is down."""
         is_checked = replica.id in self._checks or replica.id not in self._tasks
         if not is_checked and not self.breakers[replica.id].is_open:
             check = asyncio.create_task(self._check_generation(replica, min(timeout_s, self._settings.probe_timeout_s)))
@@ -329,7 +331,7 @@ class HealthMonitor(Generic[Replica]):
         self._on_down(replica)
 
     async def _monitor(self, replica: Replica) -> None:
-        """Probe a replica for ever: at an interval, and soon after a request failed."""
+        """Probe a replica forever: at intervals, and soon after a request failed."""
         breaker, failure = self.breakers[replica.id], self._failures[replica.id]
         while True:
             failure.clear()
@@ -347,7 +349,7 @@ class HealthMonitor(Generic[Replica]):
     async def _probe_and_count(self, replica: Replica, breaker: Breaker) -> None:
         try:
             await self._probe(replica, breaker)
-        except ExhaustedError as error:  # what was known of the replica still holds
+        except ExhaustedError as error:  # the earlier knowledge about the replica still holds
             if not self._is_exhausted:
                 self._is_exhausted = True
                 log.warning("replicas are not probed: %s %s", replica.name, error)
@@ -367,7 +369,7 @@ class HealthMonitor(Generic[Replica]):
             self._is_exhausted = False
 
     async def _probe(self, replica: Replica, breaker: Breaker) -> None:
-        """Check health, read details and load; if all is well, close the breaker. EngineError if not."""
+        """Check health, read details and load, and close the breaker on success. Otherwise EngineError."""
         timeout_s = self._settings.probe_timeout_s
         breaker.passes_health = False
         await replica.check_health(timeout_s)
@@ -386,7 +388,7 @@ class HealthMonitor(Generic[Replica]):
             await replica.run_canary(timeout_s, breaker.canary_tokens)
             breaker.num_failures, breaker.canary_tokens = 0, 1
         if self._failures[replica.id].is_set():
-            return  # a request failed during the probe, which may have been answered before
+            return  # a request failed during the probe, and the probe may be older
         breaker.is_open = breaker.needs_canary = False
         model = replica.reported_model or "the requested model"
         log.info("%s at %s is up, and serves %s", replica.name, replica.url, model)

@@ -1,4 +1,4 @@
-"""What an engine gets of a request's place in its order: the priority, and hints for Headway's own orderings.
+"""Adds a request's place in the order to the engine's request: the priority, and hints for Headway's own orderings.
 
 The hints are in vLLM's `vllm_xargs`; the keys are those of `headway.vllm`.
 """
@@ -15,7 +15,7 @@ _WAITED, _OUTPUT_TOKENS = "headway_waited_s", "headway_output_tokens"
 
 
 class HintedRequest(Protocol):
-    """What is read of a client's request."""
+    """The attributes that are read of a client's request."""
 
     @property
     def is_passthrough(self) -> bool: ...
@@ -34,9 +34,9 @@ def add_order(
     tokens: int,
     now: float,
 ) -> None:
-    """Replace the client's `priority` in the body for an engine, and add the hints if it runs one of our orderings.
+    """Replace the client's `priority` in the body for an engine, and add the hints if it runs a Headway ordering.
 
-    `tokens` of the answer are part of the prompt, as the engine continues it.
+    `tokens` of the answer are part of the prompt, because the engine continues it.
     """
     body.pop("priority", None)
     if has_priority and engine.adapter.priority_sign is not None:
@@ -46,10 +46,10 @@ def add_order(
 
 
 def _hints(from_client: object, request: HintedRequest, live: Live, tokens: int, now: float) -> dict[str, Any]:
-    """Hints in seconds after the request's arrival, so that an engine ranks it as the gateway would, after a move too.
+    """Hints in seconds after the request's arrival, so that an engine ranks it like the gateway, also after a move.
 
-    Keys that the client sends itself go before. The length without a hint is the body's `max_tokens`, of which
-    `tokens` are subtracted already.
+    Keys that the client sends take precedence. Without a hint, the length is the body's `max_tokens`, from which
+    `tokens` are already subtracted.
     """
     deadline_s = None if live.deadline_s is None else live.deadline_s - live.arrival_s
     promoted_s = None if live.tier_since_s == live.arrival_s else live.tier_since_s - live.arrival_s

@@ -1,7 +1,7 @@
 """Snapshots of llama.cpp's KV cache slots: one server saves a slot to a file, another restores it.
 
-Servers that share a folder (`--slot-save-path`) hand requests over in this way: the next server computes one token
-anew, where by token replay it computes the prompt and all tokens so far.
+Servers that share a folder (`--slot-save-path`) can hand requests over: the next server recomputes one token, while a
+token replay recomputes the prompt and all tokens so far.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from headway.gateway.upstream.errors import EngineError
 
 log = logging.getLogger("headway.gateway")
 _TIMEOUT_S = 30.0
-"""For a slot to be saved or restored."""
+"""Timeout to save or restore a slot."""
 _FILE_NAME = re.compile("headway-[0-9a-f]{32}")
 STALE_S = 2 * _TIMEOUT_S
-"""A snapshot of this age that no process has locked is left over."""
+"""A snapshot of this age that no process has locked is a leftover."""
 _IN_USE = (errno.EWOULDBLOCK, errno.EACCES, errno.ENOENT)
-"""Locked by another process, of another user, or deleted meanwhile."""
+"""Errors of a file that is locked by another process, belongs to another user, or was deleted."""
 _CHECKED_TOKENS = 16
-"""Tokens at the end of a snapshot that must render as the text that the client got last."""
+"""Tokens at the end of a snapshot that must match the text that the client received last."""
 _MAGIC, _PACKED = 0x67677371, -1
 
 
@@ -61,8 +61,8 @@ class KvSnapshot:
     async def save(self, engine: EngineEndpoint, slot: int | None, seen_tokens: int, last_text: str) -> list[int]:
         """Save the slot of a request whose stream was aborted, and return all its tokens.
 
-        `seen_tokens`: tokens of prompt and answer by the engine's own count. `last_text`: the last chunk's text. Empty
-        if the slot cannot be saved or does not hold the request: a client that bypasses the gateway may have used it.
+        `seen_tokens`: prompt and output tokens by the engine's count. `last_text`: the last chunk's text. Empty if the
+        slot cannot be saved or holds another request, because a client that bypasses the gateway may have used it.
         """
         if engine.kv_folder is None or slot is None:
             return []
@@ -83,7 +83,7 @@ class KvSnapshot:
         return []
 
     async def restore(self, engine: EngineEndpoint, slot: int | None) -> None:
-        """Restore what was saved, if anything, to a slot of another server. EngineError if the server is gone."""
+        """Restore the snapshot, if there is one, to a slot of another server. EngineError if the server is gone."""
         if self._file is not None and slot is not None and self._file.parent == engine.kv_folder:
             await _post(engine, slot, "restore", self._file)
         await self.delete()
@@ -94,13 +94,13 @@ class KvSnapshot:
             await deleting
 
     def abandon(self) -> asyncio.Future[None] | None:
-        """Delete the file, if there is one, while others go on."""
+        """Delete the file, if there is one, in the background."""
         (file, lock), self._file, self._lock = (self._file, self._lock), None, None
         return None if file is None else start_in_thread(_delete, file, lock)
 
 
 def _locked(file: Path) -> IO[bytes]:
-    """The file, opened, and locked if its file system has locks. OSError if it cannot be opened."""
+    """The opened file, locked if its file system supports locks. OSError if it cannot be opened."""
     opened = file.open("rb")
     with suppress(OSError):
         fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -114,7 +114,7 @@ def _delete(file: Path, lock: IO[bytes] | None) -> None:
 
 
 async def _post(engine: EngineEndpoint, slot: int, action: str, file: Path) -> bool:
-    """Have the server save or restore a slot, once nothing runs in it. EngineError if it does not answer."""
+    """Let the server save or restore a slot, once nothing runs in it. EngineError if it does not answer."""
     path = f"/slots/{slot}?action={action}"
     status, data = await engine.client.fetch(path, _TIMEOUT_S, msgspec.json.encode({"filename": file.name}))
     if status != 200:
@@ -123,9 +123,9 @@ async def _post(engine: EngineEndpoint, slot: int, action: str, file: Path) -> b
 
 
 async def _token_of(engine: EngineEndpoint, text: str) -> list[int]:
-    """The token that this text is; empty if it is none or several.
+    """The token for this text; empty if the text is no token or several.
 
-    A server streams a token before its slot holds it. The slot of a stream that is aborted in between lacks the token.
+    A server streams a token before its slot contains it. If a stream is aborted in between, the slot lacks the token.
     """
     body = msgspec.json.encode({"content": text, "add_special": False, "parse_special": True})
     status, data = await engine.client.fetch("/tokenize", _TIMEOUT_S, body)
@@ -145,7 +145,7 @@ async def _ends_with(engine: EngineEndpoint, tokens: list[int], text: str) -> bo
 
 
 class StaleSnapshots:
-    """Deletes what killed gateways left behind, now and periodically from now on. Folders that hang take one thread."""
+    """Deletes snapshots that killed gateways left, now and periodically. Folders that hang occupy one thread."""
 
     def __init__(self, folders: Collection[Path], clock: Clock) -> None:
         self._folders, self._clock, self._calls = folders, clock, OneAtATime()
@@ -160,7 +160,7 @@ class StaleSnapshots:
 
 
 def delete_stale(folders: Collection[Path]) -> None:
-    """Delete the snapshots that killed gateways left behind."""
+    """Delete the snapshots that killed gateways left."""
     for folder in folders:
         try:
             files = [file for file in folder.iterdir() if _FILE_NAME.fullmatch(file.name)]
@@ -172,15 +172,15 @@ def delete_stale(folders: Collection[Path]) -> None:
                 if _is_stale(file):
                     file.unlink()
                     log.info("%s: %s was left by a gateway that is gone, and is removed", folder, file.name)
-            except OSError as error:  # one that cannot be removed must not keep the others
+            except OSError as error:  # one that cannot be removed must not protect the others
                 if error.errno not in _IN_USE:
                     log.warning("%s cannot be removed: %s", file, error)
 
 
 def _is_stale(file: Path) -> bool:
-    """Whether a snapshot is left over. OSError if another process has locked it.
+    """Whether a snapshot is a leftover. OSError if another process has locked it.
 
-    One from the future is left over, too: the machine's clock was set back since.
+    A snapshot from the future is one, too: the machine's clock was set back.
     """
     info = file.lstat()
     if not S_ISREG(info.st_mode) or abs(time() - info.st_mtime) <= STALE_S:
@@ -193,8 +193,8 @@ def _is_stale(file: Path) -> bool:
 def tokens_of(file: Path) -> list[int]:
     """The tokens of a saved slot; empty if the file has another format.
 
-    The format is that of llama.cpp's `llama_state_seq_save_file`: magic, version, a number of values, the values. The
-    values are the tokens, or since version 4 of its servers: -1, a version, a number of tokens, the tokens, the rest.
+    The format is that of llama.cpp's `llama_state_seq_save_file`: magic, version, number of values, values. The values
+    are the tokens or, since version 4 of its servers, -1, a version, the number of tokens, the tokens, and other data.
     """
     values = array("i")
     with file.open("rb") as opened:

@@ -1,6 +1,6 @@
-"""Reads answers whose JSON has another shape than most: what can be read, and names for what cannot.
+"""Reads answers whose JSON has an unusual shape: reads as much as possible, and names the unreadable rest.
 
-Nothing here raises an exception because of an answer: clients get its bytes in any case, and may understand more.
+Nothing here raises an exception because of an answer, because clients get its bytes anyway and may understand more.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from msgspec import Struct
 from headway.gateway.upstream.chunks import MAX_COUNT, Choice, Chunk, Delta, PromptDetails, Timings, Usage
 
 _MAX_DEPTH = 8
-"""Of texts in parts of a content, and of objects about the usage."""
+"""Depth limit of texts in content parts, and of usage objects."""
 NOT_JSON, NOT_OBJECT = "what is no JSON", "JSON that is no object"
 OTHER_FIELDS, OTHER_TYPE = "fields of other types", "another content type"
-"""What could not be read."""
+"""Names for unreadable parts."""
 
 
 class Unread(Struct, frozen=True):
-    """A value that is no JSON."""
+    """A value that is not JSON."""
 
 
 UNREAD = Unread()
 
 
 def parse(data: bytes) -> Any:
-    """The value of JSON as Python's own parser accepts it, with NaN and Infinity; `UNREAD` if there is none."""
+    """The value of JSON as Python's own parser accepts it, with NaN and Infinity; `UNREAD` if it is invalid."""
     try:
         return json.loads(data.decode("utf-8-sig", "replace"))
     except (ValueError, RecursionError):
@@ -40,7 +40,7 @@ def parse(data: bytes) -> Any:
 
 
 def chunk_of(value: Any) -> tuple[Chunk, str]:
-    """The chunk in a value, as far as it can be read, and what could not be read: "" if it could."""
+    """The readable part of the chunk in a value, and the unreadable part; "" if all could be read."""
     if not isinstance(value, Mapping):
         return Chunk(), NOT_JSON if value is UNREAD else NOT_OBJECT
     reader = _Reader()
@@ -58,7 +58,7 @@ def chunk_of(value: Any) -> tuple[Chunk, str]:
 
 
 class _Reader:
-    """Reads fields, and notes whether one had another type than the clients of OpenAI's API know."""
+    """Reads fields, and records whether one had another type than in OpenAI's API."""
 
     def __init__(self) -> None:
         self.has_failed = False
@@ -84,7 +84,7 @@ class _Reader:
         return None
 
     def choices(self, value: Any) -> list[Choice]:
-        """The choices; null is none."""
+        """The choices; null means none."""
         if not isinstance(value, list):
             self.has_failed |= value is not None
             return []
@@ -131,7 +131,7 @@ class _Reader:
 
 
 def _encodable(text: str) -> str:
-    """The text without halves of characters, which JSON can name and UTF-8 cannot."""
+    """The text without surrogate halves, which JSON can express but UTF-8 cannot."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -162,7 +162,7 @@ def _texts_of(content: Any, depth: int = 0) -> tuple[str | None, str | None]:
 
 
 def count_of(value: Any) -> int | None:
-    """A count in a number or in its digits; None: there is none."""
+    """A count given as a number or as digits; None if there is none."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
@@ -171,18 +171,18 @@ def count_of(value: Any) -> int | None:
 
 
 def _first(value: Mapping[str, Any], *names: str) -> int | None:
-    """The first of the fields that is a count above 0; else 0 if one is 0."""
+    """The first positive count among the fields; otherwise 0 if one is 0, or None."""
     counts = [count for name in names if (count := count_of(value.get(name))) is not None]
     return next((count for count in counts if count), counts[0] if counts else None)
 
 
 def usage_of(value: Mapping[str, Any]) -> Usage:
-    """Token counts by the names of OpenAI's and Anthropic's APIs; what is not reported is 0."""
+    """Token counts by the names of OpenAI's and Anthropic's APIs; unreported counts are 0."""
     if isinstance(tokens := value.get("tokens"), Mapping):  # Cohere's, within `meta`
         value = {**tokens, **value}
     prompt, output = _first(value, "prompt_tokens", "input_tokens"), _first(value, "completion_tokens", "output_tokens")
     beside = [_first(value, f"cache_{what}_input_tokens") or 0 for what in ("read", "creation")]
-    if prompt is not None:  # Anthropic's input does not count what was in a cache
+    if prompt is not None:  # Anthropic's input excludes cached tokens
         prompt += sum(beside)
     total = _first(value, "total_tokens")
     if total and prompt is None:

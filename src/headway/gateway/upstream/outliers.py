@@ -1,13 +1,13 @@
-"""Outliers: replicas that pass their health checks and serve worse than their peers are ejected for a while.
+"""Detects outliers: replicas that pass their health checks but serve worse than their peers are ejected for a while.
 
 A replica's peers are those of its pool and role. It is an outlier if it fails several requests in a row, or a larger
-share of its requests than they do, or takes longer than they do by the measure of what the step model expects of each.
-The rules follow Envoy's outlier detection (consecutive errors, success rate, a bounded share, ejection times that
-grow), with one difference: fleets of engines are small, so a replica is compared with its peers' total, where Envoy
-compares with the mean and deviation over many hosts.
+share of its requests than they do, or is slower than they are, relative to the step model's expectation for each. The
+rules follow Envoy's outlier detection (consecutive errors, success rate, a bounded share, ejection times that grow),
+with one difference: fleets of engines are small, so a replica is compared with its peers' total, where Envoy compares
+with the mean and deviation over many hosts.
 
-Failures to connect are not counted here, as a probe shows whether such a replica is there. The breaks of all streams of
-an engine that ends are one failure.
+Failures to connect are not counted here, because a probe shows whether such a replica exists. If an engine ends, the
+breaks of all its streams count as one failure.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from headway.gateway.settings import Outliers
 
 _NUM_BUCKETS = 30
 _MIN_LATENCIES = 5
-"""Observations that a comparison of latencies needs, of the replica and of its peers."""
+"""Observations that a comparison of latencies requires, of the replica and of its peers."""
 _MIN_SLOW_S = 2.0
-"""Time that they must have taken at the replica."""
+"""Total time of these observations at the replica, at least."""
 _MIN_SLOW_BUCKETS = 2
-"""Buckets of the window in which the replica must be slow: one pause of an engine delays all of its streams."""
+"""Buckets of the window in which the replica must be slow, because one pause of an engine delays all of its streams."""
 Latency = Literal["first token", "between tokens"]
 Reason = Literal["failures in a row", "failures", "latency"]
 
@@ -39,7 +39,7 @@ class Ejection(Struct, frozen=True):
 
     replica: int
     reason: Reason | None
-    """None: it returns."""
+    """None if it returns."""
     why: str = ""
     """The reason with its numbers, for logs."""
 
@@ -55,7 +55,7 @@ class _Window:
         """Number of the bucket, observations, and both sums."""
 
     def add(self, now: float, first: float, second: float, num: int = 1) -> None:
-        """Add so many observations, by their sums."""
+        """Add `num` observations, given as sums."""
         number = now // self._bucket_s
         if not self._buckets or self._buckets[-1][0] < number:
             self._buckets.append([number, 0, 0.0, 0.0])
@@ -73,7 +73,7 @@ class _Window:
         return num, sum(bucket[2] for bucket in self._buckets), sum(bucket[3] for bucket in self._buckets)
 
     def num_above(self, ratio: float) -> int:
-        """Number of buckets in which the first sum is at least so many times the second."""
+        """Number of buckets in which the first sum is at least `ratio` times the second."""
         return sum(bucket[2] >= ratio * bucket[3] for bucket in self._buckets)
 
     def clear(self) -> None:
@@ -89,25 +89,25 @@ def _plus(one: Sums, other: Sums, sign: int = 1) -> Sums:
 
 
 class _Host:
-    """What is known of one replica."""
+    """Observations of one replica."""
 
     def __init__(self, group: Hashable, window_s: float) -> None:
         self.group = group
         self.num_in_row = 0
         """Failures since the last success."""
         self.num_answered = 0
-        """Answered requests that are not in the window yet: most requests are, and counting them costs little here."""
+        """Answered requests that are not in the window yet. Most requests are answered, and a counter is cheap."""
         self.outcomes = _Window(window_s)
         """Failures, and requests."""
         self.latencies: dict[Latency, _Window] = {"first token": _Window(window_s), "between tokens": _Window(window_s)}
-        """By kind, seconds and expected seconds."""
+        """By kind: seconds and expected seconds."""
         self.until_s: float | None = None
-        """The end of the present ejection."""
+        """The end of the current ejection."""
         self.num_ejections = 0
         self.returned_s = float("-inf")
 
     def sums(self, now: float) -> list[Sums]:
-        """Of the outcomes, and of the latencies by kind."""
+        """Sums of the outcomes, and of the latencies by kind."""
         if self.num_answered:
             self.outcomes.add(now, 0.0, self.num_answered, self.num_answered)
             self.num_answered = 0
@@ -120,7 +120,7 @@ class _Host:
 
 
 class OutlierDetector:
-    """Decides which replicas are ejected, and for how long. Time is an argument; nothing else is read or done."""
+    """Decides which replicas are ejected, and for how long. Time is an argument; there is no other input or effect."""
 
     def __init__(self, settings: Outliers) -> None:
         self.settings = settings
@@ -140,13 +140,14 @@ class OutlierDetector:
     # Observations.
 
     def succeeded(self, replica: int) -> None:
-        """A replica has answered a request. It counts from the next `check` on."""
+        """Record that a replica has answered a request. It counts from the next `check` on."""
         if (host := self._hosts.get(replica)) is not None:
             host.num_in_row = 0
             host.num_answered += 1
 
     def failed(self, replica: int, now: float) -> bool:
-        """A replica has failed a request, or refused one that a peer has answered. True: `check` is due."""
+        """Record that a replica has failed a request, or refused one that a peer has answered. True if `check` is
+        due."""
         host = self._hosts.get(replica)
         if host is None:
             return False
@@ -155,14 +156,14 @@ class OutlierDetector:
         return host.num_in_row >= self.settings.failures
 
     def observe(self, replica: int, kind: Latency, seconds: float, expected_s: float, now: float) -> None:
-        """A replica took so long for something that it is expected to do in `expected_s`."""
+        """Record the duration of an operation that was expected to take `expected_s`."""
         if (host := self._hosts.get(replica)) is not None:
             host.latencies[kind].add(now, seconds, expected_s)
 
     # Decisions.
 
     def check(self, now: float, is_up: Callable[[int], bool]) -> list[Ejection]:
-        """End ejections that are over, and eject outliers. `is_up`: the replica passes its health checks."""
+        """End expired ejections, and eject outliers. `is_up`: whether the replica passes its health checks."""
         changes: list[Ejection] = []
         for replica, host in self._hosts.items():
             if host.until_s is None:
@@ -192,7 +193,7 @@ class OutlierDetector:
         return [replica for replica in self._group(group) if self._hosts[replica].until_s is None and is_up(replica)]
 
     def _may_eject(self, replica: int, is_up: Callable[[int], bool]) -> bool:
-        """Whether one more replica of the group may be ejected: one always serves."""
+        """Whether one more replica of the group may be ejected. One always remains."""
         share, group = self.settings.max_ejected_share, self._hosts[replica].group
         hosts = self._group(group)
         num_ejected = sum(self._hosts[each].until_s is not None for each in hosts)
@@ -210,7 +211,7 @@ class OutlierDetector:
     def _outlier(
         self, replica: int, host: _Host, own: Sequence[Sums], peers: Sequence[Sums]
     ) -> tuple[Reason | None, str]:
-        """Why a replica is an outlier, by its own sums and by those of its peers together; None if it is not."""
+        """Why a replica is an outlier, by its own sums and its peers' total; None if it is not."""
         settings = self.settings
         if host.num_in_row >= settings.failures and self._has_good_peer(replica, host):
             return "failures in a row", f"{host.num_in_row} failures in a row"
@@ -232,7 +233,7 @@ class OutlierDetector:
         return None, ""
 
     def _has_good_peer(self, replica: int, host: _Host) -> bool:
-        """Whether another replica of the group has not failed as often in a row."""
+        """Whether another replica of the group has fewer failures in a row."""
         return any(
             each.group == host.group and each.until_s is None and each.num_in_row < self.settings.failures
             for other, each in self._hosts.items()

@@ -1,4 +1,4 @@
-"""The fields that Headway reads of what engines report about themselves and of prompts, apart from their load."""
+"""The fields that Headway reads of engines' reports about themselves and about prompts, except their load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ListedModel(Struct):
     id: str
     max_model_len: Annotated[int, Meta(ge=1)] | None = None
     root: str | None = None
-    """What the engine loaded: entries with one root are names of one model."""
+    """The model that the engine loaded. Entries with the same root are names of one model."""
     parent: str | None = None
     """Of a LoRA adapter: its model."""
 
@@ -29,14 +29,14 @@ class RenderedPrompt(Struct):
 
 
 class Tokens(Struct):
-    """vLLM counts the tokens, llama.cpp lists them."""
+    """The tokens of a text: vLLM counts them, llama.cpp lists them."""
 
     count: int | None = None
     tokens: list[Any] | None = None
 
 
 class TokensText(Struct):
-    """vLLM calls the text of tokens `prompt`, llama.cpp `content`."""
+    """The text of tokens: vLLM calls it `prompt`, llama.cpp `content`."""
 
     prompt: str | None = None
     content: str | None = None

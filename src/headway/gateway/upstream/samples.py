@@ -1,8 +1,8 @@
-"""Samples of one metric on an engine's page, added up without counting a request twice.
+"""Adds up the samples of one metric on an engine's page without counting a request twice.
 
-Prometheus' text format says nothing about what the samples of one name mean together: parts of a whole, the same whole
-seen by several processes, or parts beside their total. Engines' labels are known; a label that is not, and that has
-several values, makes the metric unknown.
+Prometheus' text format does not tell how the samples of one name are related: as parts of a whole, as the same whole
+seen by several processes, or as parts beside their total. The engines' labels are known. An unknown label with several
+values makes the metric unknown.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from msgspec import Struct
 _PARTS = ("engine", "dp_rank")
 """Labels of data-parallel ranks: each request is at one of them."""
 _COPIES = ("pp_rank", "tp_rank", "moe_ep_rank", "cp_rank", "attn_cp_rank")
-"""Labels of processes that work on the same requests together."""
+"""Labels of processes that work together on the same requests."""
 _PRIORITY = "priority"
-"""SGLang counts requests by priority, and all of them under an empty one."""
+"""SGLang counts requests by priority and, under an empty priority, in total."""
 _MODEL = "model_name"
 _LABEL = re.compile(r'\b(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _MAX_TOTALS = 16
-"""Labels that are tried for a total beside its parts."""
+"""Labels that are tried to find a total beside its parts."""
 _MAX_VALUE = 1e9
 """Larger samples are invalid."""
 Sample = tuple[dict[str, str], float]
@@ -34,7 +34,7 @@ class Values(Struct, frozen=True):
 
     by_rank: tuple[float, ...] = ()
     unclear: str = ""
-    """The label because of which the metric is unknown."""
+    """The label that makes the metric unknown."""
 
     @property
     def total(self) -> float | None:
@@ -46,8 +46,8 @@ class Values(Struct, frozen=True):
 
 
 def values(names: Iterable[str], page: str, models: Collection[str] = ()) -> Values:
-    """The values of the first of these metrics that the page has. `models`: names of the model that counts, where
-    samples are of several."""
+    """The values of the first of these metrics on the page. `models`: names of the model whose samples count, if there
+    are several."""
     for name in names:
         lines = re.findall(rf"^{re.escape(name)}(?:\{{(.*)\}})?[ \t]+(\S+)", page, re.MULTILINE)
         if not lines:
@@ -58,7 +58,7 @@ def values(names: Iterable[str], page: str, models: Collection[str] = ()) -> Val
 
 
 def labels_of(text: str) -> dict[str, str]:
-    """The labels of a sample, as they are between its braces."""
+    """The labels of a sample, parsed from the text in braces."""
     return dict(_LABEL.findall(text))
 
 
@@ -82,7 +82,7 @@ def _values(samples: list[Sample], models: Collection[str]) -> Values:
 
 
 def _one(samples: list[Sample]) -> tuple[float | None, str]:
-    """What samples of one rank say together; else the label that keeps them from saying it."""
+    """The combined value of the samples of one rank; or the label that makes it unknown."""
     if len(samples) > 1:
         first = min(_copy(labels) for labels, _ in samples)
         samples = [sample for sample in samples if _copy(sample[0]) == first]
@@ -103,7 +103,7 @@ def _one(samples: list[Sample]) -> tuple[float | None, str]:
 
 
 def _differing(samples: Sequence[Sample]) -> list[str]:
-    """The labels that not all samples have the same value of."""
+    """The labels whose values differ among the samples."""
     texts: dict[str, set[str]] = {}
     num = Counter[str]()
     for labels, _ in samples:
@@ -117,7 +117,7 @@ def _differing(samples: Sequence[Sample]) -> list[str]:
 
 
 def _added(samples: list[Sample]) -> list[Sample]:
-    """One sample for those that differ by their priority alone."""
+    """The samples, with those that differ only by priority added up."""
     by_rest: dict[frozenset[tuple[str, str]], float] = {}
     for labels, value in samples:
         rest = frozenset((name, text) for name, text in labels.items() if name != _PRIORITY)
@@ -131,7 +131,7 @@ def _copy(labels: dict[str, str]) -> tuple[tuple[int, str], ...]:
 
 
 def time(text: str) -> float | None:
-    """A sample's value that is a time; None if it is invalid."""
+    """The value of a sample that is a time; None if it is invalid."""
     try:
         value = float(text)
     except ValueError:
@@ -140,7 +140,7 @@ def time(text: str) -> float | None:
 
 
 def number(text: str) -> float | None:
-    """A sample's value; None if it is invalid."""
+    """The value of a sample; None if it is invalid."""
     try:
         value = float(text)
     except ValueError:

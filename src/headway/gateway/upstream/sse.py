@@ -18,20 +18,21 @@ DONE = b"data: [DONE]\n\n"
 ABORTED = "abort"
 """The finish reason of an answer that the engine gave up."""
 FRAME_BYTES = len(b"data: \n\n")
-"""What an event of one line of data has beside them."""
+"""Bytes of a one-line event besides its data."""
 MAX_DONE_BYTES = 32
 """Longer data are not the end of a stream."""
 _MAX_EVENT_BYTES = 4 << 20
 
 
 class EventSplitter:
-    """Splits a byte stream into events, in amortised O(1) per byte however the stream is cut."""
+    """Splits a byte stream into events, in amortised O(1) per byte for any segmentation of the stream."""
 
     _rest = b""
 
     def split(self, data: bytes) -> list[bytes]:
-        """The events that `data` completes, each with its blank line. EngineError for one that does not end."""
-        if not self._rest and 0 < data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:  # one, as most are
+        """The events completed by `data`, each with its blank line. EngineError for an endless event."""
+        # a single event, the usual case
+        if not self._rest and 0 < data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
             return [data]
         if self._rest:
             data = self._rest + data
@@ -45,13 +46,13 @@ class EventSplitter:
         return [event + b"\n\n" for event in events]
 
     def take_rest(self) -> list[bytes]:
-        """The event at the end of a complete stream, after which a blank line is missing."""
+        """The event at the end of a complete stream that lacks its blank line."""
         rest, self._rest = self._rest.rstrip(b"\r\n"), b""
         return [rest + b"\n\n"] if rest else []
 
 
 def _with_line_feeds(data: bytes) -> bytes:
-    """The same lines, which may end in CRLF or CR, with LF. A CR at the end stays: an LF may follow."""
+    """The data with LF line ends in place of CRLF or CR. A CR at the end stays, because an LF may follow."""
     data = data.replace(b"\r\n", b"\n")
     if b"\r" not in data:
         return data
@@ -77,17 +78,18 @@ def payload(event: bytes) -> bytes | None:
 
 
 def is_done(data: bytes) -> bool:
-    """Whether an event's data are the end of a stream."""
+    """Whether an event's data mark the end of a stream."""
     return data == b"[DONE]" or (len(data) < MAX_DONE_BYTES and data.strip() == b"[DONE]")
 
 
 def read_chunk(data: bytes) -> tuple[Chunk, str]:
-    """The chunk in an event's data or in a whole answer, and what could not be read of it: "" if it could.
+    """The chunk in an event's data or in an answer that is not streamed, and the unreadable part; "" if all could be
+    read.
 
-    EngineError if it reports an error, or gives the answer up.
+    EngineError if it reports an error, or that the answer was given up.
     """
     try:
-        if not data.isascii():  # fields that are not read are not decoded, and clients would fail on them
+        if not data.isascii():  # unread fields are not decoded, and invalid UTF-8 would fail at clients
             data.decode()
         chunk = _decode(data)
     except DECODE_ERRORS:
@@ -102,7 +104,7 @@ def read_chunk(data: bytes) -> tuple[Chunk, str]:
 
 
 def chunk_in(value: Any) -> tuple[Chunk, str]:
-    """The same for a value that was decoded before."""
+    """`read_chunk` for an already decoded value."""
     if isinstance(value, dict) and (error := error_in(value)) is not None:
         raise reported(error, value)
     chunk, unread = loose_json.chunk_of(value)
@@ -117,7 +119,7 @@ def _raise_if_given_up(chunk: Chunk) -> None:
 
 
 def error_of_event(event: bytes, data: bytes) -> EngineError | None:
-    """The error of an event that is named so, whatever its data are; None: it has another name."""
+    """The error of an event named `error`, with any data; None for another name."""
     if event.startswith(b"data: ") or not any(
         line.startswith(b"event:") and line[6:].strip() == b"error" for line in event.split(b"\n")
     ):
@@ -130,7 +132,7 @@ def error_of_event(event: bytes, data: bytes) -> EngineError | None:
 
 
 def decoded(data: bytes) -> Any:
-    """The value of JSON, also of such as only Python's own parser accepts."""
+    """The value of JSON, including variants that only Python's own parser accepts."""
     try:
         return msgspec.json.decode(data)
     except DECODE_ERRORS:
@@ -145,7 +147,7 @@ def encoded(value: object) -> bytes:
     """JSON of a value that was decoded from an answer."""
     try:
         return msgspec.json.encode(value)
-    except UnicodeEncodeError:  # halves of characters, which only escapes can name
+    except UnicodeEncodeError:  # surrogate halves, which only escapes can express
         return json.dumps(value).encode()
 
 
@@ -155,7 +157,7 @@ def encode_event(value: object) -> bytes:
 
 
 def remove_fields(names: Iterable[str], chunk: dict[str, Any]) -> None:
-    """Remove fields that the client did not ask for, from a chunk and from its choices."""
+    """Remove fields that the client did not ask for from a chunk and its choices."""
     choices = chunk.get("choices")
     for each in (chunk, *(choices if isinstance(choices, list) else ())):
         if isinstance(each, dict):
@@ -164,25 +166,26 @@ def remove_fields(names: Iterable[str], chunk: dict[str, Any]) -> None:
 
 
 class RepeatedEvent:
-    """Recognizes events that repeat an earlier one but for the answer's text, without decoding them.
+    """Recognises events that repeat an earlier one except for the answer's text, without decoding them.
 
-    The events of a stream mostly differ in nothing else. A text without quotes, backslashes and control characters is
-    the same in JSON: with the same bytes before and after it, all other fields have the same values.
+    Most events of a stream differ only in the text. A text without quotes, backslashes and control characters is
+    unchanged in JSON, so equal bytes before and after it mean equal values of all other fields.
     """
 
     is_set = False
-    """An event was learnt."""
+    """Whether an event was learnt."""
     _before = b""
     _after = b""
 
     def learn(self, event: bytes, chunk: Chunk) -> bool:
-        """Recognize events like this one, which has this chunk. False: it is not a text alone, or not written so."""
+        """Recognise events like this one, which has this chunk. False if it has more than text, or is written
+        differently."""
         text, key = _text_alone(chunk)
         if not text or not event.startswith(_DATA) or event.find(b"\n") != len(event) - 2:
             return False
         data = text.encode("utf-8", "surrogatepass")
         before, field, after = event.partition(key + data + b'"')
-        # A quote before `content` that is no value's end begins a key, and there is but one of this name.
+        # A quote before `content` that does not end a value begins a key, and this name occurs once.
         if not field or before[-1:] not in (b"{", b",") or key[:-2] in before or key[:-2] in after:
             return False
         if b"\\" in before or b"\\" in after:  # may spell the name, too
@@ -191,7 +194,7 @@ class RepeatedEvent:
         return True
 
     def text_of(self, event: bytes) -> str:
-        """The text of an event that is like the one learnt last; empty for any other one."""
+        """The text of an event like the last learnt one; empty for other events."""
         before, after = self._before, self._after
         if not self.is_set or not event.startswith(before) or not event.endswith(after):
             return ""
@@ -209,7 +212,7 @@ _DATA = b"data: "
 
 
 def _text_alone(chunk: Chunk) -> tuple[str, bytes]:
-    """The text of a chunk that has nothing else to count, and how its field begins; empty if there is more."""
+    """The text of a chunk that has nothing else to count, and the beginning of its field; empty if there is more."""
     choices = chunk.choices
     if len(choices) != 1 or chunk.prompt_token_ids is not None:
         return "", b""
@@ -232,12 +235,12 @@ _FLAT_VALUE = rb'(?:null|\[[\d,\s]*\]|"(?:[^"\\]|\\.)*"|\{(?:\s*"\w+"\s*:\s*[-+.
 
 
 class FieldRemover:
-    """Removes fields from the JSON of valid chunks, as `remove_fields` does, mostly without decoding it."""
+    """Removes fields from the JSON of valid chunks, like `remove_fields`, mostly without decoding it."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
         keys = [b'"%b"' % name.encode() for name in names]
-        # A quote after a comma opens a key: within a text it is escaped.
+        # A quote after a comma opens a key: inside a text it is escaped.
         self._patterns = [(key, re.compile(b"," + key + b":" + _FLAT_VALUE)) for key in keys]
 
     def remove(self, payload: bytes) -> bytes:

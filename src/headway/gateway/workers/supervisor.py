@@ -23,13 +23,13 @@ from headway.gateway.workers.session import WorkerSession
 
 log = logging.getLogger("headway.gateway")
 _STABLE_S = 5.0
-"""A worker that lasted so long is restarted at once, others after pauses that double."""
+"""A worker that lasted this long is restarted at once; others after pauses that double."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 MAX_FAILED_STARTS = 5
-"""Starts in a row that a worker does not survive, after which the gateway ends: the connections that Linux gives to its
-socket would wait for ever."""
+"""The gateway ends after this many failed starts of a worker in a row, because connections that Linux gives to its
+socket would wait forever."""
 _GRACE_S = 5.0
-"""Time for a process to end, besides the drain time of its streams."""
+"""Time for a process to end, in addition to the drain time of its streams."""
 _DEFAULT_LOG = LogOptions()
 
 
@@ -47,7 +47,7 @@ class WorkerSupervisor:
         self._log_options, self._access_log = log_options, access_log
         self._folder = Path(tempfile.mkdtemp(prefix="headway-"))
         self.http = web_server.listen_unix(self._folder / "http")
-        """The socket at which the gateway's application is to be served to workers."""
+        """The socket at which the gateway's application must be served to workers."""
         self._worker_tasks: list[asyncio.Task[None]] = []
         self._processes: set[Process] = set()
         self._sessions: dict[Process, WorkerSession] = {}
@@ -67,7 +67,7 @@ class WorkerSupervisor:
         self._worker_tasks = [asyncio.create_task(self._keep(index)) for index in range(len(self._listeners))]
 
     async def stop(self) -> None:
-        """Have the workers drain their streams and end."""
+        """Make the workers drain their streams and end."""
         self._is_stopping = True
         self._gateway.refuse_requests()
         for process, session in list(self._sessions.items()):
@@ -83,15 +83,15 @@ class WorkerSupervisor:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _drain(self, process: Process, session: WorkerSession) -> None:
-        """End a worker that has started, if the gateway is stopping. Until it has started it is left alone, as nothing
-        else would answer the connections that Linux gives to its socket."""
+        """End a worker that has started, if the gateway is stopping. A worker that is still starting is left alone,
+        because nothing else would answer the connections that Linux gives to its socket."""
         if self._is_stopping and session.has_started:
             session.link.flush()  # it must know that the gateway drains before the signal comes
             with suppress(ProcessLookupError):
                 process.terminate()
 
     def _end_idle(self) -> None:
-        """End the workers once none has requests: one that ended earlier would break connections that just came."""
+        """End the workers once none has requests. A worker that ended earlier would break new connections."""
         sessions = self._sessions.values()
         if self._is_stopping and all(session.is_idle for session in sessions):
             for session in sessions:
@@ -130,7 +130,8 @@ class WorkerSupervisor:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _run(self, index: int) -> str:
-        """Start a process, and return when it accepts no more connections: why it could not start, "" if it did."""
+        """Start a process, and return when it accepts no more connections. Returns why it could not start; "" if it
+        started."""
         ours, theirs = socket.socketpair()
         listener = self._listeners[index].fileno()
         try:
@@ -190,7 +191,7 @@ class WorkerSupervisor:
         self._run_in_background(self._abandon(process, session))
 
     async def _abandon(self, process: Process, session: WorkerSession) -> None:
-        """Cancel the worker's requests once its connections are closed with it, or if it cannot be killed."""
+        """Cancel the worker's requests once its process and connections are gone, or if it cannot be killed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_S):
                 await process.wait()

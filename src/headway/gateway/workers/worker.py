@@ -52,15 +52,16 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """Begins relays for clients' requests. Satisfies `RequestGateway`. Made in the event loop that it runs in."""
+    """Begins relays for clients' requests. Implements `RequestGateway`. Create it in the event loop in which it
+    runs."""
 
     def __init__(self, config: WorkerConfig, on_lost: Callable[[], None]) -> None:
         """`on_lost` is called when the scheduler is gone."""
         self.settings, self._sends_priority = config.settings, config.sends_priority
         self.is_closing = False
-        """The whole gateway drains."""
+        """Whether the whole gateway drains."""
         self.all_idle = asyncio.Event()
-        """It drains, and none of its workers has requests left."""
+        """Set when the gateway drains and none of its workers has requests left."""
         self.clock = Clock(asyncio.get_running_loop(), config.start_s)
         has_store = self.settings.key_store is not None
         self.keys = ApiKeys(self.settings.api_keys, lambda: self.clock.now, has_store)
@@ -140,7 +141,7 @@ class WorkerApplication:
         self._is_scheduler_gone = False
 
     def worker(self) -> Worker:
-        """The worker, which exists once the event loop runs."""
+        """The worker; it exists once the event loop runs."""
         assert self._worker is not None
         return self._worker
 
@@ -156,7 +157,7 @@ class WorkerApplication:
             await self._proxy(scope, receive, send)
 
     def count_refused(self, status: int) -> None:
-        """Count the answer to a request that the connection has refused."""
+        """Count the answer to a request that the connection refused."""
         self._completions.count_refused(status)
         self.worker().scheduler.schedule_report()
 
@@ -186,10 +187,10 @@ class WorkerApplication:
         return monitor
 
     async def leave(self) -> None:
-        """Drain. While the whole gateway does, go on to accept connections, on which the scheduler refuses requests;
-        otherwise leave them to the next worker at the socket."""
+        """Drain. If the whole gateway drains, continue to accept connections, on which the scheduler refuses requests;
+        otherwise leave connections to the next worker at the socket."""
         worker = self.worker()
-        await asyncio.sleep(0)  # read first what the scheduler sent before the signal
+        await asyncio.sleep(0)  # first read what the scheduler sent before the signal
         worker.scheduler.link.send(WorkerLeaving())
         if worker.is_closing:
             await self._completions.drain()
