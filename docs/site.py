@@ -38,7 +38,12 @@ MOVED = {
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace `[text](../path)` by the text and the path: the site has no page for source files."""
-    return _LINK.sub(lambda link: link[1] if link[1].strip("`") == link[2] else f"{link[1]} (`{link[2]}`)", markdown)
+    return _LINK.sub(_path, markdown)
+
+
+def _path(link: re.Match[str]) -> str:
+    text, path = link[1].strip("`").replace("\\", ""), link[2]
+    return f"`{path}`" if path.endswith(text) else f"{link[1]} (`{path}`)"
 
 
 def on_post_build(config: Any, **_: Any) -> None:

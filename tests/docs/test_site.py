@@ -47,6 +47,12 @@ def test_no_link_leaves_the_site(site: Path) -> None:
 
 
 @pytest.mark.ci
+def test_a_source_file_is_named_once(site: Path) -> None:
+    page = (site / "add-a-step-time-term.html").read_text(encoding="utf-8")
+    assert "in <code>src/headway/perf/step.py</code>" in page and "step.py (" not in page
+
+
+@pytest.mark.ci
 def test_an_old_address_leads_to_the_section_that_has_its_text(site: Path) -> None:
     moved = re.findall(r'^    "([\w-]+)": "([\w-]+\.html)(?:#([\w-]+))?",$', HOOKS, re.MULTILINE)
     assert len(moved) > 6
