@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,13 @@ def until(true: Any, patience_s: float = PATIENCE_S) -> None:
     while not true():
         assert time.monotonic() < end_s, "it never came to be"
         time.sleep(0.02)
+
+
+async def eventually(true: Callable[[], Any]) -> None:
+    """Wait for something to hold, in an event loop."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not true():
+            await asyncio.sleep(0.001)
 
 
 def all_up(process: Process, num: int) -> None:

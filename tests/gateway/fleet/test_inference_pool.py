@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ pytest.importorskip("kubernetes")
 
 from kubernetes.config import kube_config
 
+import serving
 from headway import serving as composition
 from headway.control.live import Live
 from headway.core.errors import HeadwayError
@@ -36,12 +36,6 @@ def fleet(folder: Path, **changes: object) -> Path:
     path = folder / "fleet.yaml"
     path.write_text(yaml.safe_dump({"fleet": [POOL], "gateway": {"scrape_period_s": 0.05}, **changes}))
     return path
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not true():
-            await asyncio.sleep(0.01)
 
 
 class _Ending(InFlightRequest):
@@ -70,46 +64,46 @@ def test_ready_pods_are_replicas_until_they_are_gone(tmp_path: Path, monkeypatch
             return [each.url for each in gateway.fleet.present() if gateway.health.is_up(each)]
 
         gateway.start()
-        await until(lambda: urls() == [first.url])
+        await serving.eventually(lambda: urls() == [first.url])
         cluster.set_pod("b", "127.0.0.3", is_ready=False)
         cluster.set_pod("b", "127.0.0.3")
-        await until(lambda: urls() == [first.url, second.url])
+        await serving.eventually(lambda: urls() == [first.url, second.url])
         replica = gateway.replicas[0]
         live = Live(0, gateway.clock.now, 10, 1, "qwen3-8b")
         live.allowed = frozenset((0,))
         request = InFlightRequest(live)
         gateway.driver.arrived(request)
         cluster.set_pod("a", "127.0.0.2", is_leaving=True)
-        await until(lambda: replica.is_draining)
+        await serving.eventually(lambda: replica.is_draining)
         assert replica.num_in_flight == 1 and not replica.is_removed
         gateway.driver.release(request, ReleaseReason.FINISHED)
-        await until(lambda: replica.is_removed)
+        await serving.eventually(lambda: replica.is_removed)
         cluster.remove_pod("a")
         other = gateway.replicas[1]
         gateway.driver.arrived(_Ending(gateway, Live(1, gateway.clock.now, 10, 1, "qwen3-8b")))
         assert other.num_in_flight == 1
         cluster.set_pod("b", "127.0.0.3", is_ready=False)
-        await until(lambda: gateway.fleet.status(other) == "up" and not other.is_unready)
+        await serving.eventually(lambda: gateway.fleet.status(other) == "up" and not other.is_unready)
         cluster.set_pod("d", "127.0.0.2")
-        await until(lambda: other.is_unready and gateway.fleet.status(other) == "unready")
+        await serving.eventually(lambda: other.is_unready and gateway.fleet.status(other) == "unready")
         newest = gateway.replicas[2]
-        await until(lambda: gateway.health.is_up(newest))
+        await serving.eventually(lambda: gateway.health.is_up(newest))
         requests = [InFlightRequest(Live(i, gateway.clock.now, 10, 1, "qwen3-8b")) for i in (2, 3, 4)]
         for each in requests:
             gateway.driver.arrived(each)
         assert (other.num_in_flight, newest.num_in_flight) == (1, 3)
         cluster.set_pod("b", "127.0.0.3")
-        await until(lambda: gateway.fleet.status(other) == "up")
+        await serving.eventually(lambda: gateway.fleet.status(other) == "up")
         gateway.driver.arrived(_Ending(gateway, Live(5, gateway.clock.now, 10, 1, "qwen3-8b")))
         assert (other.num_in_flight, newest.num_in_flight) == (2, 3)
         cluster.remove_pod("b")  # its label is taken away
-        await until(lambda: other.is_draining)
+        await serving.eventually(lambda: other.is_draining)
         assert other.num_in_flight == 2 and not other.is_removed
         second.close()
-        await until(lambda: other.is_removed)
+        await serving.eventually(lambda: other.is_removed)
         cluster.remove_pod("d")
         cluster.set_pod("c", "127.0.0.2")
-        await until(lambda: urls() == [first.url])
+        await serving.eventually(lambda: urls() == [first.url])
         await gateway.stop()
 
     try:

@@ -34,6 +34,7 @@ from headway.gateway.server.app import application
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.policies.ordering.fcfs import FcfsOrdering
+from serving import eventually
 from tokenizing import write_model
 
 MODEL = "llama-3.1-8b"
@@ -132,16 +133,10 @@ async def fleet(
 
     app = application(made, lambda gateway: None)
     async with app.router.lifespan_context(app):
-        await until(lambda: gateways[0].num_up == num)
+        await eventually(lambda: gateways[0].num_up == num)
         yield gateways[0], app, engines, told
     for engine in engines:
         await engine.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def send(app: Any, body: dict[str, Any], path: str = "/v1/completions") -> Reply:
@@ -267,9 +262,9 @@ async def _restart(gateway: Gateway, number: int, engine: Engine) -> None:
     assert feeds is not None
     await asyncio.sleep(0.02)
     await engine.stop()
-    await until(lambda: feeds.of[number].state == "degraded")
+    await eventually(lambda: feeds.of[number].state == "degraded")
     await engine.start()
-    await until(lambda: gateway.num_up == NUM_ENGINES)
+    await eventually(lambda: gateway.num_up == NUM_ENGINES)
 
 
 async def _lose(gateway: Gateway, number: int, engine: Engine) -> None:
@@ -288,7 +283,7 @@ async def _spoil(engine: Engine, spoiled: Callable[[Any], Any]) -> None:
     assert events is not None
     pub = events._pub
     spoiler = events._pub = _Spoiler(pub, spoiled)
-    await until(lambda: spoiler.num >= 5)
+    await eventually(lambda: spoiler.num >= 5)
     events._pub = pub
 
 
@@ -321,14 +316,14 @@ def test_a_request_is_looked_up_by_its_tokens(tmp_path: Path, is_local: bool, mo
     async def story() -> None:
         async with fleet(tmp_path, 2, tokenizer=tokenizer) as (gateway, app, engines, _):
             if is_local:
-                await until(lambda: len(asked) == len(PROBES))
+                await eventually(lambda: len(asked) == len(PROBES))
                 checked = gateway._prompt_blocks._tokenizers[str(tokenizer)]
-                await until(lambda: checked.is_settled)
+                await eventually(lambda: checked.is_settled)
                 asked.clear()
             words = " ".join(f"w{id}" for id in range(100, 300))
             chat = {"messages": [{"role": "user", "content": words}], "max_tokens": 1}
             assert (await send(app, chat, "/v1/chat/completions")).status == 200
-            await until(lambda: agree(gateway, engines) and any(engine.held() for engine in engines))
+            await eventually(lambda: agree(gateway, engines) and any(engine.held() for engine in engines))
             (holder,) = [number for number, engine in enumerate(engines) if engine.held()]
             seen: list[list[int]] = []
             driver = gateway.driver

@@ -14,6 +14,7 @@ pytest.importorskip("zmq")
 
 import zmq.asyncio
 
+import serving
 from headway.control import token_blocks
 from headway.control.cache_index import CacheIndex
 from headway.control.live import Live
@@ -24,7 +25,6 @@ from headway.gateway.kv_events.engine_blocks import EngineBlocks
 from headway.gateway.kv_events.subscriber import MAX_MALFORMED, KvEventSubscriber
 
 BLOCK = 4
-PATIENCE_S = 20.0
 
 
 class Engine:
@@ -80,12 +80,6 @@ class Reader:
         self.context.destroy(0)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 def run(story: Callable[[Engine], Coroutine[Any, Any, None]], folder: Path, **config: Any) -> None:
     async def told() -> None:
         engine = Engine(folder, **config)
@@ -101,9 +95,9 @@ def test_an_index_begins_with_what_was_stored_before(tmp_path: Path) -> None:
     async def story(engine: Engine) -> None:
         engine.work(30)
         reader = Reader(engine)
-        await until(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
+        await serving.eventually(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
         engine.work(30)
-        await until(lambda: reader.agrees(engine))
+        await serving.eventually(lambda: reader.agrees(engine))
         assert reader.states == ["live"] and not reader.index.guesses and reader.subscriber.counts.lost == 0
         await reader.close()
         assert reader.index.guesses and not len(reader.index.gpu)
@@ -114,12 +108,12 @@ def test_an_index_begins_with_what_was_stored_before(tmp_path: Path) -> None:
 def test_lost_batches_are_replayed(tmp_path: Path) -> None:
     async def story(engine: Engine) -> None:
         reader = Reader(engine)
-        await until(lambda: reader.subscriber.state == "live")
+        await serving.eventually(lambda: reader.subscriber.state == "live")
         for _ in range(5):
             engine.work(3)
             engine.lose(4)
             engine.work(1)
-            await until(lambda: reader.agrees(engine))
+            await serving.eventually(lambda: reader.agrees(engine))
         counts = reader.subscriber.counts
         assert counts.gaps == 5 and counts.replayed >= 20 and not counts.lost and reader.states == ["live"]
         await reader.close()
@@ -131,11 +125,11 @@ def test_a_lost_last_batch_is_asked_for_once_events_pause(tmp_path: Path, monkey
     async def story(engine: Engine) -> None:
         monkeypatch.setattr(subscriber, "QUIET_S", 0.05)
         reader = Reader(engine)
-        await until(lambda: reader.subscriber.state == "live")
+        await serving.eventually(lambda: reader.subscriber.state == "live")
         for _ in range(3):
             engine.work(3)
             engine.lose(4)
-            await until(lambda: reader.agrees(engine))
+            await serving.eventually(lambda: reader.agrees(engine))
         counts = reader.subscriber.counts
         assert counts.replayed >= 12 and not counts.lost and reader.states == ["live"]
         await reader.close()
@@ -146,9 +140,9 @@ def test_a_lost_last_batch_is_asked_for_once_events_pause(tmp_path: Path, monkey
 def test_events_that_are_doubted_are_read_anew_after_a_while(tmp_path: Path) -> None:
     async def story(engine: Engine) -> None:
         reader = Reader(engine)
-        await until(lambda: reader.subscriber.state == "live")
+        await serving.eventually(lambda: reader.subscriber.state == "live")
         engine.work(20)
-        await until(lambda: reader.agrees(engine))
+        await serving.eventually(lambda: reader.agrees(engine))
         reader.subscriber.trust()
         reader.subscriber.doubt("answers say otherwise")
         assert (reader.subscriber.state, reader.subscriber.why) == ("guess", "answers say otherwise")
@@ -158,7 +152,7 @@ def test_events_that_are_doubted_are_read_anew_after_a_while(tmp_path: Path) -> 
         assert reader.subscriber.state == "guess" and not len(reader.blocks)
         reader.subscriber._doubted_until_s -= subscriber.FIRST_DOUBT_S  # as if that time had passed
         engine.work(1)
-        await until(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
+        await serving.eventually(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
         assert reader.states == ["live", "guess", "connecting", "live"] and not reader.subscriber.counts.lost
         await reader.close()
 
@@ -168,10 +162,10 @@ def test_events_that_are_doubted_are_read_anew_after_a_while(tmp_path: Path) -> 
 def test_batches_that_no_replay_has_are_told(tmp_path: Path) -> None:
     async def story(engine: Engine) -> None:
         reader = Reader(engine)
-        await until(lambda: reader.subscriber.state == "live")
+        await serving.eventually(lambda: reader.subscriber.state == "live")
         engine.lose(40)
         engine.work(1)
-        await until(lambda: reader.subscriber.state == "incomplete")
+        await serving.eventually(lambda: reader.subscriber.state == "incomplete")
         assert reader.subscriber.counts.lost > 0 and not reader.index.guesses and "lost" in reader.subscriber.why
         await reader.close()
 
@@ -182,7 +176,7 @@ def test_without_a_replay_the_index_begins_with_what_comes(tmp_path: Path) -> No
     async def story(engine: Engine) -> None:
         engine.work(10)
         reader = Reader(engine, replay=False)
-        await until(lambda: _works_until(engine, lambda: not reader.index.guesses))
+        await serving.eventually(lambda: _works_until(engine, lambda: not reader.index.guesses))
         assert reader.subscriber.state == "incomplete" and reader.blocks.names <= engine.publisher.held
         await reader.close()
 
@@ -200,13 +194,13 @@ def test_an_engine_that_restarts_is_read_anew(tmp_path: Path) -> None:
     async def story(engine: Engine) -> None:
         reader = Reader(engine)
         engine.work(20)
-        await until(lambda: reader.agrees(engine))
+        await serving.eventually(lambda: reader.agrees(engine))
         engine.publisher.close()
-        await until(lambda: reader.subscriber.state == "degraded")
+        await serving.eventually(lambda: reader.subscriber.state == "degraded")
         assert reader.index.guesses and not len(reader.index.gpu)
         engine.start()
         engine.work(5)
-        await until(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
+        await serving.eventually(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
         assert reader.subscriber.counts.restarts == 1 and reader.states == ["live", "degraded", "connecting", "live"]
         await reader.close()
 
@@ -217,7 +211,7 @@ def test_a_foreign_block_size_is_told(tmp_path: Path) -> None:
     async def story(engine: Engine) -> None:
         reader = Reader(engine, block=8)
         engine.work(5)
-        await until(lambda: reader.subscriber.state == "degraded")
+        await serving.eventually(lambda: reader.subscriber.state == "degraded")
         assert "blocks of 4 tokens; expected 8" in reader.subscriber.why and reader.index.guesses
         await reader.close()
 
@@ -232,7 +226,7 @@ def test_a_block_of_several_pieces_is_adopted(tmp_path: Path) -> None:
         tokens = list(range(4 * BLOCK))
         prefix = engine.publisher.prompt(tokens, "")
         engine.publisher.publish([(segment.id, 1, 0) for segment in prefix[:3]])
-        await until(lambda: reader.subscriber.state == "live" and len(reader.blocks) == 3)
+        await serving.eventually(lambda: reader.subscriber.state == "live" and len(reader.blocks) == 3)
         request = Live(0, 0.0, len(tokens), 1, prefix=token_blocks.segments(tokens, 2))
         assert reader.index.cached_tokens(request) == 3 * BLOCK and not reader.index.guesses
         await reader.close()
@@ -255,11 +249,11 @@ def _damage(engine: Engine, number: int, replay: bool = False) -> None:
 def test_a_batch_that_was_damaged_on_its_way_is_asked_for_again(tmp_path: Path) -> None:
     async def story(engine: Engine) -> None:
         reader = Reader(engine)
-        await until(lambda: reader.subscriber.state == "live")
+        await serving.eventually(lambda: reader.subscriber.state == "live")
         for number in range(2 * MAX_MALFORMED):
             engine.work(2)
             _damage(engine, number)
-            await until(lambda: reader.agrees(engine))
+            await serving.eventually(lambda: reader.agrees(engine))
         assert reader.subscriber.counts.malformed == 2 * MAX_MALFORMED and reader.states == ["live"]
         await reader.close()
 
@@ -273,10 +267,10 @@ def test_events_that_make_sense_again_are_read_anew(tmp_path: Path, monkeypatch:
     async def story(engine: Engine) -> None:
         reader = Reader(engine)
         engine.work(10)
-        await until(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
+        await serving.eventually(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
         for number in range(MAX_MALFORMED):
             _damage(engine, number, replay=True)
-        await until(lambda: reader.subscriber.state == "degraded")
+        await serving.eventually(lambda: reader.subscriber.state == "degraded")
         engine.publisher._buffer.clear()  # the engine's next batches begin with an empty cache
         engine.publisher._published.clear()
         payload = wire.encode([wire.AllBlocksCleared()], 0.0, as_arrays=True)
@@ -285,7 +279,7 @@ def test_events_that_make_sense_again_are_read_anew(tmp_path: Path, monkeypatch:
         engine.publisher._buffer.append((number, payload))
         engine.publisher._pub.send_multipart([b"", number, payload])
         engine.work(5)
-        await until(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
+        await serving.eventually(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
         assert reader.states == ["live", "incomplete", "degraded", "connecting", "live"]
         await reader.close()
 
@@ -295,14 +289,14 @@ def test_events_that_make_sense_again_are_read_anew(tmp_path: Path, monkeypatch:
 def test_events_that_are_malformed_end_in_guesses(tmp_path: Path) -> None:
     async def story(engine: Engine) -> None:
         reader = Reader(engine)
-        await until(lambda: reader.subscriber.state == "live")
+        await serving.eventually(lambda: reader.subscriber.state == "live")
         pub = engine.publisher._pub
         for number in range(3):
             pub.send_multipart([b"", number.to_bytes(8, "big"), b"\xc1"])
-        await until(lambda: reader.subscriber.state == "degraded")
+        await serving.eventually(lambda: reader.subscriber.state == "degraded")
         assert reader.subscriber.counts.malformed == 3 and reader.index.guesses
         pub.send_multipart([b"what is this?"])
-        await until(lambda: reader.subscriber.counts.malformed == 4)
+        await serving.eventually(lambda: reader.subscriber.counts.malformed == 4)
         await reader.close()
 
     run(story, tmp_path)
@@ -370,7 +364,7 @@ def test_a_replay_that_is_cut_off_is_asked_for_again(tmp_path: Path, most: int, 
             lambda state, why: None,
         )
         made.start()
-        await until(lambda: len(blocks) == 25)
+        await serving.eventually(lambda: len(blocks) == 25)
         assert made.state == "live" and made.counts.lost == 0
         answering.cancel()
         await made.stop()

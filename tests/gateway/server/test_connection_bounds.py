@@ -13,6 +13,7 @@ pytest.importorskip("httptools")
 import uvicorn
 from uvicorn.server import ServerState
 
+import serving
 from headway.gateway.errors import ApiError
 from headway.gateway.relay.writer import write_error
 from headway.gateway.server import http_protocol
@@ -253,11 +254,6 @@ def over_sockets(story: Callable[[Application, asyncio.StreamReader, asyncio.Str
     asyncio.run(connected())
 
 
-async def _until(true: Callable[[], bool]) -> None:
-    while not true():
-        await asyncio.sleep(0.005)
-
-
 def _without_interim(data: bytes) -> bytes:
     return data.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
 
@@ -267,7 +263,7 @@ def test_a_client_that_has_closed_its_side_gets_its_answers(num: int) -> None:
     async def story(app: Application, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HELD * num)
         writer.write_eof()
-        await _until(lambda: app.num_begun == 1)
+        await serving.eventually(lambda: app.num_begun == 1)
         interim = await reader.readuntil(b"\r\n\r\n")
         assert interim.startswith(b"HTTP/1.1 100")
         await asyncio.sleep(0.1)  # longer than until the first look whether the client is there
@@ -294,11 +290,11 @@ def test_a_stream_goes_on_after_its_client_has_closed_its_side() -> None:
 def test_a_client_that_is_gone_is_noticed(path: bytes) -> None:
     async def story(app: Application, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HELD.replace(b"/held", path))
-        await _until(lambda: app.num_begun == 1)
+        await serving.eventually(lambda: app.num_begun == 1)
         if path == b"/stream":
             await reader.readuntil(b"begun")
         writer.close()
-        await _until(lambda: app.num_left == 1)
+        await serving.eventually(lambda: app.num_left == 1)
 
     over_sockets(story)
 

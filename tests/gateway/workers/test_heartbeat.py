@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import serving
-from serving import MODEL, chat, metric, send, until
+from serving import MODEL, chat, eventually, metric, send, until
 from worker_fleet import (
     gateway_with_workers,
     is_alive,
@@ -67,27 +67,21 @@ async def _linked(hang_s: float = 0.1) -> tuple[End, End]:
     return ends
 
 
-async def _until(true: Any) -> None:
-    async with asyncio.timeout(serving.PATIENCE_S):
-        while not true():
-            await asyncio.sleep(0.001)
-
-
 def test_a_hanging_end_is_noticed_but_a_pause_of_both_is_not_taken_for_one() -> None:
     async def story() -> None:
         one, other = await _linked()
         for end in (one, other):
             end.monitor.start()
-        await _until(lambda: other.received.count(Heartbeat()) > 9)
+        await eventually(lambda: other.received.count(Heartbeat()) > 9)
         time.sleep(0.5)  # both of them, five times as long as one that hangs is waited for
         for _ in range(20):
             before = len(other.received)
-            await _until(lambda: len(other.received) > before)  # noqa: B023
+            await eventually(lambda: len(other.received) > before)  # noqa: B023
         assert one.events == other.events == []
         other.monitor.stop()
-        await _until(lambda: one.events == ["hangs"])
+        await eventually(lambda: one.events == ["hangs"])
         other.monitor.start()
-        await _until(lambda: one.events == ["hangs", "is back"])
+        await eventually(lambda: one.events == ["hangs", "is back"])
         for end in (one, other):
             end.monitor.stop()
             end.link.close()
@@ -99,11 +93,11 @@ def test_an_aborted_link_receives_nothing() -> None:
     async def story() -> None:
         one, other = await _linked()
         other.link.send(Heartbeat())
-        await _until(lambda: one.received == [Heartbeat()])
+        await eventually(lambda: one.received == [Heartbeat()])
         other.link.send(WorkerLeaving())
         other.link.flush()  # it is on its way
         one.link.abort()
-        await _until(lambda: other.events)
+        await eventually(lambda: other.events)
         assert one.received == [Heartbeat()] and one.events == other.events == ["lost"]
         other.link.send(WorkerLeaving())
         other.link.flush()
