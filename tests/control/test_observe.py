@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fakes import FakeReplica
-from headway.control.observe import ReplicaViews, Scrape
+from headway.control.observe import ReplicaViews, Scrape, ScrapedReplica
+from headway.control.peers import PeerLoads, SharedReplica
 from headway.core.errors import HeadwayError
+from headway.core.view import REPLICA_FIELDS
 
 
 def test_fresh_views_are_the_replicas() -> None:
@@ -39,3 +43,27 @@ def test_lost_scrapes_leave_the_last_values() -> None:
 def test_invalid_scrapes_are_errors(bad: dict[str, float]) -> None:
     with pytest.raises(HeadwayError, match="observe"):
         Scrape(**bad)
+
+
+@pytest.mark.parametrize("name", sorted(REPLICA_FIELDS))
+def test_views_that_pass_a_replica_on_have_each_field_of_the_declaration(name: str) -> None:
+    replica: Any = FakeReplica(7, num_in_flight=3, num_waiting=2, is_shared=True, loras=("a",), cached={1: 5})
+    observed: Any = _Observed(replica)
+    scraped = ScrapedReplica(observed)
+    scraped.show(scraped.sample(0.0))
+    for view in (scraped, SharedReplica(replica, replica, PeerLoads().at(7))):
+        seen, own = getattr(view, name), getattr(replica, name)
+        assert seen == own or list(seen) == list(own)
+
+
+class _Observed:
+    """A replica with the parts of `loras`."""
+
+    recent_loras = SimpleNamespace(names=("a",))
+    loras_running = ()
+
+    def __init__(self, replica: Any) -> None:
+        self._replica = replica
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._replica, name)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.core.record import Ended, Outcome
 from headway.core.request import Phase, Segment
-from headway.core.view import UnkeptValues
+from headway.core.view import REPLICA_FIELDS, UnkeptValues
 
 
 @dataclass
@@ -98,6 +98,12 @@ class FakeReplica:
     cached: dict[int, int] = field(default_factory=dict)
     """Cached tokens by request."""
     loadable: dict[int, int] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        """0, or False, for fields that are not among these."""
+        if name in REPLICA_FIELDS:
+            return 0
+        raise AttributeError(name)
 
     def cached_tokens(self, request: Any, /) -> int:
         return self.cached.get(request.id, 0)

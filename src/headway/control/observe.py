@@ -16,7 +16,7 @@ from headway.control.search import Search
 from headway.core.errors import HeadwayError
 from headway.core.policy import PhasedOrdering
 from headway.core.request import Phase
-from headway.core.view import Bounds, OracleReplicaView, PoolView, ReplicaView, RequestView
+from headway.core.view import REPLICA_FIELDS, Bounds, OracleReplicaView, PoolView, ReplicaView, RequestView
 
 T = TypeVar("T")
 _MOST_KEYS = 16
@@ -196,59 +196,48 @@ class ObservedReplica(OracleReplicaView, Protocol):
         """Adapters of requests in the engine's batch."""
 
 
-class ReplicaCalls:
-    """The methods of a replica's view that take arguments, passed on to the replica itself."""
-
-    _replica: ReplicaView
-
-    def cached_tokens(self, request: RequestView, /) -> int:
-        return self._replica.cached_tokens(request)
-
-    def loadable_tokens(self, request: RequestView, /) -> int:
-        return self._replica.loadable_tokens(request)
-
-    def kv_transfer_s(self, num_tokens: int, /) -> float:
-        return self._replica.kv_transfer_s(num_tokens)
-
-    def latency_s(self, region: str, /) -> float:
-        return self._replica.latency_s(region)
+View: Any = object
+"""The base of views that `passing_on` completes, whose fields the type checker does not know."""
 
 
-class ScrapedReplica(ReplicaCalls):
-    """A replica whose engine metrics are those of the last scrape. Satisfies `core.view.OracleReplicaView`."""
+def passing_on(without: Collection[str] = ()) -> Callable[[type[T]], type[T]]:
+    """Completes a class of views: what it does not define of `core.view.OracleReplicaView` is its `_replica`'s.
 
-    _replica: ObservedReplica
+    `without` names fields that its instances set.
+    """
+
+    def complete(view: type[T]) -> type[T]:
+        for name in REPLICA_FIELDS - vars(view).keys() - set(without):
+            setattr(view, name, property(attrgetter(f"_replica.{name}")))
+        return view
+
+    return complete
+
+
+_CONSTANT = (
+    "id", "pool", "model", "gpu", "region", "combo", "max_num_seqs", "kv_blocks_total", "block_size_tokens",
+)  # fmt: skip
+"""Read often, and never changed."""
+
+
+@passing_on(without=(*_CONSTANT, *_LORA_METRICS))
+class ScrapedReplica(View):  # type: ignore[misc]  # of Any
+    """A replica whose engine metrics are those of the last scrape. Counts of the gateway itself are always fresh.
+
+    Satisfies `core.view.OracleReplicaView`.
+    """
 
     def __init__(self, replica: ObservedReplica) -> None:
         self._replica = replica
-        self.id, self.pool, self.model = replica.id, replica.pool, replica.model
-        self.gpu, self.region = replica.gpu, replica.region
-        self.combo, self.goodput_rps = replica.combo, replica.goodput_rps
-        self.times, self.is_single_phase, self.is_shared = replica.times, replica.is_single_phase, replica.is_shared
-        self.max_num_seqs, self.kv_blocks_total = replica.max_num_seqs, replica.kv_blocks_total
-        self.block_size_tokens = replica.block_size_tokens
-        self.num_waiting = self.num_running = self.kv_blocks_used = self.kv_blocks_host = self.head_demand_blocks = 0
-        self.output_tokens_left = 0
-        self.max_loras = replica.max_loras
+        for name in _CONSTANT:
+            setattr(self, name, getattr(replica, name))
+        for name in _ENGINE_METRICS:
+            setattr(self, name, 0)
         self.loras_running: Collection[str] = ()
         self.loras_waiting: Collection[str] = ()
-        self._metrics = _LORA_METRICS if self.max_loras else _ENGINE_METRICS
+        self._metrics = _LORA_METRICS if replica.max_loras else _ENGINE_METRICS
         self.seen_s = float("-inf")
         """Time of the scrape."""
-
-    # Counts of the gateway itself are always fresh.
-    num_in_flight = property(attrgetter("_replica.num_in_flight"))
-    num_by_tier = property(attrgetter("_replica.num_by_tier"))
-    num_arriving = property(attrgetter("_replica.num_arriving"))
-    role = property(attrgetter("_replica.role"))
-    queue_lengths = property(attrgetter("_replica.queue_lengths"))
-    is_draining = property(attrgetter("_replica.is_draining"))
-    requests = property(attrgetter("_replica.requests"))
-    paused = property(attrgetter("_replica.paused"))
-    prefill_tokens_left = property(attrgetter("_replica.prefill_tokens_left"))
-    tokens_generated = property(attrgetter("_replica.tokens_generated"))
-    answers_on_pace = property(attrgetter("_replica.answers_on_pace"))
-    expected_cached_tokens = property(attrgetter("_replica.expected_cached_tokens"))
 
     @property
     def loras(self) -> Collection[str]:

@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field
 
-from headway.control.observe import ReplicaCalls
-from headway.core.fleet import Role
+from headway.control.observe import View, passing_on
 from headway.core.policy import PeerOrdering
-from headway.core.view import EngineTimes, ReplicaView
+from headway.core.view import ReplicaView
 
 
 class Load(Struct, array_like=True, gc=False):
@@ -155,7 +154,12 @@ class GivenElsewhere:
         self._sums = {key: service for key, service in self._sums.items() if key[0] != peer}
 
 
-class SharedReplica(ReplicaCalls):
+_CONSTANT = ("id", "pool", "model", "gpu", "combo", "goodput_rps")
+"""Read often, and never changed."""
+
+
+@passing_on(without=(*_CONSTANT, "is_shared"))
+class SharedReplica(View):  # type: ignore[misc]  # of Any
     """A replica as one of several schedulers sees it: with its own counts, and those that the others reported last.
 
     Satisfies `core.view.OracleReplicaView` where the replica does. Requests, and whether answers are on pace, are those
@@ -167,9 +171,8 @@ class SharedReplica(ReplicaCalls):
         if nobody ever reports."""
         self.is_shared = is_shared
         self._replica, self._own, self._others = replica, own, others
-        self.id, self.pool, self.model = replica.id, replica.pool, replica.model
-        self.gpu, self.combo = replica.gpu, replica.combo
-        self.goodput_rps = replica.goodput_rps
+        for name in _CONSTANT:
+            setattr(self, name, getattr(replica, name))
 
     # The sums.
 
@@ -202,86 +205,3 @@ class SharedReplica(ReplicaCalls):
     @property
     def requests(self) -> Sequence[Any]:
         return self._own.requests
-
-    # The replica's own.
-
-    @property
-    def paused(self) -> Sequence[Any]:
-        return self._replica.paused
-
-    @property
-    def region(self) -> str:
-        return self._replica.region
-
-    @property
-    def role(self) -> Role:
-        return self._replica.role
-
-    @property
-    def is_single_phase(self) -> bool:
-        return self._replica.is_single_phase
-
-    @property
-    def times(self) -> EngineTimes | None:
-        return self._replica.times
-
-    @property
-    def num_waiting(self) -> int:
-        return self._replica.num_waiting
-
-    @property
-    def num_running(self) -> int:
-        return self._replica.num_running
-
-    @property
-    def max_num_seqs(self) -> int:
-        return self._replica.max_num_seqs
-
-    @property
-    def kv_blocks_used(self) -> int:
-        return self._replica.kv_blocks_used
-
-    @property
-    def kv_blocks_total(self) -> int:
-        return self._replica.kv_blocks_total
-
-    @property
-    def block_size_tokens(self) -> int:
-        return self._replica.block_size_tokens
-
-    @property
-    def kv_blocks_host(self) -> int:
-        return self._replica.kv_blocks_host
-
-    @property
-    def head_demand_blocks(self) -> int:
-        return self._replica.head_demand_blocks
-
-    @property
-    def loras(self) -> Collection[str]:
-        return self._replica.loras
-
-    @property
-    def loras_waiting(self) -> Collection[str]:
-        return self._replica.loras_waiting
-
-    @property
-    def max_loras(self) -> int:
-        return self._replica.max_loras
-
-    @property
-    def answers_on_pace(self) -> bool:
-        return self._replica.answers_on_pace
-
-    @property
-    def num_arriving(self) -> int:
-        return self._replica.num_arriving
-
-    @property
-    def is_draining(self) -> bool:
-        return self._replica.is_draining
-
-    @property
-    def output_tokens_left(self) -> int:
-        tokens: int = self._replica.output_tokens_left  # type: ignore[attr-defined]
-        return tokens

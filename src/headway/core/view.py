@@ -324,6 +324,10 @@ class OracleReplicaView(ReplicaView, Protocol):
         """True number of output tokens to come, of all requests placed here."""
 
 
+REPLICA_FIELDS = frozenset(name for name in dir(OracleReplicaView) if not name.startswith("_"))
+"""All that a view of a replica has. Views that pass a replica on, and the conformance kit, follow this declaration."""
+
+
 class PolicyView(Protocol):
     """What every policy sees: the time, and a stream of random numbers."""
 

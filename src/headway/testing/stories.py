@@ -10,6 +10,7 @@ from typing import Any
 
 from headway.core.record import Ended, Outcome
 from headway.core.request import Phase, Segment
+from headway.core.view import REPLICA_FIELDS, OracleReplicaView
 
 _REGIONS = ("", "east", "west")
 _TENANTS = ("", "acme", "globex")
@@ -114,26 +115,37 @@ def draw_replica(
     blocks = {"kv_blocks_used": rng.randrange(kv_blocks_total + 1) if most else level, "block_size_tokens": 16}
     first = rng.randrange(loads["num_in_flight"] + 1)
     queues = rng.choice(((loads["num_in_flight"],), (first, loads["num_in_flight"] - first)))
-    return {
-        **identity,
-        **place,
-        **loads,
-        **blocks,
-        "max_num_seqs": 256,
-        "queue_lengths": queues,
-        "kv_blocks_total": kv_blocks_total,
-        "num_by_tier": {tier: rng.randrange(most + 1) for tier in rng.choice(((), (0,), (0, 2)))},
-        **_draw_cache(Random(id), loads["prefill_tokens_left"]),
-        "is_single_phase": Random(-id).random() < 0.2,
-        "times": Random(id).choice((None, *_TIMES)),
-        "latency_s": 0.05,
-        "is_shared": Random(f"{id}/shared").random() < 0.2,
-        "answers_on_pace": mood == "equal" or rng.random() < 0.7,
-        "is_draining": rng.random() < drains,
-        "requests": [draw_placed(rng, request, id) for request in placed],
-        **_draw_loras(Random(id)),
-        "paused": _draw_paused(Random(f"{id}/{mood}/paused"), id),
-    }
+    return _with_others(
+        id,
+        {
+            **identity,
+            **place,
+            **loads,
+            **blocks,
+            "max_num_seqs": 256,
+            "queue_lengths": queues,
+            "kv_blocks_total": kv_blocks_total,
+            "num_by_tier": {tier: rng.randrange(most + 1) for tier in rng.choice(((), (0,), (0, 2)))},
+            **_draw_cache(Random(id), loads["prefill_tokens_left"]),
+            "is_single_phase": Random(-id).random() < 0.2,
+            "times": Random(id).choice((None, *_TIMES)),
+            "latency_s": 0.05,
+            "is_shared": Random(f"{id}/shared").random() < 0.2,
+            "answers_on_pace": mood == "equal" or rng.random() < 0.7,
+            "is_draining": rng.random() < drains,
+            "requests": [draw_placed(rng, request, id) for request in placed],
+            **_draw_loras(Random(id)),
+            "paused": _draw_paused(Random(f"{id}/{mood}/paused"), id),
+        },
+    )
+
+
+def _with_others(id: int, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a replica, and some for the fields of its view that are not among them, by their types."""
+    drawn = {"bool": (False, True), "int": (0, 1, 400), "float": (0.0, 0.5, 30.0)}
+    others = {name: getattr(OracleReplicaView, name).fget for name in REPLICA_FIELDS - values.keys()}
+    choices = {name: drawn.get(read.__annotations__["return"], (None,)) for name, read in others.items()}
+    return values | {name: Random(f"{id}/{name}").choice(choice) for name, choice in choices.items()}
 
 
 def _draw_paused(rng: Random, replica: int) -> list[dict[str, Any]]:
