@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from headway.catalog import engine, gpu, model
@@ -60,23 +61,40 @@ class Driven:
     """A driver over replicas that are up, with the outcomes that it reports."""
 
     def __init__(
-        self, num_replicas: int, roles: Sequence[Role] = (), hold_s: float = 5.0, is_up: bool = True, **policies: Any
+        self,
+        num_replicas: int,
+        roles: Sequence[Role] = (),
+        hold_s: float = 5.0,
+        is_up: bool = True,
+        models: Sequence[str] = (MODEL,),
+        **policies: Any,
     ) -> None:
-        """With `roles`, the replicas form one combo."""
+        """With `roles`, the replicas form one combo. The replicas serve the `models` in turn."""
         self.clock: Any = ManualClock()
-        pool = Pool("p", model(MODEL), gpu("h100"), engine("vllm-0.15"))
+        pools = [Pool(f"p{i}", model(name), gpu("h100"), engine("vllm-0.15")) for i, name in enumerate(models)]
         self.replicas = [
-            LiveReplica(i, pool, f"http://h:{i}", ADAPTERS["vllm"], 1000, FcfsOrdering(), Pacer(), self.clock, 5.0)
+            LiveReplica(
+                i,
+                pools[i % len(pools)],
+                f"http://h:{i}",
+                ADAPTERS["vllm"],
+                1000,
+                FcfsOrdering(),
+                Pacer(),
+                self.clock,
+                5.0,
+            )
             for i in range(num_replicas)
         ]
+        scorer: Any = SimpleNamespace(accepts_unscored=True)
         for replica, role in zip(self.replicas, roles, strict=False):
             replica.combo, replica.role = 0, role
         self.outcomes: dict[int, Outcome] = {}
         self.metrics = PrometheusMetrics()
         self.driver = Driver(
-            self.clock, self.replicas, {MODEL: (MODEL,)},
+            self.clock, self.replicas, {name: (name,) for name in models},
             Policies(**{"router": RoundRobinRouter, "ordering": FcfsOrdering, **policies}), 0, Recorder(),
-            self.metrics, hold_s, None, lambda services: None, None, self._ended, lambda replica, role, now: None,
+            self.metrics, hold_s, scorer, lambda services: None, None, self._ended, lambda replica, role, now: None,
         )  # fmt: skip
         if is_up:
             for replica in self.replicas:
@@ -85,9 +103,11 @@ class Driven:
     def _ended(self, request: InFlightRequest, outcome: Outcome, now: float) -> None:
         self.outcomes[request.live.id] = outcome
 
-    def arrive(self, id: int, prompt_tokens: int = 100, timeout_s: float | None = None) -> InFlightRequest:
+    def arrive(
+        self, id: int, prompt_tokens: int = 100, timeout_s: float | None = None, model: str = MODEL
+    ) -> InFlightRequest:
         """Hand a request to the driver."""
-        live = Live(id, self.clock.now, prompt_tokens, 10, MODEL, timeout_s=timeout_s)
+        live = Live(id, self.clock.now, prompt_tokens, 10, model, timeout_s=timeout_s)
         request = InFlightRequest(live, f"id-{id}")
         self.driver.arrived(request)
         return request

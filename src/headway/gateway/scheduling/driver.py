@@ -448,7 +448,10 @@ class Driver:
     def judge(self, live: Live, now: float) -> None:
         """Make the request's task fetch a score for the answer."""
         self._write_segment(live, now)
-        self.requests[live.id].awaits_score = True
+        request = self.requests[live.id]
+        self._end_move(request)  # an answer may be complete before the move that was to continue it
+        request.is_paused = False
+        request.awaits_score = True
 
     def set_role(self, replica: int, role: Role) -> None:
         """Change the kind of requests that the replica is sent. Its engine can run both phases."""

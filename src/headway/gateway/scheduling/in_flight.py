@@ -89,8 +89,8 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.PLACED: frozenset({State.HELD, State.PREFILLING, State.SENT, State.ENDED}),
     State.PREFILLING: frozenset({State.HELD, State.PLACED, State.SENT, State.ENDED}),
     State.SENT: frozenset({State.HELD, State.PLACED, State.MOVING, State.PAUSING, State.SCORED, State.ENDED}),
-    State.MOVING: frozenset({State.HELD, State.PLACED, State.ENDED}),
-    State.PAUSING: frozenset({State.HELD, State.PLACED, State.ENDED}),
+    State.MOVING: frozenset({State.HELD, State.PLACED, State.SCORED, State.ENDED}),
+    State.PAUSING: frozenset({State.HELD, State.PLACED, State.SCORED, State.ENDED}),
     State.SCORED: frozenset({State.HELD, State.PLACED, State.ENDED}),
     State.ENDED: frozenset(),
 }
