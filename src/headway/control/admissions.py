@@ -1,4 +1,4 @@
-"""Requests that an admission policy holds back, such as non-interactive ones."""
+"""Holds back requests, such as non-interactive ones, while the admission policy asks for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Place = Callable[[Live, float], None]
 
 
 class Admissions:
-    """One service's admission policy and the requests it holds. Satisfies `core.view.AdmissionView`."""
+    """One service's admission policy and the requests it holds. Implements `core.view.AdmissionView`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Admissions:
         return self._held.values()
 
     def hold(self, live: Live) -> bool:
-        """Hold an arriving request if the policy asks for it. Returns whether it is held."""
+        """Hold an arriving request if the policy says so; returns whether it is held."""
         if not self.service.fits(live) or not self.policy.holds(live):
             return False
         live.stage = HELD

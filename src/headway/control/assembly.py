@@ -1,6 +1,6 @@
-"""The parts of control that serve one model: its service, and the policies that act on its requests.
+"""Builds the parts of control for one model: its service, and the policies that act on its requests.
 
-The random numbers of a part are drawn from a stream of its own, so that another part does not change them.
+Each part draws random numbers from its own stream, so another part does not change them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def held_ordering(policies: Policies) -> Callable[[], Ordering]:
 
 
 def windows(policies: Policies, model: str, fallbacks: Fallbacks) -> tuple[int | None, int | None]:
-    """The window and the prompt window of a model. A hosted model has none: they are those of the fleet's engines."""
+    """The model's request window and prompt window. A hosted model has neither: the windows describe the fleet's
+    engines."""
     return (None, None) if model in fallbacks.hosted else (policies.window, policies.prompt_window)
 
 
@@ -52,7 +53,7 @@ def new_service(
 def new_migrations(
     service: Service, policies: Policies, effects: Effects, seed: int, observer: DecisionObserver | None
 ) -> Migrations | None:
-    """The migrations among a service's replicas; None: the policies have none."""
+    """The migrations among a service's replicas; None if the policies have none."""
     if policies.migration is None:
         return None
     view, ordering = MutableFleetView(Random(f"{seed}/migration/{service.model}")), policies.ordering()
@@ -67,7 +68,7 @@ def new_admissions(
     seed: int,
     observer: DecisionObserver | None,
 ) -> Admissions | None:
-    """The admissions in front of a service, which `place` requests; None: the policies have none."""
+    """The admission control of a service, which starts requests with `place`; None if the policies have none."""
     if policies.admission is None:
         return None
     random = Random(f"{seed}/admission/{service.model}")
@@ -75,7 +76,7 @@ def new_admissions(
 
 
 def new_preemptions(service: Service, policies: Policies, effects: Effects) -> Any:
-    """The preemptions at a service's replicas; None: the policies have none."""
+    """The preemptions at a service's replicas; None if the policies have none."""
     if policies.preempt_every_s is None:
         return None
     kind = Preemptions if service.sharing is None else KvPressure

@@ -1,8 +1,8 @@
-"""What the prefix cache of a replica holds, as far as the gateway knows: from the engine's events, or guessed.
+"""The gateway's model of each replica's prefix cache, built from the engine's events or from placements.
 
-Content is named by the ids of prompt segments (`core.request.Segment`), which identify their tokens and all before
-them. A feed of an index uses these ids: the simulator has them, a subscriber to an engine's events makes them from
-block hashes. Simulator and gateway use the same index.
+Content is named by the ids of prompt segments (`core.request.Segment`); an id identifies the segment's tokens and all
+tokens before them. The simulator feeds these ids directly; a subscriber to an engine's events computes them from block
+hashes. Simulator and gateway use the same index.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from headway.core.view import RequestView
 Span = tuple[int, int, int]
 """A segment's id, its first block and its end block in a prompt."""
 Change = tuple[int, int, int]
-"""A segment's id, and its leading blocks on the GPU and in slower memory; 0 = it was evicted."""
+"""(segment id, its leading blocks on the GPU, its leading blocks in slower memory); 0 blocks = it was evicted."""
 BlockChange = tuple[bool, bool, list[int]]
-"""Whether it is about the GPU, or slower memory; whether these segments of one block each are held there now."""
+"""(the change concerns GPU memory, the segments are now cached there, ids of one-block segments)."""
 
 
 def spans(prefix: tuple[Segment, ...], block_size_tokens: int) -> Iterator[Span]:
@@ -39,7 +39,7 @@ def spans(prefix: tuple[Segment, ...], block_size_tokens: int) -> Iterator[Span]
 
 
 def leading_blocks(prompt: Iterable[Span], start: int, blocks_of: Callable[[int], int]) -> int:
-    """Number of leading blocks of a prompt without a gap: the first `start`, then as many of each segment as stored."""
+    """Number of gapless leading blocks of a prompt: the first `start`, then the stored blocks of each segment."""
     reach = start
     for segment, low, high in prompt:
         if high <= reach:
@@ -55,7 +55,7 @@ def leading_blocks(prompt: Iterable[Span], start: int, blocks_of: Callable[[int]
 class SegmentBlocks:
     """Leading blocks of prompt segments, within a capacity.
 
-    The segment that was used least recently is evicted first, its last blocks first.
+    The least recently used segment is evicted first, from its last block.
     """
 
     __slots__ = ("_blocks", "_capacity_blocks", "_used", "changed")
@@ -65,17 +65,17 @@ class SegmentBlocks:
         self._blocks: OrderedDict[int, int] = OrderedDict()
         self._used = 0
         self.changed: set[int] | None = None
-        """Segments whose blocks have changed, for a reader that empties the set; None = nobody reads."""
+        """Segments whose blocks have changed; the reader empties the set. None = there is no reader."""
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def blocks(self, segment: int) -> int:
-        """Leading blocks of a segment that are stored."""
+        """Number of stored leading blocks of a segment."""
         return self._blocks.get(segment, 0)
 
     def reach(self, prompt: Iterable[Span], start: int) -> int:
-        """Number of leading blocks of a prompt without a gap, if the first `start` are stored elsewhere."""
+        """Number of gapless leading blocks of a prompt whose first `start` blocks are stored elsewhere."""
         return leading_blocks(prompt, start, self.blocks)
 
     def store(self, segment: int, blocks: int) -> None:
@@ -89,10 +89,10 @@ class SegmentBlocks:
             self._evict()
 
     def hold(self, held: dict[int, int]) -> None:
-        """Have exactly these leading blocks of these segments, which count as used now unless they are fewer."""
+        """Set the leading blocks of these segments. A segment counts as used now unless it has shrunk."""
         blocks, changed, used = self._blocks, self.changed, self._used
         known = blocks.keys() & held.keys()
-        # Evictions first: what comes in their place fits only then.
+        # Evictions first, to make room for the new blocks.
         for segment in known:
             if held[segment] < blocks[segment]:
                 used -= blocks.pop(segment)
@@ -121,20 +121,20 @@ class SegmentBlocks:
                 self._blocks.move_to_end(oldest, last=False)
 
     def discard(self, segment: int) -> None:
-        """Forget a segment, if it is stored."""
+        """Remove a segment, if it is stored."""
         self._used -= self._blocks.pop(segment, 0)
         if self.changed is not None:
             self.changed.add(segment)
 
     def hold_blocks(self, segments: Sequence[int]) -> None:
-        """Have these segments of one block each; `trim` afterwards."""
+        """Add these one-block segments; call `trim` afterwards."""
         self._blocks.update(dict.fromkeys(segments, 1))
         self._used = len(self._blocks)
         if self.changed is not None:
             self.changed.update(segments)
 
     def discard_all(self, segments: Collection[int]) -> None:
-        """Forget all of these segments that are stored."""
+        """Remove these segments, if they are stored."""
         blocks, used = self._blocks, self._used
         for segment in segments:
             used -= blocks.pop(segment, 0)
@@ -143,12 +143,12 @@ class SegmentBlocks:
             self.changed.update(segments)
 
     def trim(self) -> None:
-        """Evict what is beyond the capacity."""
+        """Evict segments until the capacity suffices."""
         if self._used > self._capacity_blocks:
             self._evict()
 
     def clear(self) -> None:
-        """Forget all segments, as after the engine has cleared its cache."""
+        """Remove all segments, as when the engine clears its cache."""
         if self.changed is not None:
             self.changed.update(self._blocks)
         self._blocks.clear()
@@ -156,7 +156,7 @@ class SegmentBlocks:
 
 
 class PlacedPrompt(Protocol):
-    """What an index reads of a request that is placed."""
+    """The fields of a placed request that an index reads."""
 
     @property
     def id(self) -> int: ...
@@ -167,24 +167,26 @@ class PlacedPrompt(Protocol):
 
 
 class LayerGroup:
-    """Which blocks a replica holds of one group of layers, beside the group whose blocks lead an index.
+    """The blocks of one layer group that a replica caches, besides the main group.
 
-    Layers of a sliding window need the KV of the tokens that their window reaches, and layers with a state the one
-    block that has it. So a prompt is cached up to a place where each group has what it needs, as vLLM reuses such
-    prompts (`find_longest_cache_hit` of the managers in `vllm/v1/core/single_type_kv_cache_manager.py`).
+    Sliding-window layers need the KV of the tokens in their window; layers with a state need the one block that holds
+    it. A prompt is cached up to the last position at which every group has its blocks, as in vLLM
+    (`find_longest_cache_hit` of the managers in `vllm/v1/core/single_type_kv_cache_manager.py`).
     """
 
     __slots__ = ("block_tokens", "held", "num_needed")
 
     def __init__(self, block_tokens: int, num_needed: float) -> None:
-        """`num_needed`: blocks before the end of what is reused; inf: all of them."""
+        """`num_needed`: blocks that must be cached before the end of the reused part; inf: all."""
         self.block_tokens, self.num_needed = block_tokens, num_needed
         self.held: set[int] = set()
-        """By name."""
+        """Names of the cached blocks."""
 
     def reach(self, names: dict[int, int], tokens: int, step_tokens: int, placed: SegmentBlocks) -> int:
-        """Tokens of a prompt that can be reused by these layers, at most so many. `names`: by the tokens before its
-        end, the segment that ends there. What is reused ends at a multiple of `step_tokens`."""
+        """Prompt tokens, at most `tokens`, that these layers can reuse.
+
+        `names` maps a token count to the segment that ends there. The reused part ends at a multiple of `step_tokens`.
+        """
         block, held, run = self.block_tokens, self.held, 0
         end = place = tokens // block * block
         while place > 0:
@@ -205,12 +207,11 @@ class LayerGroup:
 
 
 class CacheIndex:
-    """What one replica holds of any prompt, on its GPU and in slower memory that it can load from.
+    """The prompt blocks that one replica holds on its GPU and in slower memory from which it can load.
 
-    With `guesses`, there are no events: the index assumes that the replica keeps the prompts that were placed there,
-    and evicts the least recently used when its GPU's blocks are full. Otherwise it holds what `apply` says and, with
-    `adds_placed`, of each prompt that was placed what no event has mentioned since: events come late, and placements
-    are known at once.
+    With `guesses` there are no events: the index assumes that the replica caches every placed prompt and evicts the
+    least recently used one when the GPU's blocks are full. Otherwise the index holds what `apply` reports. With
+    `adds_placed` it also counts each placed prompt until an event mentions it, because events arrive late.
     """
 
     __slots__ = ("_block", "_placed", "adds_placed", "gpu", "groups", "guesses", "slower")
@@ -228,17 +229,17 @@ class CacheIndex:
         self.gpu = SegmentBlocks(gpu_blocks)
         self.slower = SegmentBlocks(slower_blocks)
         self._placed = SegmentBlocks(gpu_blocks)
-        """What was placed, and is not known by events yet."""
+        """Blocks of placed prompts that no event has reported yet."""
         self.groups: list[LayerGroup] = []
-        """Groups of layers that reuse a prompt otherwise than all before them; a feed keeps their blocks."""
+        """Layer groups with their own reuse rule; the feed keeps their blocks."""
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks that the index expects on the GPU."""
+        """Number of KV blocks assumed on the GPU."""
         return len(self.gpu) or max([len(group.held) for group in self.groups], default=0)
 
     def _reach(self, request: RequestView) -> int:
-        """Leading blocks of the prompt on the GPU: `leading_blocks`, in one pass over both sources."""
+        """Leading prompt blocks on the GPU: `leading_blocks`, in one pass over both sources."""
         on_gpu, placed = self.gpu.blocks, self._placed
         has_placed, reach = len(placed) > 0, 0
         for segment, low, high in spans(request.prefix, self._block):
@@ -260,8 +261,8 @@ class CacheIndex:
         return reach * self._block if not self.groups else self._agreed(request, reach)
 
     def _agreed(self, request: RequestView, reach: int) -> int:
-        """Tokens of a prompt that all groups of layers can reuse, of the leading blocks that `reach` counts; -1: no
-        group needs all blocks, so that none leads."""
+        """Prompt tokens that all layer groups can reuse, given the leading blocks that `reach` counts. -1 if no group
+        needs all blocks, so there is no main group."""
         block, groups, end = self._block, self.groups, 0
         names: dict[int, int] = {}
         most = (request.prompt_tokens + request.generated_tokens - 1) if reach < 0 else reach * block
@@ -280,7 +281,7 @@ class CacheIndex:
         return tokens
 
     def loadable_tokens(self, request: RequestView) -> int:
-        """Prompt tokens beyond them that slower memory holds (`ReplicaView.loadable_tokens`)."""
+        """Further prompt tokens that slower memory holds (`ReplicaView.loadable_tokens`)."""
         if not len(self.slower):
             return 0
         block = self._block
@@ -290,13 +291,13 @@ class CacheIndex:
         )
 
     def _most(self, request: RequestView) -> int:
-        """Full blocks before the last token, which is always computed."""
+        """Full blocks before the last prompt token; the last token is always computed."""
         return (request.prompt_tokens + request.generated_tokens - 1) // self._block
 
     def placed(self, request: PlacedPrompt) -> None:
-        """Assume that the replica keeps the prompt of a request that is placed there.
+        """Assume that the replica caches the prompt of a request placed there.
 
-        Without events, until other prompts take its place; else, with `adds_placed`, until an event mentions it.
+        Without events, until other prompts evict it; with `adds_placed`, until an event mentions it.
         """
         if not self.guesses:
             if not self.adds_placed:
@@ -308,12 +309,13 @@ class CacheIndex:
         prompt = list(spans(request.prefix, self._block)) if request.prefix else []
         rest = -(-request.prompt_tokens // self._block) - (prompt[-1][2] if prompt else 0)
         if rest > 0:
-            self.gpu.store(-1 - request.id, rest)  # takes its place, but is never found
+            self.gpu.store(-1 - request.id, rest)  # takes up the capacity, but no lookup finds it
         for segment, low, high in reversed(prompt):
             self.gpu.store(segment, high - low)
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Make changes that the engine reports, in order. They state what is held, so that one may come twice."""
+        """Apply changes reported by the engine, in order. A change states the new content, so applying it twice is
+        harmless."""
         self.gpu.hold({segment: blocks for segment, blocks, _ in changes})
         if len(self._placed):
             self._placed.discard_all([segment for segment, _, _ in changes])
@@ -321,7 +323,7 @@ class CacheIndex:
             self.slower.hold({segment: slower for segment, _, slower in changes})
 
     def apply_blocks(self, changes: Sequence[BlockChange]) -> None:
-        """`apply` for an index whose segments are all of one block."""
+        """`apply` for an index of one-block segments."""
         has_placed = len(self._placed) > 0
         for is_on_gpu, is_held, segments in changes:
             memory = self.gpu if is_on_gpu else self.slower
@@ -335,16 +337,16 @@ class CacheIndex:
         self.slower.trim()
 
     def forget_placed(self) -> None:
-        """What was placed is lost, as far as no event has told of it."""
+        """Forget the placed prompts that no event has confirmed."""
         self._placed.clear()
 
     def resize(self, block_size_tokens: int) -> None:
-        """Count in blocks of another size, and forget all."""
+        """Change the block size, and forget everything."""
         self._block = block_size_tokens
         self.clear()
 
     def clear(self) -> None:
-        """The replica holds nothing: it has restarted."""
+        """Empty the index, after the replica restarted."""
         self.forget_placed()
         self.gpu.clear()
         self.slower.clear()
@@ -353,10 +355,10 @@ class CacheIndex:
 
 
 class RanksIndex(CacheIndex):
-    """What the data-parallel ranks of one replica hold, each in a cache of its own. A request is served by one rank.
+    """The caches of one replica's data-parallel ranks. One rank serves a request.
 
-    The prompt is counted where most of it is. What was placed may be at any of them, until one reports it. While the
-    caches of none are known, the index guesses as if they were one.
+    A prompt counts with the rank that caches most of it. A placed prompt may be at any rank until one reports it. While
+    no rank's cache is known, the index treats them as one cache.
     """
 
     __slots__ = ("ranks",)
@@ -374,7 +376,7 @@ class RanksIndex(CacheIndex):
         return sum([rank.num_blocks for rank in self._known()]) if self._known() else len(self.gpu)
 
     def _known(self) -> list[CacheIndex]:
-        """The ranks whose events are read."""
+        """The indexes of ranks whose events are read."""
         known = [rank for rank in self.ranks if not rank.guesses]
         if self.guesses == bool(known):
             self.gpu.clear()
@@ -387,11 +389,11 @@ class RanksIndex(CacheIndex):
         return max([rank.cached_tokens(request) for rank in known]) if known else super().cached_tokens(request)
 
     def rank_cached_tokens(self, request: RequestView) -> list[int]:
-        """`cached_tokens` at each rank whose events are read."""
+        """`cached_tokens` of each rank whose events are read."""
         return [rank.cached_tokens(request) for rank in self._known()]
 
     def loadable_tokens(self, request: RequestView) -> int:
-        """At the rank that has most, with what can be loaded."""
+        """The value of the rank that has most of the prompt, loadable blocks included."""
         cached = self.cached_tokens(request)
         return (
             max([rank.cached_tokens(request) + rank.loadable_tokens(request) for rank in self._known()] + [cached])
@@ -414,12 +416,12 @@ class RanksIndex(CacheIndex):
 
 
 class SchedulersIndex(CacheIndex):
-    """What each of several schedulers knows of one replica: placements of its own at once, those of others as told."""
+    """One replica's cache as each of several schedulers knows it: own placements at once, others' when reported."""
 
     __slots__ = ("_of", "_placed_by")
 
     def __init__(self, indexes: Sequence[CacheIndex]) -> None:
-        """`indexes`: by scheduler, all alike."""
+        """`indexes`: one per scheduler, of the same type."""
         first = indexes[0]
         super().__init__(first._block, 0, first.guesses, adds_placed=first.adds_placed)
         self._of = list(indexes)
@@ -440,13 +442,13 @@ class SchedulersIndex(CacheIndex):
         self._placed_by[scheduler].append(cast(RequestView, request))
 
     def take_placed(self, scheduler: int) -> list[RequestView]:
-        """What a scheduler has placed since the last call."""
+        """The requests that a scheduler has placed since the last call."""
         taken = self._placed_by[scheduler]
         self._placed_by[scheduler] = []
         return taken
 
     def placed_elsewhere(self, scheduler: int, placed: Sequence[RequestView]) -> None:
-        """What another scheduler reports to this one that it has placed."""
+        """Add the requests that another scheduler reports as placed."""
         for request in placed:
             self._of[scheduler].placed(request)
 

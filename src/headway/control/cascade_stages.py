@@ -1,4 +1,4 @@
-"""The stages of a model cascade: which model answers first, whether its answer is accepted, and which answers next."""
+"""The stages of a model cascade: which model answers first, whether its answer is accepted, and which model is next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headway.core.view import ReplicaView
 
 
 class CascadeStage:
-    """One model of a cascade. Satisfies `core.view.StageView`."""
+    """One model of a cascade. Implements `core.view.StageView`."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -31,7 +31,8 @@ class CascadeStage:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CascadeStages:
-    """One cascade and its policy. Satisfies `core.view.CascadeView`: `now` and `stage` are set before every call."""
+    """One cascade and its policy. Implements `core.view.CascadeView`; `now` and `stage` are set before every policy
+    call."""
 
     def __init__(self, config: CascadeConfig, policy: Cascade, services: Sequence[Service], random: Random) -> None:
         self.config = config
@@ -49,7 +50,7 @@ class CascadeStages:
         return not live.model or live.model == self.config.name
 
     def num_models(self, model: str) -> int:
-        """Models that may answer a request for this model, one after the other."""
+        """Number of models that may answer a request for this model in turn."""
         return len(self.stages) if not model or model == self.config.name else 1
 
     def enter(self, live: Live, now: float) -> None:
@@ -62,13 +63,13 @@ class CascadeStages:
         self._assign(live, stage)
 
     def is_final(self, live: Live) -> bool:
-        """Whether the answer of the request's present stage is not judged: no stage is left and no audit is due."""
+        """Whether the current stage's answer is accepted unjudged: it is the last stage and no audit is due."""
         if live.stage_index < len(self.stages) - 1:
             return False
         return self._judges_last is None or not self._judges_last(live)
 
     def accepts(self, live: Live, score: float, now: float) -> bool:
-        """Whether an answer with this score (0 to 100) is the final one."""
+        """Whether an answer with this score (0 to 100) is accepted."""
         self.now, self.stage = now, live.stage_index
         live.score = score
         return self.policy.accept(live, score, self) or live.stage_index == len(self.stages) - 1

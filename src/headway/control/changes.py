@@ -1,8 +1,8 @@
-"""Values of a fleet's replicas that a router asks for, kept until the replicas change.
+"""Caches per-replica values that a router reads, until the replicas change.
 
-A router that reads all of hundreds of replicas for each request takes several times as long as the simulation of the
-request, although few of them have changed since the request before. A simulated replica notes its changes here. What
-changes as time passes, such as KV blocks in use, holds until a time that the replica tells whoever reads it.
+For a router, reading hundreds of replicas per request takes several times as long as simulating the request, although
+few replicas have changed since the last request. A simulated replica notes its changes here. For a value that changes
+with time, such as KV blocks in use, the replica also states until when it holds.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from typing import Any, Final, Protocol
 from headway.core.view import ReplicaView
 
 KEPT_FROM: Final = 24
-"""With fewer replicas than this, reading all of them is faster."""
+"""With fewer replicas, reading all of them is faster."""
 _MOST_NOTES: Final = 1 << 14
 _MOST_ENTRIES: Final = 8
-"""With so many entries for each value, a heap is built anew."""
+"""Heap entries per value above which a heap is rebuilt."""
 
 
 class Changes:
-    """The replicas that have changed, in order; with repetitions."""
+    """The replicas that have changed, in order, with duplicates."""
 
     __slots__ = ("generation", "ids", "is_read")
 
     def __init__(self) -> None:
         self.is_read = False
-        """Changes are noted: somebody keeps values."""
+        """Whether a reader caches values, so that changes must be noted."""
         self.ids: list[int] = []
         self.generation = 0
-        """Values of an earlier generation are void."""
+        """Cached values of an earlier generation are invalid."""
 
     def limit(self) -> None:
-        """Discard the notes if they are many. Call at intervals."""
+        """Discard the notes when there are too many. Call at intervals."""
         if len(self.ids) > _MOST_NOTES:
             self.ids.clear()
             self.generation += 1
 
 
 class ChangeReader:
-    """Tells which of some replicas have changed since it was asked last, by their positions."""
+    """Reports the positions of replicas that have changed since the last call."""
 
     __slots__ = ("_changes", "_cursor", "_generation", "_positions", "replicas")
 
@@ -49,30 +49,30 @@ class ChangeReader:
         self._changes = changes
         self.replicas: Sequence[ReplicaView] = ()
         self._positions: dict[int, int] = {}
-        """By replica."""
+        """Replica id to position."""
         self._generation = -1
         self._cursor = 0
 
     def follows(self, replicas: Sequence[ReplicaView]) -> bool:
-        """Whether these replicas are followed already; else they are from now on."""
+        """Whether these replicas are already tracked; if not, start to track them."""
         if replicas is self.replicas:
             return True
         self.replicas, self._generation = replicas, -1
         return False
 
     def is_void(self) -> bool:
-        """Whether any replica may have changed unseen: call `begin`, and compute everything."""
+        """Whether a replica may have changed unnoticed. Then call `begin` and recompute every value."""
         return self._generation != self._changes.generation
 
     def begin(self) -> None:
-        """Have changes noted, and read those from now on."""
+        """Start noting changes, and read from here on."""
         changes = self._changes
         changes.is_read = True
         self._generation, self._cursor = changes.generation, len(changes.ids)
         self._positions = {replica.id: position for position, replica in enumerate(self.replicas)}
 
     def changed(self) -> list[int]:
-        """The positions of the replicas that have changed since the last call, once each."""
+        """The positions of the replicas that have changed since the last call, without duplicates."""
         ids, cursor = self._changes.ids, self._cursor
         if cursor == len(ids):
             return []
@@ -85,11 +85,11 @@ class TimedReplica(ReplicaView, Protocol):
     """A replica that notes its changes."""
 
     holds_until_s: float
-    """Getters of what changes with time lower it to the time until which their values hold."""
+    """Time until which the values read from the replica hold. Getters of time-dependent values lower it."""
 
 
 class KeptValues:
-    """`key(replica)` of each replica, of which only those of replicas that may have changed are computed."""
+    """Caches `key(replica)` for each replica and recomputes it only for replicas that may have changed."""
 
     __slots__ = ("_ends", "_ends_s", "_entered", "_key", "_order", "_reader", "_values")
 
@@ -97,25 +97,26 @@ class KeptValues:
         self._key, self._reader = key, ChangeReader(changes)
         self._values: list[Any] = []
         self._ends_s: list[float] = []
-        """By position: the time until which the value holds if the replica does not change."""
+        """By position: the time until which the value holds unless the replica changes."""
         self._ends: list[tuple[float, int]] = []
-        """Heap of (such a time, position); may contain earlier ones of `_ends_s`."""
+        """Heap of (end time, position); may contain outdated entries with times before those in `_ends_s`."""
         self._order: list[tuple[Any, int]] = []
-        """Heap of (value, position), if the least value is asked for. Values that have grown are corrected at the top,
-        so that few updates touch the heap."""
+        """Heap of (value, position), if the least value is asked for. Values that grew are corrected only at the top of
+        the heap, so few updates touch it."""
         self._entered: list[Any] = []
-        """By position: its value in the heap, the least if there are several; at most the present value."""
+        """By position: its value in the heap (the least, if it has several entries); at most the current value."""
 
     def values(self, replicas: Sequence[ReplicaView], now: float) -> Sequence[Any]:
         """The values at `now`, in the order of `replicas`."""
-        if not self._reader.follows(replicas):  # such as those with room: values are kept from the second time on
+        # a one-off selection, such as replicas with room: cache values from its second use on
+        if not self._reader.follows(replicas):
             key = self._key
             return [key(replica) for replica in replicas]
         self._update(now)
         return self._values
 
     def first_least(self, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The position of the least value at `now`, the first of equals; -1 for replicas that are not kept yet."""
+        """The position of the first replica with the least value at `now`; -1 if these replicas are not cached yet."""
         if not self._reader.follows(replicas):
             return -1
         self._update(now)
@@ -136,7 +137,7 @@ class KeptValues:
                 heapreplace(order, (values[position], position))
 
     def _update(self, now: float) -> None:
-        """Compute the values of replicas that may have changed."""
+        """Recompute the values of replicas that may have changed."""
         if self._reader.is_void():
             self._fill()
             return

@@ -1,4 +1,4 @@
-"""A column of records that grows: in memory, and from some size on outside of it."""
+"""A growing column of records: in memory, and beyond some size in a file."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy.typing as npt
 
 Bytes = bytearray | memoryview
 SPILL_BYTES = 1 << 21
-"""Size of a column from which its values are kept outside of memory."""
+"""Column size in bytes from which values are moved to a file."""
 _WIDENED_ROWS = 1 << 20
-"""Rows that are widened at a time."""
+"""Number of rows widened at a time."""
 
 
 class Spill(Protocol):
-    """Bytes of columns that are kept in a file, outside of memory."""
+    """Column bytes kept in a file instead of memory."""
 
     def append(self, data: Bytes) -> None:
-        """HeadwayError where there is no room."""
+        """Append bytes. Raises HeadwayError if the disk is full."""
 
     def mapped(self) -> memoryview:
-        """All bytes, read as they are needed. No more can be appended."""
+        """All bytes, memory-mapped. Nothing can be appended afterwards."""
 
 
 MakeSpill = Callable[[], Spill]
@@ -32,17 +32,17 @@ class Column:
     """The values of one column. While all are equal, only their number is stored."""
 
     def __init__(self, dtype: np.dtype[Any], make_spill: MakeSpill | None = None) -> None:
-        """`make_spill`: for columns of `SPILL_BYTES` and more; None: all stay in memory."""
+        """`make_spill`: creates the file for a column of `SPILL_BYTES` or more; None: columns stay in memory."""
         self._dtype = dtype
         self._value = np.empty(0, dtype)
         self._num_same = 0
         self._rows = bytearray()
-        """The values after those in `_spill`."""
+        """The values that are not yet in `_spill`."""
         self._make_spill = make_spill
         self._spill: Spill | None = None
 
     def extend(self, values: npt.NDArray[Any]) -> None:
-        """Append values; the column's type becomes wider if they do not fit."""
+        """Append values; widens the column's type if they do not fit."""
         if not len(values):
             return
         if values.dtype.itemsize > self._dtype.itemsize:
@@ -73,7 +73,7 @@ class Column:
         self._dtype = dtype
 
     def values(self) -> npt.NDArray[Any]:
-        """All values, read-only. No more can be appended."""
+        """All values, read-only. Nothing can be appended afterwards."""
         if self._num_same and not self._rows and self._spill is None:
             return np.broadcast_to(self._value[0], self._num_same)
         if self._spill is None:
@@ -90,5 +90,5 @@ def _fits(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
 
 
 def _bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The values as integers, so that NaN equals NaN and 0 differs from -0."""
+    """The values' bits as integers, so that NaN equals NaN and 0 differs from -0."""
     return values.view(f"i{values.dtype.itemsize}")

@@ -1,7 +1,7 @@
 """The life of a request, without I/O. A driver supplies the clock and the effects.
 
 Read `Control.on_arrival`, `place`, `release_held` and `on_finished` first: they are the loop. Every other `on_` method
-reports one more thing that can happen to a request or to a replica.
+handles one more event of a request or a replica.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ _FINISHED: Final = Outcome.FINISHED
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Control:
-    """Places requests on replicas, holds those without room, and follows each to its end."""
+    """Places requests on replicas, holds requests when no replica has room, and follows each request to its end."""
 
     def __init__(self, effects: Effects, recorder: Recorder | None, notify: bool) -> None:
-        """`recorder`: of the requests; None: none are recorded."""
+        """`recorder` records the requests; None: nothing is recorded."""
         self.effects = effects
         self._notify = notify
         self._recorder = recorder
         self._roles = Roles(effects)
         self.last_s = 0.0
-        """Latest end of a request, or of its stay in one cascade stage."""
+        """Latest end of a request or of a cascade stage."""
         self.parts = Parts(effects, self.place)
         self.by_model, self.services = self.parts.by_model, self.parts.services
         self.fallbacks = ModelFallbacks()
         self.max_hold_s: float | None = None
-        """Longest time for which a request is held before its first placement; None: any time."""
+        """Longest hold before the first placement, in seconds; None: no limit."""
         self._only: Service | None = None
         self._has_entry_steps = False
         self._slo: Policies | None = None
-        """The policies whose SLOs requests without their own get; None: they get none."""
+        """The policies whose SLOs apply to requests without their own; None: no default SLOs."""
 
     # The loop.
 
     def on_arrival(self, live: Live, now: float) -> None:
-        """A request arrives: it enters the cascade and the demand counts, and is placed unless admission holds it."""
+        """A request arrives: count it in the demand, enter the cascade, and place it unless admission holds it."""
         if live.reasoning_tokens:
             live.phase = Phase.REASONING
         if live.lora:
@@ -88,8 +88,8 @@ class Control:
         exclude: int | None = None,
         fallback: Service | None = None,
     ) -> None:
-        """Start a request on the replica that the router chooses, or hold it, or reject it. `fallback`: the service
-        that is to answer in place of its own."""
+        """Start a request on the replica that the router chooses, or hold it, or reject it. `fallback` is the service
+        that answers instead of the request's own."""
         service = self.service_of(live) if fallback is None else fallback
         if fallback is None and self.fallbacks.are_used:
             service = self.fallbacks.answering(live, service, now)
@@ -106,13 +106,13 @@ class Control:
             self._hold(service, live, now, exclude)
 
     def _hold(self, service: Service, live: Live, now: float, exclude: int | None = None) -> None:
-        """Hold a request, for a limited time if it has not been placed yet."""
+        """Hold a request; if it was never placed, only for a limited time."""
         service.hold(live, now, exclude)
         if self.max_hold_s is not None and live.placed_s != live.placed_s:
             self.effects.call_at(now + self.max_hold_s, self.on_held_for_long, live)
 
     def release_held(self, service: Service, now: float) -> None:
-        """Place held requests in the order of their ranks while a replica has room."""
+        """Place held requests in rank order while a replica has room."""
         queue = service.hold_queue
         refused: list[Live] = []
         while (live := queue.first(now)) is not None:
@@ -132,7 +132,8 @@ class Control:
             self._refuse(live, now)
 
     def _start_below_share(self, service: Service, now: float) -> bool:
-        """Start a request of a share below its part, for which room is kept, although another one ranks first."""
+        """Start a request of a share below its fair part, although another request ranks first: room is reserved for
+        it."""
         queue = service.hold_queue
         live = queue.next_below_share()
         replica = None if live is None else service.choose(live, now)
@@ -144,7 +145,7 @@ class Control:
         return True
 
     def on_finished(self, live: Live, now: float) -> None:
-        """All tokens of a request are out: it ends, unless a cascade has its answer judged."""
+        """A request has all its tokens: end it, unless a cascade must judge its answer."""
         cascade = self.parts.cascade
         if cascade is None or live.stage_index < 0 or cascade.is_final(live):
             self.end(live, now, _FINISHED)
@@ -159,7 +160,8 @@ class Control:
         self.effects.judge(live, now)
 
     def end(self, live: Live, now: float, outcome: Outcome, is_learned: bool = False) -> None:
-        """End a request: record it, report it, and use its room. `is_learned`: policies know of this end already."""
+        """End a request: record it, report it, and reuse its room. `is_learned`: the policies have already learned from
+        it."""
         live.stage = ENDED
         service = self.service_of(live)
         if self._has_entry_steps:
@@ -184,7 +186,7 @@ class Control:
             self.on_room(service, now)
 
     def on_refused(self, live: Live, now: float, reason: int) -> None:
-        """A limit of its tenant refuses a request, before policies know of it. `reason` is as in `REFUSED`."""
+        """A tenant's limit denies a request before any policy sees it. `reason` is a key of `REFUSED`."""
         live.stage = ENDED
         if now > self.last_s:
             self.last_s = now
@@ -222,14 +224,14 @@ class Control:
             self.parts.scaling.count_arrival(live, service.model)
 
     def on_room(self, service: Service, now: float) -> None:
-        """A request has left a replica: release held requests, and stop replicas that drained."""
+        """A request has left a replica: release held requests, and stop drained replicas."""
         if service.hold_queue.num:
             self.release_held(service, now)
         if self.parts.scaling is not None:
             self.parts.scaling.stop_empty(now)
 
     def _refuse(self, live: Live, now: float, why: str = "") -> bool:
-        """Have a fallback answer a request, or reject it. True, as it is done with here."""
+        """Let a fallback answer a request, or reject it. Returns True: the service is done with the request."""
         service = self.service_of(live)
         target = self.fallbacks.after_rejection(live, service, now)
         if target is not None:
@@ -241,7 +243,7 @@ class Control:
         return True
 
     def _move_held(self, now: float) -> None:
-        """Let fallbacks take the requests that models without replicas hold."""
+        """Move requests that are held by models without replicas to their fallbacks."""
         for fallback in self.fallbacks.while_down():
             for live in fallback.home.take_held():
                 target = self.fallbacks.take_held(live, fallback, now)
@@ -253,7 +255,7 @@ class Control:
     # Other events of requests.
 
     def on_judged(self, live: Live, score: float, now: float) -> None:
-        """An answer has its score: it is accepted, or the next stage of the cascade answers."""
+        """An answer was scored: accept it, or let the next cascade stage answer."""
         cascade = self.parts.cascade
         if cascade is None or cascade.judged.pop(live.id, None) is None:
             return
@@ -272,7 +274,7 @@ class Control:
                 migrations.at_phase(live, now)
 
     def on_prefilled(self, live: Live, now: float) -> None:
-        """A prefill that another replica is to decode has ended: hand the request over."""
+        """A prefill-only replica has finished a prompt: hand the request over to its decode replica."""
         service = self.service_of(live)
         target = service.member(live.decode_replica)
         chosen = live.decode_replica
@@ -289,7 +291,7 @@ class Control:
             self.effects.hand_over(live, chosen, now)
 
     def on_prompt_computed(self, live: Live, now: float) -> None:
-        """A replica has computed a prompt: it may have room for a request that was held for prompts not computed."""
+        """A replica has computed a prompt: it may now have room for a request held by the prompt window."""
         if live.sent_to is None:
             return
         SentPrompts.start(live)
@@ -306,7 +308,7 @@ class Control:
         self.on_room(service, now)
 
     def on_paused(self, live: Live, now: float) -> None:
-        """A request has left its replica for a held one, and is held until there is room."""
+        """A request has been paused off its replica to make room for a held one; hold it until there is room."""
         live.preemptions += 1
         service = self.service_of(live)
         service.hold(live, now)
@@ -315,11 +317,11 @@ class Control:
         self.release_held(service, now)
 
     def on_cancelled(self, live: Live, now: float) -> None:
-        """The driver has aborted a request."""
+        """The driver has aborted the request."""
         self.end(live, now, Outcome.CANCELLED)
 
     def on_timeout(self, now: float, live: Live) -> None:
-        """The client of a request gives up."""
+        """The client has given up."""
         if live.stage is ENDED:
             return
         live.cancelled_s = now
@@ -329,8 +331,7 @@ class Control:
             self.effects.cancel(live, now)
 
     def on_held_for_long(self, now: float, live: Live) -> None:
-        """A request was held `max_hold_s` ago: if it has not been placed since, a fallback answers, or it is
-        rejected."""
+        """A request was held for `max_hold_s`: unless it has been placed, a fallback answers it or it is rejected."""
         cascade = self.parts.cascade
         is_judged = cascade is not None and live.id in cascade.judged
         if live.stage is HELD and live.placed_s != live.placed_s and not is_judged:
@@ -339,13 +340,13 @@ class Control:
     # Events of replicas.
 
     def on_unit_started(self, deployment: str, members: Sequence[Member], now: float) -> None:
-        """The replicas of one unit that scaling started are up."""
+        """All replicas of a unit that scaling started are up."""
         assert self.parts.scaling is not None
         self.release_held(self.parts.scaling.on_started(deployment, members), now)
         self._move_held(now)
 
     def on_crashed(self, replica: int, lost: Sequence[Live], now: float) -> None:
-        """A replica is down. Its requests are placed anew and keep the tokens that are out."""
+        """A replica is down. Place its requests again; they keep their generated tokens."""
         for service in self.services:
             if (member := service.member(replica)) is not None:
                 member.is_up = False
@@ -359,7 +360,7 @@ class Control:
                 self.place(live, now, jumps_queue=True)
 
     def on_recovered(self, replica: int, now: float) -> None:
-        """A replica is up again, without requests."""
+        """A replica is up again, with no requests."""
         for service, member in memberships(self.services, replica):
             member.is_up = True
             self._roles.cover(service)
@@ -367,7 +368,7 @@ class Control:
         self._move_held(now)
 
     def change_role(self, replica: int, role: Role, now: float, is_ready: bool) -> None:
-        """Give a replica another role (Cauchy, section 3.6). Requests that it has begun stay.
+        """Change a replica's role (Cauchy, section 3.6). Requests that have started there stay.
 
         Unless `is_ready`, the replica takes no new request until `on_role_changed`.
         """
@@ -378,14 +379,14 @@ class Control:
             self.release_held(service, now)
 
     def on_role_changed(self, replica: int, now: float) -> None:
-        """A replica has completed a change of its role and takes requests again."""
+        """A replica has finished a role change and takes requests again."""
         for service, member in memberships(self.services, replica):
             member.num_switches -= 1
             self._roles.rearrange(service, now)
             self.release_held(service, now)
 
     def on_views_refreshed(self, now: float) -> None:
-        """Views were refreshed and may show room: release held requests."""
+        """Views were refreshed and may show new room: release held requests."""
         for service in self.services:
             if service.hold_queue.num:
                 self.release_held(service, now)
@@ -404,7 +405,7 @@ class Control:
     ) -> None:
         """Create one service per model, with new policies.
 
-        `members` are the replicas by model, `names` every name of each model, `scaling` creates the scaler's part.
+        `members`: replicas by model; `names`: every name of each model; `scaling`: creates the scaling part.
         """
         self.fallbacks.of_fleet = fallbacks or Fallbacks()
         self.max_hold_s = policies.max_hold_s
@@ -434,22 +435,22 @@ class Control:
         seed: int,
         observer: DecisionObserver | None,
     ) -> None:
-        """Create the service of one more model, under these names where no other has them."""
+        """Create the service of one more model, under those of its names that are not taken."""
         service = self.parts.add_service(policies, model, members, self.fallbacks.of_fleet, seed, observer)
         for name in names:
             self.by_model.setdefault(name, service)
 
     def use_slo(self, policies: Policies) -> None:
-        """Give requests without their own SLOs those of `policies` from now on."""
+        """From now on, requests without their own SLOs get those of `policies`."""
         is_none = policies.slo_ttft_s is policies.slo_tpot_s is policies.slo_e2e_s is None
         self._slo = None if is_none else policies
 
     def use_fallbacks(self, fallbacks: Fallbacks, config: FallbackConfig) -> None:
-        """Use these fallbacks from now on. Those that are the same keep what they have seen."""
+        """Use these fallbacks from now on. Unchanged fallbacks keep their state."""
         self.fallbacks.use(fallbacks, config, self.by_model, self.parts.scaling)
 
     def note_parts(self) -> None:
-        """Note which steps of an arrival the present parts need."""
+        """Record which steps of an arrival the current parts need."""
         fallbacks = {name for names in self.fallbacks.of_fleet.models.values() for name in names}
         services = dict.fromkeys(self.by_model.values())
         asked = [service for service in services if service.model not in fallbacks]
@@ -463,7 +464,8 @@ class Control:
         return CascadeStages(config, config.policy(), stages, random)
 
     def write_unfinished(self, unfinished: Sequence[Live], now: float) -> None:
-        """Record every request in the system as unfinished: `unfinished` at replicas, and those that control has."""
+        """Record every request in the system as unfinished: `unfinished` at the replicas, and those that control
+        holds."""
         judged = [] if self.parts.cascade is None else self.parts.cascade.judged.values()
         for live in sorted([*unfinished, *judged, *self.parts.held_requests()], key=attrgetter("id")):
             live.forget_after(now)

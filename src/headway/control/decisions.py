@@ -1,7 +1,6 @@
-"""The decision observer: what control's policies were shown and what they chose.
+"""The decision observer: the input and the choice of each decision by control's policies.
 
-A driver without an observer pays one comparison per decision. An observer without listeners only remembers the
-requests that are held.
+Without an observer, a decision costs one comparison. An observer without listeners only tracks the held requests.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from headway.core.view import ReplicaView
 
 
 class OfferedReplica(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A replica that could be chosen, as the policy saw it. The fields with default values are a gateway's."""
+    """A candidate replica as the policy saw it. Only a gateway sets the fields with defaults."""
 
     replica: int
     in_flight: int
     waiting: int
     kv_share: float
-    """Share of its KV cache in use, 0 to 1."""
+    """Share of the KV cache in use, 0 to 1."""
     age_s: float | None
-    """Age of its metrics; None: never read, the figures are Headway's own counts."""
+    """Age of its metrics; None: never scraped, the figures are Headway's own counts."""
     name: str = ""
-    """As in headers, logs and records."""
+    """Name in headers, logs and records."""
     running: int | None = None
     """Requests in the engine's batch."""
     prompt_tokens_left: int | None = None
-    """Tokens of prompts that are not computed yet."""
+    """Prompt tokens not computed yet."""
     tokens_generated: int | None = None
-    """Output tokens so far, of all requests placed there."""
+    """Output tokens so far of all requests placed there."""
     kv_blocks_used: int | None = None
     kv_blocks_total: int | None = None
 
@@ -42,14 +41,17 @@ class Decision(Struct, frozen=True, omit_defaults=True, gc=False):
     """One line of the decision log. Fields with default values are omitted."""
 
     time_s: float
-    """Since the start of the run; at a gateway, since 1970."""
+    """Seconds since the run began; in a gateway, since 1970."""
     what: Literal[
         "placed", "moved", "refused", "ejected", "returned", "reloaded", "fallback", "cache", "shadow", "autopilot"
     ]
-    """`ejected`, `returned`, `reloaded` and `cache` are a gateway's: about a replica (`choice`), that its fleet file
-    has changed (`why`), and how well a replica's prefix cache is known. `fallback`: from now on, `model` is to answer
-    in place of the one that `why` names. `shadow`: what a candidate's ordering or admission would have done (`why`)
-    where it differs, or how its rehearsal compares. `autopilot`: a step of a change that is tried."""
+    """Kind of decision.
+
+    A gateway only: `ejected`, `returned`, `reloaded` and `cache` concern a replica (`choice`); `why` says how its fleet
+    file changed or how well its prefix cache is known. `fallback`: from now on `model` answers instead of the model in
+    `why`. `shadow`: a candidate's ordering or admission would have decided differently (`why`), or the result of its
+    rehearsal. `autopilot`: one step of a trial change.
+    """
     request: str
     model: str
     tier: int
@@ -57,45 +59,45 @@ class Decision(Struct, frozen=True, omit_defaults=True, gc=False):
     choice: int | None = None
     """The chosen replica."""
     source: int | None = None
-    """Replica that a moving request leaves."""
+    """The replica that a moving request leaves."""
     decode: int | None = None
-    """Replica that decodes after the prefill."""
+    """The replica that decodes after the prefill."""
     attempt: int = 0
-    """0: the first attempt; one more for every replica that failed the request."""
+    """0 for the first attempt, plus one per replica that failed the request."""
     moves: int = 0
     """Moves completed before this decision."""
     held_s: float = 0.0
     """Time held before this decision."""
     why: str = ""
-    """Reason for holding, moving or refusing the request."""
+    """Reason to hold, move or reject the request."""
     scores: tuple[tuple[int, float], ...] = ()
-    """The policy's scores, as (replica, score)."""
+    """The policy's scores as (replica, score)."""
     replicas: tuple[OfferedReplica, ...] = ()
-    """The replicas that could be chosen."""
+    """The candidate replicas."""
     shadow: int | None = None
-    """The replica that the candidate's router chose, where a candidate decides beside."""
+    """The replica chosen by the candidate configuration's router, if a candidate runs in shadow."""
 
 
 class DecisionObserver:
     """Receives decisions from control and passes them to `listeners`."""
 
     def __init__(self, name: Callable[[Live], str] | None = None, start_s: float = 0.0, is_live: bool = False) -> None:
-        """`is_live`: a gateway's, with more on each replica, as nothing else remembers what it was."""
+        """`is_live`: for a gateway, whose decisions record more about each replica."""
         self._is_live = is_live
         self.listeners: list[Callable[[Decision], None]] = []
         self.start_s = start_s
-        """Added to every time."""
+        """Added to every time in the log."""
         self.name = name or (lambda live: str(live.id))
         """The name of a request in the log."""
         self._held: dict[int, tuple[float, str]] = {}
-        """By request: when its hold began, and why."""
+        """By request: (start, reason) of its hold."""
 
     def note_hold(self, live: Live, now: float, why: str) -> None:
-        """Note that a request is held from now on."""
+        """Record that a hold begins."""
         self._held[live.id] = now, why
 
     def forget(self, live: Live) -> None:
-        """Drop the hold of a request that has ended."""
+        """Forget the hold of a request that has ended."""
         self._held.pop(live.id, None)
 
     def record_placement(
@@ -107,8 +109,8 @@ class DecisionObserver:
         now: float,
         shadow: int | None = None,
     ) -> None:
-        """Record a router's choice, and that of a candidate's router. `leaves_draining`: the request is at a replica
-        that drains, and moves."""
+        """Record the router's choice, and the choice of a candidate's router. `leaves_draining`: the request moves off
+        a draining replica."""
         if not self.listeners:
             if not leaves_draining:
                 self._held.pop(live.id, None)
@@ -126,7 +128,7 @@ class DecisionObserver:
             self._record("placed", live, now, **chosen)
 
     def record_migration(self, live: Live, move: Move, offered: Sequence[ReplicaView], now: float) -> None:
-        """Record a move that a migration policy asked for."""
+        """Record a move requested by the migration policy."""
         if self.listeners:
             self._record(
                 "moved",
@@ -140,32 +142,32 @@ class DecisionObserver:
             )
 
     def record_shadow(self, live: Live, why: str, now: float) -> None:
-        """Record that a candidate's policy would have decided otherwise about a request."""
+        """Record that a candidate's policy would have decided differently about a request."""
         if self.listeners:
             self._record("shadow", live, now, why=why)
 
     def record_refusal(self, live: Live, now: float, why: str) -> None:
-        """Record that a request is rejected on placement."""
+        """Record that a request was rejected at placement."""
         self._record("refused", live, now, why=why)
 
     def record_fallback(self, live: Live, model: str, why: str, now: float) -> None:
-        """Record that `model` is to answer the request in place of its present one."""
+        """Record that `model` answers the request instead of its current model."""
         if self.listeners:
             self._record("fallback", live, now, model=model, why=why)
 
     def record_hold_refusal(self, live: Live, now: float, name: str) -> None:
-        """Record that a held request was rejected, with the reason for its hold; nothing if it was not held."""
+        """Record that a held request was rejected, with the reason for its hold. No effect if it was not held."""
         if live.id in self._held:
             self._record("refused", live, now, request=name)
 
     def record_ejection(self, replica: int, model: str, why: str, is_return: bool, now: float) -> None:
-        """Record that a replica gets no more requests as it serves worse than its peers, or gets them again."""
+        """Record that a replica was ejected because it serves worse than its peers, or that it returned."""
         what: Literal["ejected", "returned"] = "returned" if is_return else "ejected"
         for listener in self.listeners:
             listener(Decision(self.start_s + now, what, "", model, 0, "", choice=replica, why=why))
 
     def record_cache_state(self, replica: int, model: str, state: str, why: str, now: float) -> None:
-        """Record how what is known of a replica's prefix cache has changed."""
+        """Record a change in how well a replica's prefix cache is known."""
         reason = f"{state}: {why}" if why else state
         for listener in self.listeners:
             listener(Decision(self.start_s + now, "cache", "", model, 0, "", choice=replica, why=reason))

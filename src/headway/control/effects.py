@@ -1,4 +1,5 @@
-"""The effects that control asks of a driver: the simulator acts in virtual time, the gateway in real time."""
+"""The effects that control requests from a driver. The simulator runs them in virtual time, the gateway in real
+time."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from headway.core.record import Outcome
 
 
 class Effects(Protocol):
-    """Effects on requests, and on the roles of replicas."""
+    """Effects on requests, and on replica roles."""
 
     def start(self, live: Live, replica: int, now: float) -> None:
         """Send the request to a replica."""
@@ -23,33 +24,33 @@ class Effects(Protocol):
         """Migrate the request to another replica if possible. The driver answers with `Control.on_moved`."""
 
     def pause(self, live: Live, now: float) -> None:
-        """Take a running request off its replica, without its KV cache. The driver answers with `Control.on_paused`,
-        unless the request ends before."""
+        """Take a running request off its replica and drop its KV cache. The driver answers with `Control.on_paused`,
+        unless the request ends first."""
 
     def hand_over(self, live: Live, target: int, now: float) -> None:
-        """Migrate a request after its prefill to the replica that decodes it, or let it decode where it is."""
+        """Move a prefilled request to its decode replica, or let it decode where it is."""
 
     def judge(self, live: Live, now: float) -> None:
-        """Have the answer of a cascade stage scored. The driver answers with `Control.on_judged`."""
+        """Have a judge score the answer of a cascade stage. The driver answers with `Control.on_judged`."""
 
     def set_role(self, replica: int, role: Role) -> None:
-        """Change the role of a replica, effective now."""
+        """Change a replica's role, effective now."""
 
     def call_at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
         """Call `action(time_s, argument)` at `time_s`."""
 
     def notify_ended(self, live: Live, now: float, outcome: Outcome) -> None:
-        """Report the end of a request to its sender (only if control was created with `notify`)."""
+        """Report a request's end to its sender (only if control was created with `notify`)."""
 
 
 class ScalingEffects(Protocol):
     """Effects on the number of replicas."""
 
     def start_replica(self, deployment: str, now: float) -> None:
-        """Acquire one more unit of a pool or combo. The driver answers with `Control.on_unit_started`."""
+        """Start one more unit of a pool or combo. The driver answers with `Control.on_unit_started`."""
 
     def drain(self, replica: int, on: bool) -> None:
         """Start or stop draining a replica."""
 
     def stop_replica(self, replica: int, now: float) -> None:
-        """Give back a replica that has no requests."""
+        """Release a replica that has no requests."""

@@ -1,6 +1,6 @@
-"""Fallbacks: when another model, or another pool of the same one, answers in place of a model, and which.
+"""Fallbacks: when another model, or another pool of the same model, answers instead of a model.
 
-A request that has no token yet may change its model. Later it stays: tokens of two models make no answer.
+A request may change its model only before its first token, because one answer cannot mix two models' tokens.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _KEPT_SHARE: Final = 0.1
 
 
 class FellBack(Struct, frozen=True, gc=False):
-    """Why a request is not answered by its own model, and what it was before."""
+    """Why another model answers a request, and the request's original fields."""
 
     model: str
-    """The model that was asked for."""
+    """The requested model."""
     why: FallbackReason
     output_tokens: int
     reasoning_tokens: int
     output_id: int | None
 
     def restore_lengths(self, live: Live) -> None:
-        """Let the request have the length of its own model's answer again."""
+        """Restore the output length of the requested model's own answer."""
         live.output_tokens, live.reasoning_tokens = self.output_tokens, self.reasoning_tokens
         live.output_id = self.output_id
 
@@ -41,13 +41,13 @@ class Fallback:
     """The fallbacks of one model."""
 
     def __init__(self, home: Service, targets: Sequence[Service], config: FallbackConfig, fallbacks: Fallbacks) -> None:
-        """`targets`: the services of its fallbacks, in order."""
+        """`targets`: the fallback services, in order."""
         self.home, self.targets, self._config = home, targets, config
         self._fallbacks, self._are_same = fallbacks, fallbacks.are_same
         self._watch = TtftWatch(config) if "slow" in config.when else None
 
     def is_like(self, other: Fallback) -> bool:
-        """Whether another one would do the same, but for what this one has seen."""
+        """Whether another fallback has the same configuration, whatever state either has."""
         same = self.home is other.home and self.targets == other.targets
         return same and self._config == other._config and self._fallbacks == other._fallbacks
 
@@ -55,13 +55,13 @@ class Fallback:
         return why in self._config.when
 
     def shape_of(self, target: Service) -> str:
-        """The name of a fallback's model in workloads."""
+        """The workload's name for a fallback's model."""
         return self._fallbacks.standby_of.get(target.model, target.model)
 
     def reason(self, live: Live, now: float, is_first: bool, most_held: int | None) -> FallbackReason | None:
-        """Why the request should not be placed at its model; None: it should. `is_first`: it was not placed before.
+        """Why the request should leave its model; None: it should stay. `is_first`: it was never placed.
 
-        Call it once for each placement: it counts the requests that a slow model keeps.
+        Call it once per placement: it counts the requests that a slow model keeps.
         """
         if not self.home.any_up:
             return "down" if self.allows("down") else None
@@ -72,9 +72,10 @@ class Fallback:
         return "slow"
 
     def target(self, live: Live, after: Service | None = None) -> Service | None:
-        """The fallback that takes a request now: the first with room, else the first that may hold it; None: none.
+        """The fallback that takes a request now: the first one with room, else the first one that may hold it; None:
+        none.
 
-        `after`: only those after this one, which has failed; all if it is no fallback.
+        `after`: a fallback that failed; only later ones are tried. If it is not a fallback, all are tried.
         """
         first = self.targets.index(after) + 1 if after in self.targets else 0
         able = [service for service in self.targets[first:] if self._may_take(service, live)]
@@ -88,32 +89,32 @@ class Fallback:
         return service.any_up and (service.has_room(live) or not service.why_rejected(live))
 
     def may_return(self, live: Live) -> bool:
-        """Whether a request that a fallback was to answer may be answered by its own model after all."""
+        """Whether the request may go back from its fallback to its own model."""
         has_begun = live.keeps_model or live.generated_tokens > 0
         return not has_begun or self._are_same(live.model, self.home.model)
 
 
 class TtftWatch:
-    """Whether too many of a model's requests miss their TTFT SLO.
+    """Detects whether too many of a model's requests miss their TTFT SLO.
 
-    A request is judged at the end of its SLO's time: it has its first token by then, or has missed its SLO. Requests
-    that end before without a token do not count, nor those whose answer is not streamed: their TTFT is not known.
+    A request is judged when its SLO's time is over: by then it has its first token or has missed the SLO. Requests that
+    end earlier without a token do not count, nor do unstreamed answers, because their TTFT is unknown.
     """
 
     def __init__(self, config: FallbackConfig) -> None:
         self._config = config
         self._waiting: list[tuple[float, int, Live]] = []
-        """Heap of (end of the SLO's time, id, request)."""
+        """Heap of (deadline by the SLO, id, request)."""
         self._judged: deque[tuple[float, bool]] = deque()
-        """(time, whether the SLO was missed) of the window, oldest first."""
+        """(time, missed its SLO) of the requests in the window, oldest first."""
         self._num_missed = 0
         self._slow_since_s: float | None = None
         self._returned_s: float | None = None
-        """When the model was last found to be no longer slow, until it has all requests again."""
+        """When the model last stopped being slow; None once it gets all requests again."""
         self._credit = 0.0
 
     def keeps(self, live: Live, now: float) -> bool:
-        """Whether the model keeps a request that arrives now. If so, its first token is waited for."""
+        """Whether the model keeps this arriving request. If it does, its TTFT is watched."""
         self._judge(now)
         share = self._kept_share(now)
         self._credit += share
@@ -126,7 +127,7 @@ class TtftWatch:
         return True
 
     def _judge(self, now: float) -> None:
-        """Judge the requests whose time is over, and with them the model."""
+        """Judge the requests whose deadline has passed, then the model."""
         waiting, judged, config = self._waiting, self._judged, self._config
         while waiting and waiting[0][0] <= now:
             end_s, _, live = heappop(waiting)

@@ -1,4 +1,4 @@
-"""A service's hold queue: requests that wait in front of the replicas, in the order of an ordering."""
+"""A service's hold queue: requests that wait for room at a replica, sorted by an ordering."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from headway.control.live import HELD, Live
 from headway.core.policy import MovingOrdering, Ordering, SharingOrdering
 
 _MIN_STALE = 64
-"""Outdated ranks that are kept at least, so that few shares do not cause frequent rebuilds."""
+"""Minimum number of outdated entries before a rebuild, so that a few shares do not cause frequent rebuilds."""
 _MOST_TRIED = 8
-"""Lines of which the first finds no room, that are looked at for a share below its part. Such shares are in front."""
+"""Number of shares to check for one below its fair part when the first request finds no room. Such shares rank
+first."""
 
 
 def hold_queue(ordering: Ordering) -> HoldQueue:
@@ -22,17 +23,17 @@ def hold_queue(ordering: Ordering) -> HoldQueue:
 
 
 class HoldQueue:
-    """A heap of held requests. May contain requests that are no longer held; `first` removes those before it."""
+    """A heap of held requests. It may contain requests that are no longer held; `first` removes those at the front."""
 
     def __init__(self, ordering: Ordering) -> None:
         self._ordering = ordering
         self._has_moving_ranks = isinstance(ordering, MovingOrdering)
         self._heap: list[tuple[Any, int, Live]] = []
         self.num = 0
-        """`len` of the queue, which takes longer to read."""
+        """`len` of the queue, as an attribute because it is faster to read."""
 
     def __len__(self) -> int:
-        """Number of requests, some of which may not be held any more."""
+        """Number of requests in the heap, including some that are no longer held."""
         return self.num
 
     def push(self, live: Live, now: float) -> None:
@@ -41,7 +42,7 @@ class HoldQueue:
         self.num += 1
 
     def first(self, now: float) -> Live | None:
-        """The held request that ranks first."""
+        """The held request with the first rank."""
         if self._has_moving_ranks and self._heap:
             self._heap = [(self._ordering.rank(live, now), live.id, live) for _, _, live in self._heap]
             heapify(self._heap)
@@ -53,53 +54,52 @@ class HoldQueue:
         return None
 
     def pop(self, now: float) -> None:
-        """Remove the request that `first` has returned."""
+        """Remove the request returned by `first`."""
         heappop(self._heap)
         self.num -= 1
 
     def next_below_share(self) -> Live | None:
-        """Another request of the first one's tier that may use the room which is kept for shares below their part."""
+        """Another request in the first one's tier that may use the room reserved for shares below their fair part."""
         return None
 
     def remove(self, live: Live, now: float) -> None:
-        """Remove the request that `next_below_share` has returned."""
+        """Remove the request returned by `next_below_share`."""
 
     def rerank(self, live: Live, now: float) -> None:
-        """The ordering has counted the start of a request at a replica, or learnt from its end."""
+        """Update ranks after the ordering counted a request's start or learned from its end."""
 
     def requests(self) -> list[Live]:
-        """The held requests, in no order."""
+        """The held requests, unsorted."""
         return [live for _, _, live in self._heap if live.stage is HELD]
 
     def num_before(self, live: Live, now: float) -> int:
-        """Held requests that would go before this one, which is not held. Takes time in proportion to all of them."""
+        """Number of held requests that rank before this one, which is not held. Linear in the queue's length."""
         rank = self._ordering.rank(live, now)
         return sum(each[0] <= rank for each in self._heap)
 
     def oldest_s(self, live: Live, now: float) -> float:
-        """The time for which the first request of the line that this one would join has waited."""
+        """How long the first request of this request's share has waited."""
         first = self.first(now)
         return 0.0 if first is None else now - first.arrival_s
 
     def is_full(self, live: Live, most: int) -> bool:
-        """Whether `most` requests are held, so that this one must not be."""
+        """Whether the queue has `most` requests, so that this request must not be held."""
         if self.num < most:
             return False
         self._remove_ended()
         return self.num >= most
 
     def _remove_ended(self) -> None:
-        """Remove the requests that are not held any more."""
+        """Remove the requests that are no longer held."""
         self._heap = [entry for entry in self._heap if entry[2].stage is HELD]
         heapify(self._heap)
         self.num = len(self._heap)
 
 
 class SharedHoldQueue(HoldQueue):
-    """One line of requests for each share, in order of arrival; the heads of the lines are ranked.
+    """One first-come-first-served line of requests per share; only the heads of the lines are ranked.
 
-    Each operation takes time that grows with the logarithm of the number of requests, whatever the number of ranks
-    that a start changes.
+    Each operation takes logarithmic time, however many ranks a start changes.
     """
 
     _ordering: Any
@@ -107,11 +107,11 @@ class SharedHoldQueue(HoldQueue):
     def __init__(self, ordering: Ordering) -> None:
         super().__init__(ordering)
         self._lines: dict[Hashable, list[tuple[float, int, Live]]] = {}
-        """By share, a heap of (arrival, id, request)."""
+        """By share: a heap of (arrival, id, request)."""
         self._heads: list[tuple[Any, int, Hashable]] = []
-        """Heap of (rank, id, share), which also has outdated entries."""
+        """Heap of (rank, id, share); may contain outdated entries."""
         self._ranked: dict[Hashable, tuple[Any, int, Hashable]] = {}
-        """By share, its present entry in `_heads`."""
+        """By share: its current entry in `_heads`."""
 
     def push(self, live: Live, now: float) -> None:
         share = self._ordering.share(live)
@@ -122,7 +122,7 @@ class SharedHoldQueue(HoldQueue):
             self._rank(share, line, now)
 
     def _rank(self, share: Hashable, line: list[tuple[float, int, Live]], now: float) -> None:
-        """Rank the head of a line, anew if it was ranked."""
+        """Rank the head of a share's line again."""
         live = line[0][2]
         live.rank = self._ordering.rank(live, now)
         self._ranked[share] = entry = (live.rank, live.id, share)
@@ -149,7 +149,7 @@ class SharedHoldQueue(HoldQueue):
         self._pop_from(heappop(self._heads)[2], now)
 
     def _pop_from(self, share: Hashable, now: float) -> None:
-        """Remove the head of a line."""
+        """Remove the head of a share's line."""
         line = self._lines[share]
         heappop(line)
         self.num -= 1
@@ -183,7 +183,8 @@ class SharedHoldQueue(HoldQueue):
         return [live for line in self._lines.values() for _, _, live in line if live.stage is HELD]
 
     def num_before(self, live: Live, now: float) -> int:
-        """About so many: of its own line all, of each other one of its tier as many, if these rank before."""
+        """An estimate: all of the request's own line, and the same number from each line of its tier that ranks before
+        it."""
         own, rank, tier = self._ordering.share(live), self._ordering.rank(live, now), live.tier
         num = len(self._lines.get(own, ()))
         most, found = num + 1, num
@@ -200,7 +201,7 @@ class SharedHoldQueue(HoldQueue):
         return now - line[0][0] if line else 0.0
 
     def is_full(self, live: Live, most: int) -> bool:
-        """As above, but a share whose line has less than an equal part of `most` may add to it."""
+        """As in `HoldQueue`, but a share with less than an equal part of `most` may still add requests."""
         if self.num < most or not super().is_full(live, most):
             return False
         line = self._lines.get(self._ordering.share(live), [])
@@ -212,6 +213,6 @@ class SharedHoldQueue(HoldQueue):
         self.num = sum(map(len, self._lines.values()))
         for line in self._lines.values():
             heapify(line)
-        # The head of a line may have gone; its successors have the same rank but for their arrival.
+        # The head of a line may have been removed; the new head has the same rank except for its arrival.
         self._ranked = {share: (self._ranked[share][0], line[0][1], share) for share, line in self._lines.items()}
         self._heads = sorted(self._ranked.values(), key=itemgetter(0, 1))

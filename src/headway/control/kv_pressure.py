@@ -1,9 +1,9 @@
-"""Room in KV caches for shares below their part: requests of the others are paused before a cache is full.
+"""Keeps KV cache room for shares below their fair part: requests of other shares are paused before a cache is full.
 
-An engine whose KV cache is full preempts what it started last, whoever sent it, and puts that in front of its queue. A
-request of a quiet tenant then waits behind preempted ones of a flood, however short its line in the hold queue was. A
-paused request is held and continues from its tokens, as after a preemption by the engine: its KV cache is computed
-anew. So it costs what the engine's own preemption would have, and no request waits for it.
+An engine with a full KV cache preempts its latest request, whoever sent it, and puts it at the front of its queue. A
+request of a quiet tenant then waits behind the preempted requests of a flooding one, however short its hold queue was.
+Headway instead pauses requests of the flooding tenant: they are held and later continue from their tokens, with the KV
+cache recomputed. This costs as much as the engine's own preemption, but no other request waits for it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from headway.core.view import ReplicaView
 
 
 class KvPressure:
-    """One service's pauses, looked for every `interval_s` and when a request of a share below its part starts.
+    """One service's KV pauses. It checks every `interval_s`, and when a request of a share below its fair part starts.
 
-    A replica is under pressure while its KV cache has less free than half of the ordering's headroom. Of the requests
-    that decode there for shares that have their part, those that arrived last are paused first, so that what arrived
-    first always goes on.
+    A replica is under pressure while its free KV cache is less than half of the ordering's headroom. Among the decoding
+    requests of shares that have their fair part, the latest arrivals are paused first, so that the oldest always
+    proceed.
     """
 
     def __init__(self, service: Service, interval_s: float, pause: Pause) -> None:
         self.service, self.interval_s, self._pause = service, interval_s, pause
         self._pausing: dict[int, int] = {}
-        """By request that is about to leave, its replica."""
+        """By request that is being paused: its replica."""
 
     def enter(self, live: Live, now: float) -> None:
-        """Count a request that the queue holds."""
+        """Count a request that enters the hold queue."""
 
     def paused(self, live: Live) -> None:
         """A request has left its replica."""
@@ -41,14 +41,14 @@ class KvPressure:
             self._relieve(view, now)
 
     def started(self, live: Live, replica: int, now: float) -> None:
-        """A request is sent to a replica, which may lack room for it."""
+        """A request is sent to a replica, which may be short of KV cache."""
         service = self.service
         member = service.member(replica)
         if member is not None and service.sharing is not None and service.sharing.is_below_share(live):
             self._relieve(member.view, now)
 
     def _relieve(self, view: ReplicaView, now: float) -> None:
-        """Pause requests until the replica is not under pressure."""
+        """Pause requests until the replica is no longer under pressure."""
         service = self.service
         sent, sharing = service.sent, service.sharing
         if sent is None or sharing is None:

@@ -9,21 +9,21 @@ from typing import Any, Final
 from headway.core.request import Phase, Segment
 
 NEVER: Final = float("nan")
-"""A time of an event that has not happened: NaN, as in the record's columns."""
+"""The time of an event that has not happened: NaN, as in the columns of the record."""
 
 
 class Stage(IntEnum):
     """The stage of a request's life."""
 
     HELD = 0
-    """In front of the replicas: in a hold queue, held by an admission policy, or waiting for a judge."""
+    """Not at a replica: in a hold queue, held by an admission policy, or waiting for a judge."""
     WAITING = 1
-    """At a replica, in its queue."""
+    """In a replica's queue."""
     PREFILLING = 2
     DECODING = 3
     ENDED = 4
     PAUSED = 5
-    """Out of its batch while its KV cache is copied to another replica."""
+    """Removed from the batch while its KV cache is copied to another replica."""
 
 
 # Module-level names: reading a member from its enum class takes as long as a dozen other steps.
@@ -36,16 +36,15 @@ PAUSED: Final[Stage] = Stage.PAUSED
 
 
 class Live:
-    """A request and its state. Satisfies `core.view.RequestView` and `core.view.PlacedRequestView`.
+    """A request and its state. Implements `core.view.RequestView` and `core.view.PlacedRequestView`.
 
-    The fields form three sections, each with one owner: the fields of `core.request.Request` (what arrived: constant,
-    except that a cascade or a fallback assigns a model), control's, and the driver's (the simulated engine, or the
-    gateway).
-    `generated_tokens` of a request that decodes in the simulator is as of the last sync, which the replica does
-    before it calls any policy.
+    The fields form three sections, each with one owner: the request as it arrived (`core.request.Request`; constant,
+    except that a cascade or a fallback assigns the model), control, and the driver (the simulated engine or the
+    gateway). In the simulator, `generated_tokens` of a decoding request is the value at the last sync; the replica
+    syncs before it calls any policy.
 
-    The parameters are the fields of `Request`, in its order, so that a row of a workload makes an instance. All fields
-    are declared here, since a compiled class has the speed of C only for such fields.
+    The parameters are the fields of `Request`, in its order, so a workload row creates an instance. All fields are
+    declared here because a compiled class is fast only for declared fields.
     """
 
     __slots__ = (
@@ -61,7 +60,7 @@ class Live:
         "unstarted_tokens",
     )  # fmt: skip
 
-    # Progress: written by the driver, read by control and by policies.
+    # Progress: the driver writes it; control and policies read it.
 
     phase: Phase
     stage: Stage
@@ -75,80 +74,81 @@ class Live:
     answer_s: float
     reasoning_end_s: float
     cached_tokens: int
-    """Prompt tokens that a prefix cache served at the first admission."""
+    """Prompt tokens reused from a prefix cache at the first admission."""
 
     # Control.
 
     scheduler: int
-    """Which of several schedulers places the request (`observe: schedulers`)."""
+    """The scheduler that places the request, if there are several (`observe: schedulers`)."""
     attempt: int
     tier_since_s: float
     placed_s: float
     cancelled_s: float
     moves: int
     stage_index: int
-    """Index of the cascade stage that answers; -1 = no cascade."""
+    """Index of the current cascade stage; -1 = no cascade."""
     score: float
-    """The judge's score of the last cascade stage's answer, 0 to 100."""
+    """The judge's score of the last cascade answer, 0 to 100."""
     decode_replica: int
-    """Replica that decodes after the prefill; -1 = the one that prefills."""
+    """The replica that decodes after the prefill; -1 = the prefill replica itself."""
     allowed: Any
-    """The replicas that may get the request (a frozenset of ids), where its sender limits them; None = all."""
+    """Ids (a frozenset) of the replicas that the sender allows; None = all."""
     release_region: str
-    """Region that an admission policy released the request to; "" = any."""
+    """Region to which an admission policy released the request; "" = any."""
     rank: object
-    """Sort key in the queue that the request is in."""
+    """Sort key in its current queue."""
     fallback: Any
-    """Why another model than the one asked for answers (`control.fallback.FellBack`); None = it does not."""
+    """Why another model answers (`control.fallback.FellBack`); None = the requested model answers."""
     keeps_model: bool
-    """Whether another model's answer is of no use: to an embedding, or after a part of the answer."""
+    """Whether no other model can answer: the request is an embedding, or part of the answer is out."""
     shed_s: float
-    """Seconds by which the request's expected TTFT was too long, for which it is shed; 0 = it is not."""
+    """Seconds by which the expected TTFT exceeded the limit, so that the request was shed; 0 = not shed."""
     sent_to: Any
-    """What the request's replica was sent (`control.sent_prompts`), where the hold queue shares service."""
+    """The prompt counter of the request's replica (`control.sent_prompts`), if the hold queue shares service."""
     sent_tokens: int
-    """Prompt tokens that are counted there."""
+    """Prompt tokens counted at that replica."""
     unstarted_tokens: int
-    """The same until the first token is out, then 0."""
+    """Prompt tokens counted as unstarted: as `sent_tokens` until the first token, then 0."""
 
-    # The driver: the request's stay at its present replica.
+    # The driver: the request at its current replica.
 
     move: Any
-    """The driver's migration object while the request is being moved."""
+    """The driver's migration object, while the request moves."""
     is_streamed: bool
-    """Whether the driver sees the first token when it is out, and not with the whole answer."""
+    """Whether the driver sees the first token at once, rather than with the whole answer."""
     enqueued_s: float
     num_before: int
-    """Requests that the replica had received before this one."""
+    """Number of requests that the replica received before this one."""
     ready_s: float
     """Earliest time at which the engine's scheduler sees the request."""
     expected_cached_tokens: int
-    """Tokens that the router expected in the replica's prefix cache; 0 once the prefill has begun."""
+    """Tokens that the router expected in the replica's prefix cache; 0 once the prefill has started."""
     response_s: float
-    """Delay from the end of an iteration until the client has its tokens."""
+    """Delay from the end of an iteration until the client receives its tokens."""
     stay_admitted_s: float
     prefill_end_s: float
     target_tokens: int
-    """KV tokens to compute before decoding: the prompt, plus the tokens generated before a preemption."""
+    """KV tokens to compute before decoding: the prompt, plus tokens generated before a preemption."""
     computed_tokens: int
-    """KV tokens computed so far in prefill; while decoding, those at `joined_tick`."""
+    """KV tokens computed so far in prefill; during decoding, the value at `joined_tick`."""
     swapped_tokens: int
-    """KV tokens of a waiting request that are kept, in host memory or in `resident_blocks`; 0 = none."""
+    """KV tokens of a waiting request kept in host memory or in `resident_blocks`; 0 = none."""
     resident_blocks: int
-    """GPU blocks that a waiting request holds."""
+    """GPU blocks held by a waiting request."""
     shared_blocks: int
-    """Leading KV blocks held through the prefix cache."""
+    """Leading KV blocks shared through the prefix cache."""
     queue: int
-    """Index of the ordering's queue (`QueuedOrdering`)."""
+    """Index of its queue in the ordering (`QueuedOrdering`)."""
     pace_version: int
-    """Number of changes of the reader's pace (`sim.stall_tracker`)."""
+    """How often the reader's pace has changed (`sim.stall_tracker`)."""
     joined_tick: int
     joined_generated: int
     quantum_tick: int
     turn_ends_at: int
-    """Generated tokens with which the request's turn ends, by its ordering's `next_change_tokens`; 0 = never."""
+    """Number of generated tokens at which the request's turn ends, from the ordering's `next_change_tokens`; 0 =
+    never."""
     check_tick: int
-    """Tick at which the replica checks the request next; -1 = not decoding."""
+    """Tick at which the replica next checks the request; -1 = not decoding."""
 
     def __init__(
         self,
@@ -200,14 +200,14 @@ class Live:
         self.is_streamed = True
 
     def name_kv_by_adapter(self) -> None:
-        """Give the segments ids of the adapter's own: the KV of a prompt differs from adapter to adapter."""
+        """Give the segments adapter-specific ids: each adapter has its own KV for the same prompt."""
         key = int.from_bytes(hashlib.sha1(self.lora.encode(), usedforsecurity=False).digest()[:8]) >> 1
         self.prefix = tuple(Segment(segment.id ^ key, segment.tokens) for segment in self.prefix)
         if self.output_id is not None:
             self.output_id ^= key
 
     def forget_after(self, end_s: float) -> None:
-        """Its client gave up at `end_s`: a later placement did not happen, and later tokens never arrived."""
+        """The client gave up at `end_s`: undo a later placement and later tokens."""
         if self.placed_s > end_s:
             self.placed_s = NEVER
         if self.first_token_s > end_s:
@@ -216,17 +216,17 @@ class Live:
             self.answer_s = NEVER
 
     def take_lengths_of(self, model: str) -> None:
-        """Let the answer be as long as that of this model, where the workload has one for each model."""
+        """Use the output length of this model's answer, if the workload has one length per model."""
         for name, tokens in self.lengths:
             if name == model and tokens != self.output_tokens:
-                # A later turn quotes the answer that the workload has, not this one.
+                # Later turns quote the workload's answer, not this one.
                 self.output_id = None
                 reasoning = round(self.reasoning_tokens * tokens / self.output_tokens)
                 self.output_tokens, self.reasoning_tokens = tokens, reasoning
 
     @property
     def answer_tokens(self) -> int:
-        """Answering tokens generated so far."""
+        """Answer tokens (after the reasoning) generated so far."""
         return max(self.generated_tokens - self.reasoning_tokens, 0)
 
     @property
@@ -235,15 +235,15 @@ class Live:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the request waits at its replica."""
+        """Whether the request waits at a replica."""
         return self.stage is WAITING
 
     @property
     def has_kv(self) -> bool:
-        """Whether the request has a KV cache at its replica."""
+        """Whether the request has KV cache at its replica."""
         return self.stage is not WAITING or self.swapped_tokens > 0
 
     @property
     def is_moving(self) -> bool:
-        """Whether a move of the request is under way."""
+        """Whether a move is in progress."""
         return self.move is not None

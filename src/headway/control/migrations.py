@@ -1,4 +1,4 @@
-"""Moves of requests between replicas: asks the migration policy, and begins the moves that are possible."""
+"""Moves of requests between replicas: calls the migration policy and begins the possible moves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Migrations:
         self._observer = observer
 
     def at_phase(self, live: Live, now: float) -> None:
-        """Ask whether a request that has ended its reasoning moves, and begin that move."""
+        """Ask whether a request that has just finished its reasoning should move; if so, begin the move."""
         tokens = live.prompt_tokens + live.output_tokens
         able = [m.view for m in self.service.members if m.can_serve(tokens, live.lora) or m.view.id == live.replica]
         move = self.policy.at_phase(live, self._fill_view(able, now))
@@ -45,7 +45,7 @@ class Migrations:
             self._try_move(live, self._checked("at_phase", move, "a Move, or None"), now)
 
     def tick(self, now: float) -> None:
-        """Ask for moves and begin them."""
+        """Ask the policy for moves and begin them."""
         up = self.service.up_views()
         if len(up) < 2:
             return

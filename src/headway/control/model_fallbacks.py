@@ -1,4 +1,4 @@
-"""The fallbacks of a fleet's models: which service answers a request, and what changes when another one does."""
+"""The fallbacks of a fleet's models: which service answers a request, and the changes to a request that falls back."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from headway.core.fleet import Fallbacks
 
 
 class ModelFallbacks:
-    """Changes the models of requests, which are at no replica at that time."""
+    """Changes the model of requests that are not at a replica."""
 
     def __init__(self) -> None:
         self.of_fleet = Fallbacks()
-        """The fleet's fallbacks, also where no policy uses them."""
+        """The fleet's configured fallbacks, used by a policy or not."""
         self.are_used = False
         self.max_held: int | None = None
-        """Most requests that a model may hold before its fallback gets them; None: any number."""
+        """Number of requests that a model may hold before its fallback answers; None: no limit."""
         self._by_model: dict[str, Fallback] = {}
         self._scaling: Scaling | None = None
 
     def use(
         self, fallbacks: Fallbacks, config: FallbackConfig, services: Mapping[str, Service], scaling: Scaling | None
     ) -> None:
-        """Use these fallbacks from now on. Those that are the same keep what they have seen.
+        """Use these fallbacks from now on. Unchanged fallbacks keep their state.
 
         `scaling` counts the requests of the models that answer.
         """
@@ -41,13 +41,13 @@ class ModelFallbacks:
         self._by_model, self.are_used = found, bool(found)
 
     def _of(self, live: Live, service: Service) -> Fallback | None:
-        """The fallbacks of the model that the request asked for; None: it has none, or a cascade chooses its models."""
+        """The fallbacks of the requested model; None: it has none, or a cascade chooses its models."""
         if live.stage_index >= 0:
             return None
         return self._by_model.get(service.model if live.fallback is None else live.fallback.model)
 
     def answering(self, live: Live, service: Service, now: float) -> Service:
-        """The service that is to answer a request of this one: itself, a fallback, or the model that was asked for."""
+        """The service that answers the request: `service`, a fallback, or the service of the requested model."""
         fallback = self._of(live, service)
         if fallback is None:
             return service
@@ -65,17 +65,17 @@ class ModelFallbacks:
         return service
 
     def has(self, live: Live, service: Service) -> bool:
-        """Whether a request has a fallback, up or not, for when its service rejects it."""
+        """Whether the request has a fallback, up or down, in case its service rejects it."""
         fallback = self._of(live, service)
         return fallback is not None and fallback.allows("rejects")
 
     def takes(self, live: Live, service: Service) -> bool:
-        """Whether a fallback takes a request if its service rejects it now."""
+        """Whether a fallback would take the request now if its service rejected it."""
         fallback = self._of(live, service)
         return fallback is not None and fallback.allows("rejects") and fallback.target(live) is not None
 
     def after_rejection(self, live: Live, service: Service, now: float) -> Service | None:
-        """The fallback that answers a request which its service rejects; None: none can."""
+        """The fallback for a request that its service rejects; None: no fallback takes it."""
         fallback = self._of(live, service)
         if fallback is None or not fallback.allows("rejects"):
             return None
@@ -91,7 +91,7 @@ class ModelFallbacks:
                 yield fallback
 
     def take_held(self, live: Live, fallback: Fallback, now: float) -> Service | None:
-        """The fallback that answers a held request of a model without replicas; None: none can."""
+        """The fallback that takes a held request of a model without replicas; None: no fallback takes it."""
         target = fallback.target(live)
         if target is not None:
             self._change_model(live, fallback, fallback.home, target, "down", now)
@@ -100,7 +100,7 @@ class ModelFallbacks:
     def _change_model(
         self, live: Live, fallback: Fallback, service: Service, target: Service, why: FallbackReason, now: float
     ) -> None:
-        """Have `target` answer a request of `service`."""
+        """Move a request from `service` to `target`."""
         taken = live.fallback
         if taken is None:
             taken = FellBack(fallback.home.model, why, live.output_tokens, live.reasoning_tokens, live.output_id)

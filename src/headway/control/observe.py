@@ -1,4 +1,4 @@
-"""Views of replicas for policies: fresh, or as stale and lossy as a fleet's scraped metrics are."""
+"""The replica views that policies see: fresh, or as stale and lossy as scraped metrics."""
 
 from __future__ import annotations
 
@@ -28,32 +28,33 @@ _ENGINE_METRICS = (
     "head_demand_blocks",
     "output_tokens_left",
 )
-"""What engines report. Everything else is the gateway's own count and always fresh."""
+"""Metrics that engines report. Every other value is the gateway's own count and always fresh."""
 _LORA_METRICS = (*_ENGINE_METRICS, "loras_running", "loras_waiting")
-"""What engines with slots for LoRA adapters report."""
+"""Metrics reported by engines with LoRA slots."""
 
 
 LEAST_PERIOD_S = 0.001
-"""More often, a run would not end."""
+"""Least period; shorter ones would make a run endless."""
 
 
 class CacheObservation(Struct, frozen=True, forbid_unknown_fields=True):
-    """How policies know what the replicas' prefix caches hold."""
+    """How policies learn the contents of the replicas' prefix caches."""
 
     source: Literal["exact", "events", "placements"] = "exact"
-    """`exact`: from the caches themselves, at once. `events`: from the engines' cache events, in batches. `placements`:
-    without events; a replica is assumed to keep the prompts that were placed there, within its KV blocks."""
+    """`exact`: read from the caches, without delay. `events`: from batches of the engines' cache events. `placements`:
+    without events; a replica is assumed to cache the prompts placed there, up to its KV blocks."""
     period_s: float = 0.1
-    """Time between two batches of a replica's events."""
+    """Time between two event batches of a replica."""
     delay_s: float = 0.0
-    """Time from a batch until policies see it."""
+    """Delay until policies see a batch."""
     placed: bool = True
-    """With `events`: a prompt counts from its placement on, until an event mentions it. Otherwise from the event on."""
+    """With `events`: whether a prompt counts as cached from its placement until an event mentions it, rather than only
+    from the event on."""
     loss: float = 0.0
     """Share of batches that are lost."""
     replay: bool = True
-    """A lost batch is noticed and fetched with the next one, as from vLLM's replay endpoint. Otherwise the index stays
-    wrong until the same blocks change again."""
+    """Whether a lost batch is noticed and fetched with the next one, as from vLLM's replay endpoint. Otherwise the
+    index stays wrong until the same blocks change again."""
 
     def __post_init__(self) -> None:
         if self.period_s < LEAST_PERIOD_S or self.delay_s < 0 or not 0 <= self.loss < 1:
@@ -61,22 +62,22 @@ class CacheObservation(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SchedulersObservation(Struct, frozen=True, forbid_unknown_fields=True):
-    """Several schedulers, as of several gateways: each sees what it has placed at once, and the others' by messages.
+    """Several schedulers, as with several gateways. Each sees its own placements at once, and the others' by messages.
 
-    Each request arrives at one of them, at random. They have policies and a hold queue each.
+    Each request arrives at a random scheduler. Each scheduler has its own policies and hold queue.
     """
 
     num: int = 1
     period_s: float = 0.05
-    """Time between two messages of one scheduler."""
+    """Time between two messages of a scheduler."""
     delay_s: float = 0.005
-    """Time from a message until the others see it."""
+    """Delay until the others receive a message."""
     lease_s: float = 2.0
-    """A scheduler counts as gone, and what it has at the replicas not at all, so long after its last message."""
+    """Time without a message after which a scheduler counts as gone and its load is ignored."""
     shared: bool = True
-    """Whether they tell each other at all."""
+    """Whether the schedulers exchange messages at all."""
     away: tuple[tuple[float, float], ...] = ()
-    """Times from and to which no message passes, as while the store that they share is away."""
+    """(start, end) of intervals without messages, such as outages of the shared store."""
 
     def __post_init__(self) -> None:
         if self.num < 1 or self.period_s < LEAST_PERIOD_S or self.delay_s < 0 or self.lease_s <= self.period_s:
@@ -87,18 +88,18 @@ class SchedulersObservation(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
-    """How engine metrics reach the policies. With a period of 0 every read is fresh."""
+    """How engine metrics reach the policies. With a period of 0, every read is fresh."""
 
     period_s: float = 0.0
     """Time between two scrapes."""
     delay_s: float = 0.0
-    """Time from the scrape until policies see it."""
+    """Delay until policies see a scrape."""
     loss: float = 0.0
-    """Share of scrapes of a replica that fail; the previous values stay."""
+    """Share of a replica's scrapes that fail and keep the previous values."""
     cache: CacheObservation = field(default_factory=CacheObservation)
-    """How policies know what prefix caches hold."""
+    """How policies learn what the prefix caches hold."""
     schedulers: SchedulersObservation = field(default_factory=SchedulersObservation)
-    """Several schedulers, each of which sees late what the others do."""
+    """Several schedulers, each with a delayed view of the others."""
 
     def __post_init__(self) -> None:
         if self.period_s and self.period_s < LEAST_PERIOD_S:
@@ -108,7 +109,7 @@ class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MutableFleetView:
-    """Implements `core.view.MigrationView`: one object whose attributes are set before every call of a policy."""
+    """Implements `core.view.MigrationView` with one object, whose attributes are set before every policy call."""
 
     __slots__ = ("_kept", "_searches", "changes", "now", "phased", "random", "replicas", "wants_scores")
 
@@ -118,15 +119,15 @@ class MutableFleetView:
         self.replicas: Sequence[ReplicaView] = ()
         self.wants_scores = wants_scores
         self.phased: PhasedOrdering | None = None
-        """The ordering, if it keeps reasoning requests in queues of their own."""
+        """The ordering, if it has separate queues for reasoning requests."""
         self.changes: Changes | None = None
-        """Where the replicas note their changes; None: they do not."""
+        """The list in which replicas note their changes; None: they note none."""
         self._kept: dict[Callable[[ReplicaView], Any], KeptValues] = {}
         self._searches: dict[Callable[[ReplicaView], Bounds], Search] = {}
 
     def num_reasoning(self, replica: ReplicaView, /) -> int:
         phased, lengths = self.phased, replica.queue_lengths
-        if phased is None or len(lengths) != phased.num_queues:  # it acts in front of the replicas
+        if phased is None or len(lengths) != phased.num_queues:  # the ordering acts in front of the replicas
             return sum(map(self._reasons, [*replica.requests, *replica.paused]))
         return sum([lengths[queue] for queue in phased.reasoning_queues]) + sum(map(self._reasons, replica.paused))
 
@@ -169,13 +170,13 @@ class MutableFleetView:
         kept = self._kept.get(key)
         if kept is None:
             if len(self._kept) >= _MOST_KEYS:
-                self._kept.clear()  # keys that a policy defines anew in each call
+                self._kept.clear()  # a policy that defines new keys in each call
             kept = self._kept[key] = KeptValues(key, changes)
         return kept
 
 
 class MutablePoolsView:
-    """Implements `core.view.PoolsView`: one object whose attributes are set before every call of a policy."""
+    """Implements `core.view.PoolsView` with one object, whose attributes are set before every policy call."""
 
     __slots__ = ("arrived", "now", "pools", "random")
 
@@ -187,7 +188,7 @@ class MutablePoolsView:
 
 
 class ObservedReplica(OracleReplicaView, Protocol):
-    """A replica, with the parts of `loras`: one is the gateway's own, one the engine's."""
+    """A replica whose `loras` combine the gateway's own knowledge and the engine's."""
 
     @property
     def recent_loras(self) -> RecentAdapters: ...
@@ -237,18 +238,18 @@ class ScrapedReplica(View):  # type: ignore[misc]  # of Any
         self.loras_waiting: Collection[str] = ()
         self._metrics = _LORA_METRICS if replica.max_loras else _ENGINE_METRICS
         self.seen_s = float("-inf")
-        """Time of the scrape."""
+        """Time of the last visible scrape."""
 
     @property
     def loras(self) -> Collection[str]:
         return {*self._replica.recent_loras.names, *self.loras_running}
 
     def sample(self, now: float) -> dict[str, Any]:
-        """The engine's metrics at present, with the time `now`."""
+        """The engine's current metrics, with the time `now`."""
         return {name: getattr(self._replica, name) for name in self._metrics} | {"seen_s": now}
 
     def show(self, sample: dict[str, Any]) -> None:
-        """Make a sample visible to policies."""
+        """Make a scrape visible to policies."""
         for name, value in sample.items():
             setattr(self, name, value)
 
@@ -274,19 +275,19 @@ class ReplicaViews:
         return view
 
     def scrape(self, now: float = 0.0) -> list[tuple[ScrapedReplica, dict[str, Any]]]:
-        """Sample every replica; pass the result to `show` after the delay."""
+        """Scrape every replica; pass the result to `show` after the delay."""
         loss = self.scrape_config.loss
         return [(r, r.sample(now)) for r in self._scraped if not loss or self._random.random() >= loss]
 
     @staticmethod
     def show(samples: list[tuple[ScrapedReplica, dict[str, Any]]]) -> None:
-        """Make samples visible to policies."""
+        """Make scrapes visible to policies."""
         for replica, sample in samples:
             replica.show(sample)
 
 
 class EventSource(Protocol):
-    """An engine that reports what its prefix cache holds."""
+    """An engine that reports changes of its prefix cache."""
 
     def cache_changes(self) -> list[Change]:
         """The changes since the last call."""
@@ -296,20 +297,20 @@ Batch = tuple[CacheIndex, list[Change]]
 
 
 class CacheEvents:
-    """Takes batches of cache events from engines to indexes. The driver calls `collect`, and later `apply`."""
+    """Passes batches of cache events from engines to indexes. The driver calls `collect`, and later `apply`."""
 
     def __init__(self, config: CacheObservation, random: Random) -> None:
         self.config = config
         self._random = random
         self._feeds: list[tuple[CacheIndex, EventSource]] = []
         self._lost: dict[int, list[Change]] = {}
-        """Batches to fetch again, by number of the feed."""
+        """By feed: lost batches to fetch again."""
 
     def add(self, index: CacheIndex, source: EventSource) -> None:
         self._feeds.append((index, source))
 
     def collect(self) -> list[Batch]:
-        """The batches of this moment that are not lost; pass the result to `apply` after the delay."""
+        """The current batches that are not lost; pass them to `apply` after the delay."""
         loss, replay = self.config.loss, self.config.replay
         batches = []
         for number, (index, source) in enumerate(self._feeds):

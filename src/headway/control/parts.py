@@ -1,4 +1,4 @@
-"""The parts of control by model: services, and the policies that act on their requests; scaler and cascade."""
+"""The parts of control by model: services and the policies that act on their requests, plus scaler and cascade."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Ticking = Migrations | Admissions | Preemptions | KvPressure | Scaling
 
 
 class Parts:
-    """What control consists of, and what the parts hold."""
+    """All parts of control."""
 
     __slots__ = (
         "_effects",
@@ -43,7 +43,7 @@ class Parts:
     def __init__(self, effects: Effects, place: Callable[[Live, float], None]) -> None:
         self._effects, self._place = effects, place
         self.by_model: dict[str, Service] = {}
-        """Services by every name of their models; of several schedulers, those of the first."""
+        """Services by every name of their models; with several schedulers, the first scheduler's services."""
         self.services: list[Service] = []
         self.migrations: dict[Service, Migrations] = {}
         self.admissions: dict[Service, Admissions] = {}
@@ -51,7 +51,7 @@ class Parts:
         self.scaling: Scaling | None = None
         self.cascade: CascadeStages | None = None
         self.new_shadow: Callable[[str], Shadow] | None = None
-        """The candidate's policies of a model, which decide beside its service's own; None: there is no candidate."""
+        """Creates the candidate's policies of a model, which run in shadow; None: there is no candidate."""
 
     def add_service(
         self,
@@ -62,7 +62,7 @@ class Parts:
         seed: int,
         observer: DecisionObserver | None,
     ) -> Service:
-        """Create the service of one more model, with its own policies. It has no names yet."""
+        """Create the service of one more model, with its own policies. No name refers to it yet."""
         service = assembly.new_service(policies, model, members, fallbacks, seed, observer)
         if self.new_shadow is not None:
             service.follow(self.new_shadow(model))
@@ -74,7 +74,7 @@ class Parts:
         return service
 
     def use(self, service: Service, migrations: Migrations | None, admissions: Admissions | None) -> None:
-        """Use these parts for a service, in place of those that it has."""
+        """Replace a service's migrations and admissions."""
         self.migrations.pop(service, None)
         self.admissions.pop(service, None)
         if migrations is not None:
@@ -85,7 +85,7 @@ class Parts:
             service.add_learner(admissions.policy)
 
     def limit(self, service: Service, policies: Policies) -> None:
-        """Have requests paused and shed as these policies say."""
+        """Pause and shed a service's requests as the policies say."""
         service.preemptions = assembly.new_preemptions(service, policies, self._effects)
         shedding = self.shedding.pop(service, None)
         if (share := policies.shed_ttft_share) is not None:
@@ -94,14 +94,14 @@ class Parts:
             service.add_learner(shedding)
 
     def add_learners(self, service: Service) -> None:
-        """Have the policies that are not a service's own learn from its requests."""
+        """Let the policies outside a service learn from its requests."""
         if self.scaling is not None:
             service.add_learner(self.scaling.scaler)
         if self.cascade is not None:
             service.add_learner(self.cascade.policy)
 
     def ticking(self) -> list[Ticking]:
-        """The policies that the driver calls at intervals, in their fixed order."""
+        """The policies to call at intervals, in their fixed order."""
         preemptions = [service.preemptions for service in self.services if service.preemptions is not None]
         parts: list[Ticking] = [*self.migrations.values(), *self.admissions.values(), *preemptions]
         return parts if self.scaling is None else [*parts, self.scaling]

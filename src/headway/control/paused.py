@@ -1,7 +1,7 @@
-"""The requests that were paused at a replica, and are held until there is room.
+"""Requests that were paused at a replica and are held until there is room.
 
-Their KV cache is gone, and they may continue at another replica. Until then they count where they were: PASCAL's
-placement goes by all answers of an instance and all its KV cache, of preempted requests, too (IV-B).
+Their KV cache is gone, and another replica may resume them. Until then they count at their old replica, because
+PASCAL's placement counts all answers and KV cache of an instance, including preempted requests (IV-B).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _LEAST_ROOM = 64
 
 
 class PausedRequests:
-    """Those of one replica. A request that has left the hold queue is forgotten when the others are looked at."""
+    """The paused requests of one replica. Requests that have left the hold queue are removed when the list is read."""
 
     __slots__ = ("_lives", "_replica", "_room")
 
@@ -23,24 +23,24 @@ class PausedRequests:
         self._room = _LEAST_ROOM
 
     def __len__(self) -> int:
-        """Number of requests, some of which may not be held any more."""
+        """Number of requests, including some that may no longer be held."""
         return len(self._lives)
 
     def add(self, live: Live) -> None:
-        """A request leaves the replica, to be held."""
+        """Add a request that leaves the replica to be held."""
         if len(self._lives) >= self._room:
             self._room = 2 * len(self.held()) + _LEAST_ROOM
         self._lives[live.id] = live
 
     def held(self) -> list[Live]:
-        """Those that are held still."""
+        """The requests that are still held."""
         found = [live for live in self._lives.values() if live.stage is HELD and live.replica == self._replica]
         if len(found) < len(self._lives):
             self._lives = {live.id: live for live in found}
         return found
 
     def are_on_pace(self, pacer: Pacer, now: float) -> bool:
-        """Whether the reader of each answer still has tokens to read."""
+        """Whether every reader still has unread tokens."""
         for live in self.held():
             start_s = pacer.start_s(live.reasoning_end_s, live.answer_s)
             if start_s is not None and pacer.run_dry_s(start_s, live.answer_tokens) <= now:

@@ -1,8 +1,8 @@
-"""What several schedulers of one fleet know of each other: each one's own counts, and those that others report.
+"""What several schedulers of one fleet know of each other: own counts, and the counts that others report.
 
-Each scheduler places requests by its own router, and counts what it has placed at each replica. Those counts are
-exact, but those of the others are as old as their last message. A scheduler of which no message came for a lease is
-gone: what it had at the replicas counts no more. The simulator and the gateway use the same classes.
+Each scheduler places requests by its own router and counts its placements at each replica. Its own counts are exact;
+the others' counts are as old as their last message. A scheduler that sends no message for a lease is gone, and its load
+is ignored. Simulator and gateway use the same classes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from headway.core.view import ReplicaView
 
 
 class Load(Struct, array_like=True, gc=False):
-    """What one scheduler has at one replica."""
+    """One scheduler's load at one replica."""
 
     num_in_flight: int = 0
     prefill_tokens_left: int = 0
     tokens_generated: int = 0
     expected_cached_tokens: int = 0
     prompt_tokens: int = 0
-    """Of all its requests there."""
+    """Prompt tokens of all its requests there."""
     num_by_tier: dict[int, int] = field(default_factory=dict)
     queue_lengths: list[int] = field(default_factory=list)
 
@@ -45,7 +45,7 @@ class Load(Struct, array_like=True, gc=False):
 
 
 class OwnCounts(Protocol):
-    """One scheduler's own counts at a replica, by the names of `core.view.ReplicaView`."""
+    """One scheduler's own counts at a replica, with the names of `core.view.ReplicaView`."""
 
     @property
     def num_in_flight(self) -> int: ...
@@ -64,7 +64,7 @@ class OwnCounts(Protocol):
 
 
 def load_of(own: OwnCounts) -> Load:
-    """A scheduler's own load at a replica, to be reported to the others."""
+    """A scheduler's own load at a replica, as reported to the others."""
     return Load(
         own.num_in_flight,
         own.prefill_tokens_left,
@@ -77,23 +77,23 @@ def load_of(own: OwnCounts) -> Load:
 
 
 class PeerLoads:
-    """The loads that the other schedulers reported last, and their sums by replica."""
+    """The last reported loads of the other schedulers, and their sums by replica."""
 
     def __init__(self, on_change: Callable[[int, Load], None] | None = None) -> None:
-        """`on_change(replica, sum)` is called after the others' load at a replica has changed."""
+        """`on_change(replica, sum)` is called after the other schedulers' load at a replica has changed."""
         self._reported: dict[Hashable, dict[int, Load]] = {}
-        """By scheduler, its load by replica."""
+        """By scheduler: its load by replica."""
         self._seen_s: dict[Hashable, float] = {}
         self._sums: dict[int, Load] = {}
         self._on_change = on_change
 
     @property
     def peers(self) -> Collection[Hashable]:
-        """The schedulers whose requests count here."""
+        """The schedulers whose load counts here."""
         return self._seen_s.keys()
 
     def at(self, replica: int) -> Load:
-        """What the others have at a replica. The same object from call to call, which is not to be changed."""
+        """The other schedulers' load at a replica. Always the same object; do not change it."""
         found = self._sums.get(replica)
         if found is None:
             found = self._sums[replica] = Load()
@@ -104,7 +104,7 @@ class PeerLoads:
         self._seen_s[peer] = now
 
     def update(self, peer: Hashable, loads: Mapping[int, Load], now: float) -> None:
-        """A scheduler reports all of its loads; it has none at replicas that are not among them."""
+        """Replace a scheduler's loads; it has none at replicas that are missing here."""
         self.mark_alive(peer, now)
         before = self._reported.get(peer, {})
         self._reported[peer] = dict(loads)
@@ -121,12 +121,12 @@ class PeerLoads:
                 self._on_change(replica, total)
 
     def forget(self, peer: Hashable) -> None:
-        """A scheduler is gone, and with it what it had at the replicas."""
+        """Remove a scheduler and its load."""
         self._seen_s.pop(peer, None)
         self._replace(self._reported.pop(peer, {}), {})
 
     def forget_silent(self, now: float, lease_s: float) -> list[Hashable]:
-        """Forget the schedulers that were silent for longer than their lease, and return them."""
+        """Remove and return the schedulers that were silent for longer than their lease."""
         silent = [peer for peer, seen_s in self._seen_s.items() if now - seen_s > lease_s]
         for peer in silent:
             self.forget(peer)
@@ -134,15 +134,15 @@ class PeerLoads:
 
 
 class GivenElsewhere:
-    """The sums of service that other schedulers report. Orderings get their growth."""
+    """The service sums that other schedulers report. Orderings receive the increases."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[Hashable, str, tuple[int, str]], float] = {}
-        """By scheduler, model and share."""
+        """By (scheduler, model, share)."""
 
     def report(self, peer: Hashable, model: str, share: tuple[int, str], service: float, ordering: object) -> None:
-        """A scheduler has given a share so much service of a model since it started. `ordering` is that of the model's
-        hold queue."""
+        """Record the service of a model that a scheduler has given a share since it started. `ordering` belongs to the
+        model's hold queue."""
         key = peer, model, share
         before = self._sums.get(key, 0.0)
         self._sums[key] = service
@@ -150,7 +150,7 @@ class GivenElsewhere:
             ordering.given_elsewhere(share, service - before)
 
     def forget(self, peer: Hashable) -> None:
-        """Drop what a scheduler has reported, as it has restarted."""
+        """Forget the sums of a scheduler that has restarted."""
         self._sums = {key: service for key, service in self._sums.items() if key[0] != peer}
 
 
@@ -162,13 +162,13 @@ _CONSTANT = ("id", "pool", "model", "gpu", "combo", "goodput_rps")
 class SharedReplica(View):  # type: ignore[misc]  # of Any
     """A replica as one of several schedulers sees it: with its own counts, and those that the others reported last.
 
-    Satisfies `core.view.OracleReplicaView` where the replica does. Requests, and whether answers are on pace, are those
-    of this scheduler; engine metrics are those of the replica's own view.
+    Implements `core.view.OracleReplicaView` if the replica does. Requests, and whether answers are on pace, cover this
+    scheduler only; engine metrics come from the replica's own view.
     """
 
     def __init__(self, replica: ReplicaView, own: OwnCounts, others: Load, is_shared: bool = True) -> None:
-        """`others` is the sum that `PeerLoads.at` gives for the replica, which changes in place. `is_shared` is False
-        if nobody ever reports."""
+        """`others`: the sum that `PeerLoads.at` returns for the replica; it changes in place. `is_shared` is False if
+        no scheduler ever reports."""
         self.is_shared = is_shared
         self._replica, self._own, self._others = replica, own, others
         for name in _CONSTANT:

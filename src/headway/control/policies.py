@@ -11,10 +11,10 @@ from headway.core.policy import Admission, Cascade, Migration, Ordering, Router,
 
 
 class Least(Protocol):
-    """The least number of replicas at any time."""
+    """The minimum number of replicas over time."""
 
     def at(self, wall_s: float, /) -> tuple[int, float]:
-        """The number at a time since the epoch, and until when it holds, in the same seconds."""
+        """The minimum at a time, and until when it holds, both in seconds since the epoch."""
 
 
 OrderingAt = Literal["replica", "gateway", "both"]
@@ -23,7 +23,7 @@ _Positive = Annotated[float, Meta(gt=0)]
 
 
 class CascadeConfig(Struct, frozen=True):
-    """Models that answer one after the other until an answer is good enough."""
+    """Models that answer in turn until an answer is good enough."""
 
     name: str
     """Model name that selects the cascade. Requests without a model name use the cascade, too."""
@@ -31,9 +31,9 @@ class CascadeConfig(Struct, frozen=True):
     """Names of the models, the smallest first."""
     policy: Callable[[], Cascade]
     judge_s: float = 0.27
-    """Seconds to judge one answer. The default is from Cascadia, section 4.1."""
+    """Seconds to judge one answer; the default is from Cascadia, section 4.1."""
     judge_usd: float = 0.0
-    """Price of judging one answer."""
+    """Cost of judging one answer."""
     judge_bias: float = 0.0
     """Bias of the judge's scores, which are 0 to 100."""
     judge_noise: float = 0.0
@@ -45,40 +45,39 @@ class FallbackConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     when: tuple[FallbackReason, ...] = ("down", "rejects")
     """`down`: no replica of the model is up. `rejects`: its queues are full, the request is too long for it, or every
-    attempt at it has failed. `slow`: too many of its latest requests have missed their TTFT SLO."""
+    attempt at it has failed. `slow`: too many of its recent requests missed their TTFT SLO."""
     ttft_s: _Positive | None = None
-    """The TTFT SLO of requests without their own, for `slow`. Without it, they do not count."""
+    """TTFT SLO for `slow`, for requests without their own. Without it, such requests do not count."""
     miss_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
-    """Share of requests that miss their SLO from which on the model is slow. It is slow until the share is half of
-    this."""
+    """Share of requests missing their SLO from which the model is slow, until the share falls to half of this."""
     window_s: _Positive = 30.0
-    """Time over which they are counted, and the shortest time for which the model is slow."""
+    """Time window of that share, and the shortest time for which the model is slow."""
     min_requests: Annotated[int, Meta(ge=1)] = 10
-    """Requests in that time that the judgement needs."""
+    """Requests needed in the window to judge the model."""
     return_s: Annotated[float, Meta(ge=0)] = 60.0
-    """A slow model keeps a tenth of its requests, by which its times stay known. After it, its share of them grows to
-    all in this time."""
+    """A slow model keeps a tenth of its requests, so that its TTFT stays known. When it recovers, this tenth grows to
+    all over this time."""
 
 
 class Policies(Struct, frozen=True):
-    """Factories of policies. Every run creates its own: a router per model, an ordering per queue."""
+    """Factories of policies. Every run creates its own: one router per model, one ordering per queue."""
 
     router: Callable[[], Router]
     ordering: Callable[[], Ordering]
     ordering_at: OrderingAt = "replica"
     """Queues that use the ordering. The others are first come, first served."""
     window: int | None = None
-    """Most requests in flight at one replica; the others are held. None = no limit."""
+    """Maximum requests in flight at one replica; further requests are held. None = no limit."""
     preempt_every_s: float | None = None
-    """Time between two looks at whether requests that run rank behind held ones, and are paused for them. None = what
-    was sent stays."""
+    """Seconds between checks whether running requests rank behind held ones and are paused for them. None = running
+    requests are never paused."""
     max_hold_s: float | None = None
-    """Longest time for which a request that has not been placed yet is held; it is rejected then. None = any time."""
+    """Longest hold of a request that has never been placed; then it is rejected. None = no limit."""
     shed_ttft_share: float | None = None
-    """Of its TTFT SLO, the share from which on a request's expected TTFT has it rejected. None = no request is shed."""
+    """A request is rejected when its expected TTFT exceeds this share of its TTFT SLO. None = no request is shed."""
     prompt_window: int | None = None
-    """Where the hold queue shares service: most prompt tokens at a replica of requests without a first token, beyond
-    which shares that have their part wait. None = no limit. The ordering may set another."""
+    """If the hold queue shares service: maximum prompt tokens, at one replica, of requests without a first token;
+    beyond it, shares that have their fair part wait. None = no limit. The ordering may set another value."""
     migration: Callable[[], Migration] | None = None
     """One policy per model; None = no migration."""
     admission: Callable[[], Admission] | None = None
@@ -88,12 +87,12 @@ class Policies(Struct, frozen=True):
     scaler: Callable[[], Scaler] | None = None
     """One policy for the whole fleet; None = the number of replicas is fixed."""
     least: Mapping[str, Least] = field(default_factory=dict)
-    """By pool or combo, the least number of replicas by the time of day, where it changes."""
+    """By pool or combo: the minimum number of replicas, if it changes with the time of day."""
     began_s: float | None = None
-    """Seconds from the epoch to the run's time 0, for `least`; None: the driver knows."""
+    """Epoch time of the run's time 0, for `least`; None: the driver knows it."""
     fallback: FallbackConfig = FallbackConfig()
     """When the fallbacks of the fleet's models answer."""
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
     slo_e2e_s: float | None = None
-    """SLOs of requests without their own. None = they have none."""
+    """E2E SLO of requests without their own; None = no SLO."""

@@ -1,8 +1,8 @@
-"""Preemption in front of the replicas: a request that runs is paused for a held one that ranks before it.
+"""Preemption in front of the replicas: a running request is paused for a held one that ranks before it.
 
-A paused request leaves its replica, is held, and continues from its tokens at a replica that has room: its KV cache is
-computed anew, so no engine has to know of the ordering. PASCAL's queues (IV-C) act that way in front of engines that
-order by arrival.
+A paused request leaves its replica, is held, and continues from its tokens at any replica with room, which recomputes
+its KV cache. So no engine has to know the ordering. This is how PASCAL's queues (IV-C) act in front of
+first-come-first-served engines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TURNS_PER_S = 1000
 
 
 class Preemptions:
-    """One service's preemptions, looked for every `interval_s`. Turns are counted in milliseconds."""
+    """One service's preemptions; it checks every `interval_s`. Turns are counted in milliseconds."""
 
     def __init__(self, service: Service, interval_s: float, pause: Pause) -> None:
         self.service, self.interval_s, self._pause = service, interval_s, pause
@@ -30,11 +30,11 @@ class Preemptions:
         self._queued = ordering if isinstance(ordering, QueuedOrdering) else None
         self._stepped = ordering if isinstance(ordering, SteppedOrdering) else None
         self._turns: dict[int, tuple[int, int | None]] = {}
-        """By request: its queue, and the tokens with which its turn ends."""
+        """By request: its queue, and the token count at which its turn ends."""
         self._pausing: set[int] = set()
 
     def enter(self, live: Live, now: float) -> None:
-        """A request is held. Its turn begins, unless it was paused within one."""
+        """A request is held. Its turn begins, unless it was paused during one."""
         if live.id not in self._turns:
             self._begin_turn(live, now)
 
@@ -43,7 +43,7 @@ class Preemptions:
         self._pausing.discard(live.id)
 
     def tick(self, now: float) -> None:
-        """Pause the requests that rank last, as many as held ones rank before them."""
+        """Pause the lowest-ranked running requests, as many as there are held requests that rank before them."""
         service, queue = self.service, self.service.hold_queue
         if not queue.num or not service.is_full:
             return
@@ -70,7 +70,7 @@ class Preemptions:
             self._pause(live, now)
 
     def _advance(self, live: Live, now: float) -> None:
-        """Begin a turn if the last one has ended, or the request belongs in another queue."""
+        """Begin a new turn if the last one has ended or the request changed its queue."""
         turn = self._turns.get(live.id)
         if turn is None:
             self._begin_turn(live, live.placed_s)

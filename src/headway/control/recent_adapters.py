@@ -1,7 +1,7 @@
-"""The LoRA adapters of the requests last placed at a replica: a router's own knowledge, which is never stale.
+"""The LoRA adapters of the latest requests placed at a replica: the router's own, never stale knowledge.
 
-Engines report the adapters that run and that wait, but none that stays in its slot without requests. An engine that
-evicts the least recently used adapter still has those of the last requests. Simulator and gateway estimate alike.
+Engines report running and waiting adapters, but not idle ones that remain in a slot. An engine that evicts the least
+recently used adapter still has the adapters of the latest requests. Simulator and gateway use this same estimate.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Set
 
 
 class RecentAdapters:
-    """At most as many adapters as the replica has slots."""
+    """At most one adapter per slot of the replica."""
 
     __slots__ = ("_names", "num_slots")
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self._names: dict[str, None] = {}
-        """The latest last."""
+        """Adapters; the latest is last."""
 
     def note(self, lora: str) -> None:
         """A request for this adapter is placed at the replica."""
@@ -31,7 +31,7 @@ class RecentAdapters:
             del self._names[next(iter(self._names))]
 
     def clear(self) -> None:
-        """The replica has lost its adapters."""
+        """Forget the adapters, after the replica restarted."""
         self._names.clear()
 
     @property

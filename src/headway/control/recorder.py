@@ -1,4 +1,4 @@
-"""The tables that a run writes: rows packed as bytes, which become columns."""
+"""Writes the tables of a run: rows packed as bytes, which become columns."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _CODES = {
     "moves": "h", "stage": "b", "source": "i", "target": "i", "kv_tokens": "q", "fallback": "b", "refused": "b",
     "tokens": "h",
 }  # fmt: skip
-"""Type codes of `struct` and NumPy. All other columns are seconds, as doubles."""
+"""`struct` and NumPy type codes. All other columns are seconds, as doubles."""
 
 
 FLUSH_BYTES = 1 << 22
-"""Size of the packed rows from which they are moved to columns."""
+"""Bytes of packed rows above which rows are moved to columns."""
 _NARROW = {
     "request": np.int32,
     "tick": np.int32,
@@ -43,17 +43,17 @@ _NARROW = {
     "context_tokens": np.int32,
     "replica": np.int16,
 }
-"""Narrower types of columns, used as long as all values fit."""
+"""Narrow column types, used while all values fit."""
 
 
 class RowNotes(Protocol):
-    """Is told of every row of a table."""
+    """Receives every row of a table."""
 
     def note(self) -> None: ...
 
 
 class TableNotes(Protocol):
-    """Notes on the rows of three tables."""
+    """Receivers for the rows of three tables."""
 
     @property
     def requests(self) -> RowNotes: ...
@@ -66,7 +66,7 @@ class TableNotes(Protocol):
 
 
 class Table:
-    """Rows of one table: `write(pack(*row))` appends one, in the order of the columns."""
+    """The rows of one table; `write(pack(*row))` appends one, in column order."""
 
     def __init__(
         self, columns: tuple[str, ...], notes: RowNotes | None = None, make_spill: MakeSpill | None = None
@@ -76,7 +76,7 @@ class Table:
         self._dtype = np.dtype([(name, f"={code}") for name, code in zip(columns, codes, strict=True)])
         self._names, self._make_spill = columns, make_spill
         self._columns: dict[str, Column] = {}
-        """Made by the first `flush`: a run writes to some tables only."""
+        """Created by the first `flush`, because most runs leave some tables empty."""
         self.pack = Struct("=" + "".join(codes)).pack
         self.write: Callable[[bytes], None] = self._rows.extend if notes is None else self._write_noted
         self._notes = notes
@@ -87,7 +87,7 @@ class Table:
         self._notes.note()
 
     def flush(self, least_bytes: int = FLUSH_BYTES) -> None:
-        """Move the packed rows to columns, which are smaller, if there are at least `least_bytes` of them."""
+        """Move packed rows to columns, which are smaller, if they take at least `least_bytes`."""
         if len(self._rows) < max(least_bytes, 1):
             return
         self._make_columns()
@@ -103,13 +103,13 @@ class Table:
             self._columns = {name: Column(dtype, self._make_spill) for name, dtype in dtypes.items()}
 
     def drain(self) -> Columns:
-        """Take all rows out, as columns. Not after `flush`."""
+        """Remove and return all rows, as columns. Do not call after `flush`."""
         rows = np.frombuffer(bytes(self._rows), dtype=self._dtype)
         self._rows.clear()
         return {name: rows[name] for name in self._names}
 
     def columns(self) -> Columns:
-        """All rows, as read-only columns. No more can be written."""
+        """All rows, as read-only columns. Nothing can be written afterwards."""
         self._make_columns()
         self.flush(0)
         return {name: column.values() for name, column in self._columns.items()}
@@ -127,17 +127,17 @@ class Recorder:
     ) -> None:
         self.requests = Table(REQUEST_COLUMNS, None if notes is None else notes.requests, make_spill)
         self.fallbacks = Table((FALLBACK,), None, make_spill) if has_fallbacks else None
-        """One more column of the requests; None: the fleet has no fallbacks."""
+        """One more column of requests; None: the fleet has no fallbacks."""
         self.refusals = Table((REFUSED,), None, make_spill) if has_limits else None
-        """The same; None: no tenant has limits."""
+        """One more column of requests; None: no tenant has limits."""
         self.segments = Table(SEGMENT_COLUMNS, None if notes is None else notes.segments, make_spill)
         self.stretches = Table(STRETCH_COLUMNS[:-1], None if notes is None else notes.stretches, make_spill)
         self.moves = Table(MOVE_COLUMNS, None, make_spill)
         self.drafts = Table(DRAFT_COLUMNS, None, make_spill)
 
     def write_request(self, live: Live, end_s: float, outcome: Outcome, refused: int = 0) -> None:
-        """Write the row of a request that has ended, or that is in the system when the run ends. `refused`: the reason
-        of a refusal, as in `REFUSED`."""
+        """Write the row of a request that has ended, or that is still in the system at the end of the run. `refused`:
+        the reason of a refusal, a key of `REFUSED`."""
         row = (
             live.id, outcome, live.attempt + 1, live.preemptions, live.replica, live.placed_s, live.admitted_s,
             live.first_token_s, live.answer_s, end_s, live.generated_tokens, live.cached_tokens,
@@ -150,26 +150,26 @@ class Recorder:
             rows.write(rows.pack(refused))
 
     def flush(self) -> None:
-        """Reduce the memory that the tables take. Call at intervals."""
+        """Free memory by compacting the tables. Call at intervals."""
         tables = (self.requests, self.segments, self.stretches, self.moves, self.drafts, self.fallbacks, self.refusals)
         for table in tables:
             if table is not None:
                 table.flush()
 
     def request_columns(self) -> Columns:
-        """All requests. No more can be written."""
+        """All requests. Nothing can be written afterwards."""
         found = self.requests.columns()
         for table in (self.fallbacks, self.refusals):
             found |= {} if table is None else table.columns()
         return found
 
     def drain_requests(self) -> Columns:
-        """Take all requests out. Not after `flush`."""
+        """Remove and return all requests. Do not call after `flush`."""
         more = {} if self.fallbacks is None else self.fallbacks.drain()
         return self.requests.drain() | more
 
     def stretch_columns(self) -> Columns:
-        """The stretches, with the column `advances`, which follows from the others."""
+        """The stretches, with the column `advances` computed from the others."""
         columns = self.stretches.columns()
         columns["advances"] = np.not_equal(columns["num_decode"], 0).astype(np.int8)
         return columns

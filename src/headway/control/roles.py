@@ -1,4 +1,4 @@
-"""The roles of replicas that prefill or decode: changes of roles, and phases that lost all their replicas."""
+"""Prefill and decode roles of replicas: role changes, and phases that have lost all their replicas."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from headway.control.service import Member, Service
 
 
 class Roles:
-    """Changes the roles of replicas, and moves the requests there that have not begun."""
+    """Changes replica roles, and moves requests that have not started there."""
 
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
 
     def cover(self, service: Service) -> list[int]:
-        """Let a combo's replicas take over a phase that lost all its replicas, or give it back. Returns their ids."""
+        """Let a combo's replicas take over a phase that lost all its replicas, or return it. Returns the ids of changed
+        replicas."""
         changes = service.role_changes()
         for replica, role in changes.items():
             self._effects.set_role(replica, role)
@@ -26,7 +27,7 @@ class Roles:
         return list(changes)
 
     def rearrange(self, service: Service, now: float) -> None:
-        """Apply changed roles of members, and place the requests there anew that have not begun."""
+        """Apply changed member roles, and place the requests there again that have not started."""
         for replica in self.cover(service):
             member = service.member(replica)
             assert member is not None
@@ -43,6 +44,6 @@ class Roles:
 
 
 def memberships(services: Sequence[Service], replica: int) -> list[tuple[Service, Member]]:
-    """The services that a replica serves, with its entries there."""
+    """The services that a replica serves, with its member in each."""
     found = [(service, service.member(replica)) for service in services]
     return [(service, member) for service, member in found if member is not None and not member.is_gone]

@@ -1,4 +1,4 @@
-"""The number of replicas: rolls out the fleet that a scaler asks for by starting, draining and stopping replicas."""
+"""Rolls out the fleet that a scaler asks for: starts, drains and stops replicas."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from headway.core.policy import Scaler
 from headway.core.view import PoolView, ReplicaView
 
 Unit = list[Member]
-"""What is started and stopped as one: a replica, or the replicas of one combo."""
+"""Replicas that start and stop together: a single replica, or the replicas of one combo."""
 
 
 class PoolState:
-    """One pool, or the combos of one name, as control knows it. Satisfies `core.view.PoolView`."""
+    """One pool, or the combos of one name, as control knows it. Implements `core.view.PoolView`."""
 
     def __init__(self, deployment: Pool | Combo, services: Mapping[str, Service]) -> None:
         parts = unit_of(deployment)
@@ -38,16 +38,16 @@ class PoolState:
         self.goodput_rps = deployment.goodput_rps if isinstance(deployment, Combo) else None
         self.service = services[first.model.name]
         self.members = [member for member in self.service.members if member.deployment == self.name]
-        """Members that were not given back, up or not."""
+        """Members not released yet, up or down."""
         self.num_starting = 0
         self.num_failed = 0
         self.num_queued_at_peers = 0
-        """Requests in the hold queues of the model at other gateways."""
+        """Requests in the model's hold queues at other gateways."""
         self.wanted = deployment.replicas
-        """Number of units that the scaler asked for last."""
+        """Number of units that the scaler last asked for."""
 
     def units(self) -> list[Unit]:
-        """Units of which at least one replica is up."""
+        """Units with at least one replica that is up."""
         units: dict[int, Unit] = {}
         for member in self.members:
             if member.is_up:
@@ -56,12 +56,12 @@ class PoolState:
 
     @property
     def num_held(self) -> int:
-        """Units that have GPUs. Crashed ones count: they may recover, and are paid for."""
+        """Units that occupy GPUs. Crashed units count: they may recover, and they cost money."""
         return len({member.view.combo for member in self.members}) + self.num_starting
 
     @property
     def num_down(self) -> int:
-        """Units of which no replica is up and that were not given back."""
+        """Units without a replica that is up, not released."""
         return self.num_held - self.num_starting - len(self.units())
 
     @property
@@ -71,7 +71,7 @@ class PoolState:
 
     @property
     def num_queued(self) -> int:
-        """Requests in the hold queue of the model, for any of its pools."""
+        """Requests in the model's hold queue, which all its pools share."""
         return len(self.service.hold_queue.requests()) + self.num_queued_at_peers
 
     @property
@@ -93,8 +93,7 @@ class Scaling:
         least: Mapping[str, Least] | None = None,
         began_s: float = 0.0,
     ) -> None:
-        """`least`: pools whose `min_replicas` changes by the time of day; `began_s`: seconds from the epoch to time
-        0."""
+        """`least`: pools whose `min_replicas` changes with the time of day; `began_s`: epoch time of time 0."""
         self.scaler = scaler
         self.interval_s = scaler.interval_s
         self._view = view
@@ -104,23 +103,23 @@ class Scaling:
         self._least = {name: each for name, each in (least or {}).items() if name in self._pools}
         self._began_s = began_s
         self._least_holds = dict.fromkeys(self._least, (inf, inf))
-        """By pool: from when to when its least number holds, in seconds since the epoch."""
+        """By pool: (start, end) of its current minimum, in seconds since the epoch."""
         self._draining: list[tuple[Service, Unit]] = []
         views: list[PoolView] = list(pools)
         self._view.pools = views
 
     def use(self, scaler: Scaler) -> None:
-        """Ask another scaler from the next call on."""
+        """Use another scaler from the next call on."""
         self.scaler, self.interval_s = scaler, scaler.interval_s
 
     def count_arrival(self, live: Live, model: str) -> None:
-        """Add an arriving request to the demand for `model`, its canonical name."""
+        """Count an arriving request as demand for `model`, the canonical name."""
         key = model, live.region, live.tier
         num, tokens = self._view.arrived.get(key, (0, 0))
         self._view.arrived[key] = num + 1, tokens + live.prompt_tokens
 
     def tick(self, now: float) -> None:
-        """Ask the scaler for the target fleet and roll it out: start units first, then drain, then stop."""
+        """Ask the scaler for the target fleet and roll it out: start units, then drain, then stop."""
         self._view.now = now
         self._follow_schedules(now)
         changes = self._changes()
@@ -133,7 +132,7 @@ class Scaling:
         self.stop_empty(now)
 
     def _follow_schedules(self, now: float) -> None:
-        """Set the least number of replicas of pools where it changes with the time of day."""
+        """Update the pool minimums that change with the time of day."""
         wall_s = self._began_s + now
         for name, least in self._least.items():
             from_s, until_s = self._least_holds[name]
@@ -143,14 +142,14 @@ class Scaling:
                 self._least_holds[name] = wall_s, until_s
 
     def _changes(self) -> list[tuple[PoolState, int]]:
-        """The target fleet as units to add (negative: to remove) by pool. Raises HeadwayError for an invalid target."""
+        """Units to add (or remove, if negative) by pool. Raises HeadwayError for an invalid target."""
         name = f"scaler {type(self.scaler).__name__}"
         changes = []
         returned: object = self.scaler.scale(self._view)
         if not isinstance(returned, Mapping) or not all(isinstance(each, Integral) for each in returned.values()):
             raise unusable(self.scaler, "scale", returned, "a whole number of replicas by pool, as in {'fast': 2}")
         asked = dict(returned)
-        for pool_name in self._least:  # a scaler may know a pool's bounds from before, or leave the pool out
+        for pool_name in self._least:  # a scaler may have old bounds of a pool, or omit the pool
             pool = self._pools[pool_name]
             wanted = asked.get(pool_name, pool.num_serving + pool.num_starting)
             if wanted < pool.min_replicas:
@@ -167,7 +166,7 @@ class Scaling:
         return changes
 
     def _start_units(self, pool: PoolState, num: int, now: float) -> None:
-        """Add units: stop draining those that drain, the fullest first, then start new ones while there are GPUs."""
+        """Add units: first stop draining units, fullest first; then start new ones while there are GPUs."""
         draining = sorted((unit for unit in pool.units() if unit[0].is_draining), key=_load, reverse=True)
         for unit in draining[:num]:
             self._drain(pool, unit, False)
@@ -178,7 +177,7 @@ class Scaling:
             self._effects.start_replica(pool.name, now)
 
     def has_room(self, pool: PoolState) -> bool:
-        """Whether the region has the GPUs for one more unit. Units that start, drain or are down keep theirs."""
+        """Whether the region has GPUs for one more unit. Units that start, drain or are down keep theirs."""
         for gpu, count in pool.gpus.items():
             limit = self._limits.get((pool.region, gpu))
             if limit is not None and self._num_gpus(pool.region, gpu) + count > limit:
@@ -190,13 +189,13 @@ class Scaling:
         return sum(pool.gpus.get(gpu, 0) * pool.num_held for pool in local)
 
     def _drain_units(self, pool: PoolState, num: int) -> None:
-        """Drain the least loaded units. Units that start cannot be stopped; one unit stays up while others start."""
+        """Drain the least loaded units. Starting units cannot be stopped; one unit stays up while others start."""
         serving = sorted((unit for unit in pool.units() if not unit[0].is_draining), key=_load)
         for unit in serving[: min(num, len(serving) - bool(pool.num_starting))]:
             self._drain(pool, unit, True)
 
     def _drain(self, pool: PoolState, unit: Unit, on: bool) -> None:
-        for member in unit:  # all of them first, so that no request moves from one to another
+        for member in unit:  # drain the whole unit first, so that no request moves between its members
             member.is_draining = on
         for member in unit:
             self._effects.drain(member.view.id, on)
@@ -207,13 +206,13 @@ class Scaling:
         pool.service.refresh()
 
     def stop_empty(self, now: float) -> None:
-        """Give back the units that drain and have no requests."""
+        """Release the drained units without requests."""
         for service, unit in self._draining[:]:
             if any(member.view.num_in_flight or member.view.num_arriving for member in unit):
                 continue
             self._draining.remove((service, unit))
             for member in unit:
-                # A crashed replica is given back, too, and does not recover.
+                # A crashed replica is released too, and does not recover.
                 member.is_up, member.is_gone = False, True
                 self._effects.stop_replica(member.view.id, now)
             pool = self._pools[unit[0].deployment]
@@ -221,7 +220,7 @@ class Scaling:
             service.refresh()
 
     def on_started(self, name: str, members: Sequence[Member]) -> Service:
-        """A unit of this pool or combo is up; the service may have its members already. Returns the service."""
+        """A unit of this pool or combo is up; its members may already be in the service. Returns the service."""
         pool = self._pools[name]
         pool.num_starting -= 1
         pool.service.members.extend(member for member in members if member not in pool.service.members)

@@ -1,8 +1,8 @@
-"""The replica with the least score for a request, found without reading all replicas: branch and bound.
+"""Finds the replica with the least score for a request by branch and bound, without reading all replicas.
 
-A score differs from request to request, so that no order of the replicas can be kept. But a policy knows numbers of a
-replica whose sum, weighted by what it knows of the request, is at most the score (`FleetView.find_least_score`). A tree
-keeps the least of each number among the replicas below each node, so that one sum tells that none of them is better.
+A score depends on the request, so the replicas cannot be kept sorted. But the policy gives numbers per replica whose
+sum, weighted by numbers of the request, is a lower bound of the score (`FleetView.find_least_score`). A tree keeps the
+minimum of each number over the replicas below each node, so one sum can rule out a whole subtree.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from headway.control.changes import ChangeReader, Changes
 from headway.core.view import Bounds, ReplicaView
 
 _NONE: Final = 1e200
-"""Instead of a number of no replica: beyond all others, and 0 when its weight is 0."""
+"""The numbers of an empty leaf: larger than any others, yet 0 when multiplied by a weight of 0."""
 _MARGIN: Final = 1e-9
-"""Share of the score by which the sum, rounded otherwise, may be above it."""
+"""Relative rounding error by which the sum may exceed the score."""
 _MOST_KINDS: Final = 4
-"""Times the number of replicas: with more kinds remembered, they are collected anew."""
+"""Maximum of remembered kinds, as a multiple of the number of replicas; beyond it, they are rebuilt."""
 
 
 class Search:
-    """The bounds of each replica, of which only those of replicas that have changed are computed."""
+    """The lower bounds of each replica, recomputed only for replicas that have changed."""
 
     __slots__ = (
         "_alike", "_bounds", "_entered", "_first", "_fourth", "_key", "_kinds", "_reader", "_second", "_size", "_third",
@@ -33,26 +33,26 @@ class Search:
     def __init__(self, key: Callable[[Any], Bounds], changes: Changes) -> None:
         self._key, self._reader = key, ChangeReader(changes)
         self._size = 1
-        """Leaves of the tree, which are its last nodes; node i has the children 2 i and 2 i + 1."""
+        """Number of leaves, which are the last nodes; node i has the children 2 i and 2 i + 1."""
         self._first: list[float] = []
         self._second: list[float] = []
         self._third: list[float] = []
         self._fourth: list[float] = []
-        """By node: the least of each number."""
+        """By node: the minimum of each number."""
         self._bounds: list[tuple[float, float, float, float]] = []
         self._kinds: list[Any] = []
-        """By position."""
+        """By position: the kind of the replica."""
         self._alike: dict[Any, list[tuple[int, int]]] = {}
-        """By kind: a heap of (replica, position), of which the first is in the tree; some may be of this kind no
-        more."""
+        """By kind: a heap of (replica, position). The first entry is in the tree; outdated entries are possible."""
         self._entered: set[tuple[Any, int]] = set()
-        """(kind, position) of all entries of the heaps."""
+        """(kind, position) of all heap entries."""
 
     def least(
         self, replicas: Sequence[ReplicaView], weights: tuple[float, float, float], score: Callable[[Any], float]
     ) -> int:
-        """The position of the least score, the lowest id of equals; -1 for replicas that are not kept yet."""
-        if not self._reader.follows(replicas):  # such as those with room: bounds are kept from the second time on
+        """The position of the least score (the lowest id on ties); -1 if these replicas are not cached yet."""
+        # a one-off selection, such as replicas with room: keep bounds from its second use on
+        if not self._reader.follows(replicas):
             return -1
         self._update()
         a, b, c, d, size = self._first, self._second, self._third, self._fourth, self._size
@@ -85,13 +85,13 @@ class Search:
                 read.append(position)
                 if value < least or (value == least and (found < 0 or replicas[position].id < replicas[found].id)):
                     found, least, limit = position, value, value + _MARGIN * abs(value)
-        for position in read:  # ticks have passed since its bounds were computed
+        for position in read:  # time has passed since these bounds were computed
             if position != found:
                 self._compute(position)
         return found
 
     def _update(self) -> None:
-        """Compute the bounds of replicas that have changed."""
+        """Recompute the bounds of changed replicas."""
         if self._reader.is_void() or len(self._alike) > _MOST_KINDS * self._size:
             self._fill()
             return
@@ -148,7 +148,7 @@ class Search:
         while a[node] != first or b[node] != second or c[node] != third or d[node] != fourth:
             a[node], b[node], c[node], d[node] = first, second, third, fourth
             other = node ^ 1
-            if other == 1:  # ... the root
+            if other == 1:  # the root
                 return
             first, second = min(first, a[other]), min(second, b[other])
             third, fourth = min(third, c[other]), min(fourth, d[other])

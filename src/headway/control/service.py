@@ -1,4 +1,4 @@
-"""The replicas that serve one model: which of them may take a request, which one gets it, and the hold queue."""
+"""The replicas that serve one model: which may take a request, which one gets it, and the hold queue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headway.core.view import ReplicaView
 
 
 class Member:
-    """One replica of a service, as control knows it."""
+    """One replica of a service, as control sees it."""
 
     __slots__ = (
         "deployment", "is_draining", "is_gone", "is_single_phase", "is_unready", "is_up", "loras", "max_num_waiting",
@@ -38,26 +38,27 @@ class Member:
     ) -> None:
         self.view = view
         self.role = view.role
-        """The intended role. `view.role` is `mixed` while the replica covers for a lost phase of its combo."""
+        """The intended role. `view.role` is `mixed` while the replica also covers a lost phase of its combo."""
         self.deployment = deployment
         """Name of the pool or combo that the replica belongs to."""
         self.max_tokens = max_tokens
-        """Longest request that the replica can hold: prompt and output tokens."""
+        """The longest request that the replica can hold: prompt plus output tokens."""
         self.max_num_waiting = max_num_waiting
         self.loras: Collection[str] = loras
         """LoRA adapters that the replica can load."""
         self.window: int | None = None
-        """Most requests at the replica, besides the service's own window."""
+        """Maximum requests at the replica, in addition to the service's window."""
         self.is_up = True
         self.is_draining = False
         self.is_unready = False
-        """Its cluster says that it is not ready: it gets no new requests while others are, and keeps its own."""
+        """The cluster reports the replica as not ready: it keeps its requests, and gets new ones only if no other
+        replica is ready."""
         self.is_gone = False
-        """Given back for good."""
+        """Released for good."""
         self.num_switches = 0
-        """Role changes under way; the replica takes no new request meanwhile."""
+        """Role changes in progress; meanwhile the replica takes no new request."""
         self.is_single_phase = False
-        """The engine was started for one phase: it serves only while its combo has a replica for the other phase."""
+        """The engine was started for one phase, so it serves only while its combo has a replica for the other phase."""
 
     @property
     def is_ready(self) -> bool:
@@ -65,13 +66,13 @@ class Member:
         return self.is_up and not self.num_switches
 
     def can_serve(self, tokens: int, lora: str = "") -> bool:
-        """Whether the replica takes new requests of this length and adapter, with or without room at present."""
+        """Whether the replica could serve a request of this length and adapter, room aside."""
         is_open = self.is_ready and not self.is_draining and not self.is_unready and tokens <= self.max_tokens
         return is_open and (not lora or lora in self.loras)
 
 
 class SlowStart:
-    """A replica's way back after an ejection: it is offered for a growing share of the placements."""
+    """A replica's return after an ejection: its share of the placements grows."""
 
     __slots__ = ("_credit", "_duration_s", "_start_s")
     _LEAST = 0.1
@@ -84,7 +85,7 @@ class SlowStart:
         return now >= self._start_s + self._duration_s
 
     def offers(self, now: float) -> bool:
-        """Whether the replica is offered for this placement."""
+        """Whether the replica is a candidate for this placement."""
         self._credit += max((now - self._start_s) / self._duration_s, self._LEAST)
         if self._credit < 1:
             return False
@@ -93,8 +94,8 @@ class SlowStart:
 
 
 class _OpenMembers:
-    """The members that may be given new requests: of those up, the ones that neither drain nor are unready; else the
-    ones that do not drain; else all."""
+    """Members that may get new requests: those up that are neither draining nor unready; else those not draining; else
+    all."""
 
     __slots__ = ("all", "has_roles", "has_single_phase", "ids", "start", "views")
 
@@ -105,14 +106,14 @@ class _OpenMembers:
         staying = _complete([member for member in ready if not member.is_draining]) or ready
         self.all = _complete([member for member in staying if not member.is_unready]) or staying
         self.start = self.all
-        """Members at which a request can start: without those that only decode, unless the router names decoders."""
+        """Members at which a request can start: all except decode-only ones, unless the router chooses decoders."""
         if self.has_roles and not names_decoder:
             self.start = [member for member in self.all if member.view.role != "decode"] or self.all
         self.views: Sequence[ReplicaView] = [member.view for member in self.start]
         self.ids = {view.id for view in self.views}
 
     def fitting(self, tokens: int) -> Sequence[Member]:
-        """Members that can hold a request of this length; those that decode if none that prefills can."""
+        """Members that can hold a request of this length; decode members if no prefill member can."""
         able = [member for member in self.start if tokens <= member.max_tokens]
         return able or [member for member in self.all if tokens <= member.max_tokens]
 
@@ -134,35 +135,35 @@ class Service:
         self.model = model
         self.members = list(members)
         self._slow_starts: dict[int, SlowStart] = {}
-        """By replica."""
+        """By replica id."""
         self.view = view
         self._observer = observer
         self.longest_tokens = self._shortest_tokens = sys.maxsize
-        """Prompt plus output tokens of the longest request that a member can hold, or that the last member could.
-        Unlimited until a replica exists or is announced: no length is known to be too long."""
+        """Longest request, in prompt plus output tokens, that a member can hold, or that the last member could hold.
+        Unlimited until a replica exists or is announced, because no length is known to be too long."""
         self.shadow: Shadow | None = None
-        """A candidate's policies, which decide beside the service's own without effect."""
+        """A candidate's policies, which run in shadow, without effect."""
         self.use(router, hold_ordering, window, prompt_window)
 
     def use(self, router: Router, hold_ordering: Ordering, window: int | None, prompt_window: int | None) -> None:
-        """Use these policies, which alone learn, and an empty hold queue from now on."""
+        """Use these policies, which alone learn from now on, and an empty hold queue."""
         self.router = router
         self.names_decoder = bool(getattr(router, "pairs", False))
-        """The router chooses the decode replica, too; else control chooses it after the prefill."""
+        """Whether the router also chooses the decode replica; otherwise control chooses it after the prefill."""
         self.learners: list[Learner] = []
         """Policies that learn from every ended request."""
         self.add_learner(router)
         self.sharing = hold_ordering if isinstance(hold_ordering, SharingOrdering) else None
-        """The hold queue's ordering, if it counts the service of all requests, also of those that never waited."""
+        """The hold queue's ordering, if it counts the service of all requests, including those that never waited."""
         self.hold_ordering = hold_ordering
         if self.sharing is None:
             self.add_learner(hold_ordering)
         self.sent: SentPrompts | None = None
-        """What the replicas were sent, where the hold queue shares service."""
+        """Counts of sent prompt tokens, if the hold queue shares service."""
         if self.sharing is not None:
             self.sent = SentPrompts(self.sharing.prompt_window or prompt_window, self.sharing.headroom)
         self.preemptions: Any = None
-        """`control.preemptions` or `control.kv_pressure`, where requests that run are paused for others."""
+        """`control.preemptions` or `control.kv_pressure`, if running requests are paused for others."""
         self.window = window
         self.hold_queue = hold_queue(hold_ordering)
         if self.shadow is not None:
@@ -170,18 +171,18 @@ class Service:
         self.refresh()
 
     def follow(self, shadow: Shadow) -> None:
-        """Have a candidate's policies decide beside the service's own."""
+        """Run a candidate's policies in shadow."""
         self.shadow = shadow
         if shadow.learners:
             self.learners.append(shadow)
 
     def add_learner(self, policy: object) -> None:
-        """Report ended requests to a policy if it is a `Learner`."""
+        """Report ended requests to the policy if it is a `Learner`."""
         if isinstance(policy, Learner):
             self.learners.append(policy)
 
     def teach(self, live: Live, end_s: float, outcome: Outcome) -> None:
-        """Let policies learn from the end of a request, or of its stay in one cascade stage."""
+        """Let policies learn from the end of a request or of its cascade stage."""
         first = live.first_token_s
         record = Ended(
             id=live.id,
@@ -203,7 +204,7 @@ class Service:
             learner.learn(record)
 
     def refresh(self) -> None:
-        """Recompute the values that depend on the members. Call it after a member was added, removed or changed."""
+        """Recompute the values that depend on the members. Call it after adding, removing or changing one."""
         self._open = _OpenMembers(self.members, self.names_decoder)
         self._open_by_lora: dict[str, _OpenMembers] = {}
         self._by_id = {member.view.id: member for member in self.members}
@@ -215,14 +216,14 @@ class Service:
         self._is_limited = self._has_window or has_own_limits
         self._has_window_only = not has_own_limits and self.window is not None
         self._shared_window: int | None = None
-        """The window without its headroom, where requests are counted by share and no replica has own limits."""
+        """The window less its headroom, if requests are counted by share and no replica has its own limits."""
         if self._has_window_only and self.window is not None and self.sharing is not None:
             self._shared_window = self.window - int(self.sharing.headroom * self.window)
             kv_tokens = [member.view.kv_blocks_total * member.view.block_size_tokens for member in self.members]
             self._least_kv_tokens = min(kv_tokens, default=0)
 
     def _max_tokens(self, member: Member) -> int:
-        """Longest request that a member can hold; a single-phase one, with the best partner in its combo."""
+        """The longest request that a member can hold; for a single-phase member, with the best partner in its combo."""
         if not member.is_single_phase:
             return member.max_tokens
         partners = [m.max_tokens for m in self.members if m.view.combo == member.view.combo and m.role != member.role]
@@ -230,34 +231,34 @@ class Service:
 
     @property
     def is_full(self) -> bool:
-        """Whether every replica at which a request can start has as many as its window allows."""
+        """Whether every replica at which a request can start has reached its window."""
         return not self._within_window(self._open.start, self.window)
 
     @property
     def any_up(self) -> bool:
-        """Whether a replica is up that can serve requests."""
+        """Whether a serving replica is up."""
         return self.is_served_without(None)
 
     def is_served_without(self, exclude: int | None) -> bool:
-        """Whether a replica other than `exclude` is up that can serve requests."""
+        """Whether a serving replica other than `exclude` is up."""
         return bool(_complete([member for member in self.members if member.is_up and member.view.id != exclude]))
 
     def up_views(self) -> list[ReplicaView]:
-        """Views of the replicas that are up, draining ones too."""
+        """Views of the replicas that are up, including draining ones."""
         return [member.view for member in self.members if member.is_up]
 
     def member(self, replica: int) -> Member | None:
-        """The member with this replica id."""
+        """The member with this replica id; None if there is none."""
         return self._by_id.get(replica)
 
     def announce(self, max_tokens: int) -> None:
-        """Expect a replica that can hold requests of this length. It limits `fits` until there is a member."""
+        """Expect a replica with this longest request; `fits` uses it until there is a member."""
         if not self.members:
             known = 0 if self.longest_tokens == sys.maxsize else self.longest_tokens
             self.longest_tokens = max(known, max_tokens)
 
     def fits(self, live: Live) -> bool:
-        """Whether some replica can hold the request when it has room."""
+        """Whether some replica can hold the request, room aside."""
         return live.prompt_tokens + live.output_tokens <= self.longest_tokens
 
     # Placement.
@@ -307,7 +308,7 @@ class Service:
         return replica
 
     def compare_order(self, live: Live, now: float) -> None:
-        """Compare the held request that goes first with the one that the candidate's ordering ranks first."""
+        """Compare the held request that goes first with the candidate ordering's first one."""
         if self.shadow is None:
             return
         first = self.shadow.first(live, self.hold_queue, now)
@@ -315,7 +316,7 @@ class Service:
             self._observer.record_shadow(live, f"ordering: request {self._observer.name(first)} goes first", now)
 
     def compare_admission(self, live: Live, is_held: bool, now: float) -> None:
-        """Compare whether an arriving request is held with what the candidate's admission policy says."""
+        """Compare whether an arriving request is held with the decision of the candidate's admission policy."""
         if self.shadow is None:
             return
         held = self.shadow.holds(live, is_held)
@@ -323,14 +324,14 @@ class Service:
             self._observer.record_shadow(live, f"admission: the request is {'held' if held else 'not held'}", now)
 
     def start_slowly(self, replica: int, now: float, duration_s: float) -> None:
-        """Offer a replica for a share of the placements that grows from a tenth to all in this time."""
+        """Let a replica's share of the placements grow from a tenth to all over this time."""
         if duration_s > 0:
             self._slow_starts[replica] = SlowStart(now, duration_s)
 
     def _without_slow(
         self, candidates: Sequence[ReplicaView], ids: set[int], now: float
     ) -> tuple[Sequence[ReplicaView], set[int]]:
-        """The candidates without those that start slowly and are not offered this time; all if no other is left."""
+        """The candidates without slow-starting replicas that sit out this placement; all if no other is left."""
         hidden = set()
         for replica, start in list(self._slow_starts.items()):
             if start.is_over(now):
@@ -342,7 +343,7 @@ class Service:
         return [candidate for candidate in candidates if candidate.id not in hidden], ids - hidden
 
     def _opened(self, lora: str, exclude: int | None) -> _OpenMembers:
-        """The members that may be given new requests for an adapter, or for the model itself (""), without one."""
+        """The members that may get new requests for an adapter ("" = the model itself), without `exclude`."""
         members = [m for m in self.members if m.view.id != exclude and (not lora or lora in m.loras)]
         if exclude is not None:
             return _OpenMembers(members, self.names_decoder)
@@ -353,7 +354,7 @@ class Service:
         return self._open_by_lora[lora]
 
     def _with_room(self, opened: _OpenMembers, tokens: int, live: Live) -> Sequence[ReplicaView]:
-        """Replicas that have room for a request of this length now."""
+        """Replicas with room for a request of this length now."""
         window, sharing, sent = self.window, self.sharing, self.sent
         shared_window = self._shared_window
         if (
@@ -365,7 +366,7 @@ class Service:
         ):
             most = sent.most_unstarted(opened.views, shared_window, self._least_kv_tokens, live)
             if most <= live.prompt_tokens or (most < inf and not sharing.is_below_share(live)):
-                return opened.views  # as the steps below would, which take several times as long
+                return opened.views  # same result as the steps below, several times as fast
         fitting = opened.start if tokens <= self._shortest_tokens else opened.fitting(tokens)
         if sharing is None or sent is None or window is None:
             able = self._within_window(fitting, window)
@@ -382,7 +383,7 @@ class Service:
         return _views(able, opened)
 
     def _within_window(self, members: Sequence[Member], window: int | None) -> list[Member]:
-        """The members with fewer requests than this window, and their own limits, allow."""
+        """The members with fewer requests than this window and their own limits."""
         if self._has_window_only and window is not None:
             return [member for member in members if member.view.num_in_flight < window]
         return [member for member in members if self._has_room(member, window)]
@@ -408,7 +409,7 @@ class Service:
             live.decode_replica = self.choose_decoder(live, replica, exclude)
 
     def choose_decoder(self, live: Live, replica: int, exclude: int | None = None) -> int:
-        """The least loaded replica that can decode what `replica` prefills; -1 if there is none."""
+        """The least loaded replica that can decode the prefill of `replica`; -1 if there is none."""
         tokens, first = live.prompt_tokens + live.output_tokens, self._by_id[replica]
         partners = [
             m
@@ -425,7 +426,7 @@ class Service:
 
     def why_rejected(self, live: Live, exclude: int | None = None) -> str:
         """Why a request without a replica is rejected: it fits none, its adapter is missing, or all queues are full and
-        nothing is held. Empty: it is held."""
+        holding is off. Empty: it is held."""
         if self.is_without_candidate(live):
             return "no replica that is up has its adapter" if live.allowed is None else "no replica of its subset is up"
         if not self.fits(live):
@@ -434,32 +435,32 @@ class Service:
         return "all queues are full" if is_full else ""
 
     def has_room(self, live: Live) -> bool:
-        """Whether a replica could take the request now, before none that is held."""
+        """Whether a replica has room for the request, with no held request before it."""
         return not self.hold_queue.num and bool(self.with_room(live))
 
     def with_room(self, live: Live) -> Sequence[ReplicaView]:
-        """The replicas that have room for the request now, whatever is held."""
+        """The replicas with room for the request, ignoring held requests."""
         opened, tokens = self._opened(live.lora, None), live.prompt_tokens + live.output_tokens
         if self._is_limited or tokens > self._shortest_tokens:
             return self._with_room(opened, tokens, live)
         return opened.views
 
     def able(self, live: Live) -> Sequence[ReplicaView]:
-        """The replicas at which the request can start, with or without room at present."""
+        """The replicas at which the request can start, room aside."""
         opened = self._opened(live.lora, None)
         views = [member.view for member in opened.fitting(live.prompt_tokens + live.output_tokens)]
         return views if live.allowed is None else [view for view in views if view.id in live.allowed]
 
     def is_without_candidate(self, live: Live) -> bool:
-        """Whether replicas are up, but none that has the request's adapter, or that the request may be sent to. Others
-        must not wait behind the request."""
+        """Whether replicas are up, but none has the request's adapter or is allowed for it. Other requests must not
+        wait behind it."""
         if not self._open.views or not (live.lora or live.allowed is not None):
             return False
         opened = self._opened(live.lora, None)
         return not opened.views or (live.allowed is not None and opened.ids.isdisjoint(live.allowed))
 
     def role_changes(self) -> dict[int, Role]:
-        """Roles to set, by replica: `mixed` for all of a combo that has lost a phase, else the intended role."""
+        """Roles to set, by replica: `mixed` for a whole combo that has lost a phase, else the intended role."""
         changes: dict[int, Role] = {}
         split = [m for m in self.members if not m.is_single_phase and (m.role != "mixed" or m.view.role != "mixed")]
         for combo in sorted({m.view.combo for m in split}):
@@ -475,7 +476,7 @@ class Service:
     # The hold queue.
 
     def started(self, live: Live, replica: int, now: float) -> None:
-        """Count a request that starts at a replica, from the hold queue or without having waited."""
+        """Count a request that starts at a replica, from the hold queue or directly."""
         if self.sent is not None and self.sharing is not None:
             self.sent.add(live, replica)
             self.sharing.started(live, now)
@@ -485,7 +486,7 @@ class Service:
                 self.preemptions.started(live, replica, now)
 
     def ended(self, live: Live, now: float) -> None:
-        """Count the end of a request, or of its stay in one cascade stage. Later calls do nothing."""
+        """Count the end of a request or of its cascade stage. Repeated calls have no effect."""
         if self.sent is not None and self.sharing is not None:
             self.sent.discard(live)
             self.sharing.ended(live)
@@ -504,18 +505,18 @@ class Service:
         self.hold_queue.push(live, now)
 
     def take_held(self) -> list[Live]:
-        """Empty the hold queue. Returns its requests in the order of their arrival."""
+        """Empty the hold queue and return its requests in order of arrival."""
         held = self.hold_queue.requests()
         self.hold_queue = hold_queue(self.hold_ordering)
         return sorted(held, key=_arrival)
 
     def note_refusal(self, live: Live, now: float, why: str) -> None:
-        """Have the observer record that a request is rejected."""
+        """Tell the observer that a request is rejected."""
         if self._observer is not None:
             self._observer.record_refusal(live, now, why)
 
     def note_fallback(self, live: Live, model: str, why: str, now: float) -> None:
-        """Have the observer record that another model is to answer a request."""
+        """Tell the observer that another model answers a request."""
         if self._observer is not None:
             self._observer.record_fallback(live, model, why, now)
 
@@ -525,7 +526,7 @@ class Service:
         return "others come first" if self.hold_queue.num else "no replica has room"
 
     def has_placeable_waiter(self, now: float) -> bool:
-        """Whether a replica that is up could hold the first held request if it had room."""
+        """Whether a replica that is up could serve the first held request if it had room."""
         live = self.hold_queue.first(now)
         if live is None:
             return False
@@ -533,7 +534,7 @@ class Service:
 
 
 def _complete(members: list[Member]) -> list[Member]:
-    """Drop single-phase members whose combo has no member for the other phase among these."""
+    """Drop the single-phase members whose combo has no member for the other phase here."""
     if not any(member.is_single_phase for member in members):
         return members
     phases = {(member.view.combo, member.view.role) for member in members}
@@ -542,12 +543,12 @@ def _complete(members: list[Member]) -> list[Member]:
 
 
 def _views(members: list[Member], opened: _OpenMembers) -> Sequence[ReplicaView]:
-    """The members' views; those of `opened`, unchanged, if these are the members at which a request can start."""
+    """The members' views; the unchanged `opened` views if `members` are those at which a request can start."""
     return opened.views if members == opened.start else [member.view for member in members]
 
 
 def _in_region(candidates: Sequence[ReplicaView], ids: set[int], region: str) -> tuple[Sequence[ReplicaView], set[int]]:
-    """The candidates in a region, with their ids; all of them if none is there."""
+    """The candidates in a region, with their ids; all if the region has none."""
     local = [replica for replica in candidates if replica.region == region]
     return (local, {replica.id for replica in local}) if local else (candidates, ids)
 

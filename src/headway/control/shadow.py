@@ -1,7 +1,7 @@
-"""A candidate's policies, which decide beside those of a service on the same views, without effect.
+"""A candidate's policies in shadow: they decide on the same views as a service's policies, without effect.
 
-Nothing of the service is shared but what policies may read: the candidate has instances and a random stream of its own.
-Whatever it raises is counted and reported, and never reaches the request.
+The candidate shares nothing with the service except the views: it has its own instances and random stream. Its errors
+are counted and reported, and never reach the request.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from headway.core.view import ReplicaView
 
 Kind = Literal["routing", "ordering", "admission"]
 MOST_COMPARED = 64
-"""Held requests that a candidate's ordering ranks for one comparison, at most; with more, nothing is compared."""
+"""Maximum length of the hold queue for which a candidate's ordering is compared."""
 
 
 PACED = 200
-"""Placements after which the pace is set anew."""
+"""Number of placements after which `pace` is applied again."""
 
 
 class ShadowPlan(Struct, frozen=True):
-    """A candidate's policies that decide beside the fleet's."""
+    """A candidate whose policies run in shadow."""
 
     name: str
-    """Of the candidate's file."""
+    """Name in the candidate's file."""
     policies: Policies
     kinds: tuple[Kind, ...]
-    """The kinds that decide."""
+    """The kinds of policy to compare."""
 
 
 class ShadowCounts(Struct):
-    """How many decisions of a candidate agreed with the real ones."""
+    """How many decisions of a candidate agreed with the actual ones."""
 
     agreed: int = 0
-    """The same as the real ones."""
+    """Decisions equal to the actual ones."""
     differed: int = 0
     failed: int = 0
-    """The candidate raised an error, or chose what it was not offered."""
+    """Decisions that raised an error or chose something not offered."""
 
     @property
     def agreement(self) -> float | None:
-        """Share of the decisions that are the same as the real ones; None: there are none."""
+        """Share of decisions equal to the actual ones; None: no decisions yet."""
         num = self.agreed + self.differed + self.failed
         return self.agreed / num if num else None
 
 
 class Shadow:
-    """The candidate's policies of one service. Satisfies `core.policy.Learner`."""
+    """The candidate's policies for one service. Implements `core.policy.Learner`."""
 
     def __init__(
         self,
@@ -69,17 +69,18 @@ class Shadow:
         timer: Callable[[], float] = lambda: 0.0,
         pace: Callable[[Shadow], None] = lambda shadow: None,
     ) -> None:
-        """A policy that is None is not compared; `compares_admission` without a policy: it would hold no request.
+        """A policy of None is not compared; with `compares_admission` and no admission policy, the candidate holds no
+        request.
 
-        `on_error(kind, what, error)` is called for each decision that fails; `error` is None if the choice was not
-        among those offered. `timer` returns seconds; by them `pace` may set `every` after `PACED` placements.
+        `on_error(kind, what, error)` is called for each failed decision; `error` is None if the choice was not offered.
+        `timer` returns seconds, from which `pace` may set `every` after `PACED` placements.
         """
         self._router, self._ordering, self._admission = router, ordering, admission
         self._on_error, self._timer, self._pace = on_error, timer, pace
         self.every = 1
-        """The router decides about one of so many placements."""
+        """The router decides about one in `every` placements."""
         self.spent_s = 0.0
-        """Time of the router's decisions."""
+        """Seconds spent in the router's decisions."""
         self._num = 0
         self._view = MutableFleetView(random, wants_scores=False)
         kinds: dict[Kind, bool] = {
@@ -90,16 +91,16 @@ class Shadow:
         self.counts: dict[Kind, ShadowCounts] = {kind: ShadowCounts() for kind, is_on in kinds.items() if is_on}
         self.compares_admission = compares_admission
         self.placed: dict[int, int] = {}
-        """Requests that were placed since the candidate decides beside, by replica."""
+        """By replica: requests placed since the shadow began."""
         self.chosen: dict[int, int] = {}
-        """Requests that the candidate would have placed, by replica."""
+        """By replica: requests that the candidate would have placed there."""
         policies: dict[Kind, object] = {"routing": router, "ordering": ordering, "admission": admission}
         self.learners: dict[Kind, Learner] = {
             kind: each for kind, each in policies.items() if isinstance(each, Learner)
         }
 
     def route(self, live: Live, replicas: Sequence[ReplicaView], real: int, now: float) -> int | None:
-        """The replica that the candidate's router chooses where `real` was chosen; None: it chose none."""
+        """The candidate router's choice for a request placed at `real`; None: it made none."""
         if self._router is None:
             return None
         self._num += 1
@@ -132,7 +133,7 @@ class Shadow:
         return chosen
 
     def first(self, real: Live, queue: HoldQueue, now: float) -> Live | None:
-        """The held request that the candidate's ordering ranks first where `real` is placed from this queue."""
+        """The held request that the candidate's ordering ranks first; the service places `real` from this queue."""
         rank = None if self._ordering is None else self._ordering.rank
         if rank is None or not 1 < queue.num <= MOST_COMPARED:
             return None
@@ -145,7 +146,7 @@ class Shadow:
         return first
 
     def holds(self, live: Live, real: bool) -> bool | None:
-        """Whether the candidate's admission policy holds an arriving request that the real one holds, or not."""
+        """Whether the candidate's admission policy would hold an arriving request; `real`: whether it is held."""
         try:
             held = self._admission is not None and self._admission.holds(live)
         except Exception as error:
@@ -155,7 +156,7 @@ class Shadow:
         return held
 
     def learn(self, record: Ended) -> None:
-        """Let the candidate's policies learn from a request that has ended, as the real ones placed it."""
+        """Let the candidate's policies learn from an ended request, as it was actually placed."""
         for kind, learner in self.learners.items():
             try:
                 learner.learn(record)

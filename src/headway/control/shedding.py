@@ -1,8 +1,8 @@
-"""Requests that would wait too long for their first token, and are refused at once instead.
+"""Sheds requests: rejects a request at once if it would wait too long for its first token.
 
-A request is shed when the time expected until its first token is more than a share of its TTFT SLO. Expected is what
-the step-time models of the replicas say of what is in front of it: held requests that go first, requests in the
-engines' queues, prompts yet to be computed. It is corrected by how long the last requests took.
+A request is shed when its expected TTFT exceeds a share of its TTFT SLO. The replicas' step-time models predict the
+TTFT from the work in front of the request: held requests that go first, requests in the engines' queues, and uncomputed
+prompts. The actual TTFTs of recent requests correct the prediction.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from headway.policies.engine_pace import EngineSpeed, EngineSpeeds
 from headway.policies.routing.work_left import MeanOutput, pending_tokens, uncached_tokens
 
 _MEAN_OVER = 100
-"""Arrivals over which the mean prompt is taken."""
+"""Arrivals in the moving average of the prompt length."""
 _KEPT = 0.95
-"""Share of what was seen of expected TTFTs that is kept with each further request: some twenty count."""
+"""Share of the observed and predicted TTFT sums kept with each further request, so about twenty requests count."""
 _FADE_S = 30.0
-"""Time after which it counts for a third of that."""
+"""Time constant, in seconds, with which these sums decay."""
 _PRIOR_S = 0.5
-"""Seconds as expected that are added to what was seen."""
+"""Prior weight, in seconds of expected TTFT, mixed into the observed ratio."""
 _MOST = 20.0
-"""Largest factor by which the models may be wrong."""
+"""Largest correction factor."""
 _STEPS_BEFORE = 1.5
-"""Iterations until one begins with a new prompt in it: an engine that schedules one ahead ends the present one, of
-which half is left in the mean, and the next."""
+"""Iterations until a new prompt's iteration begins: on average half of the current one, and the next one, which an
+engine schedules ahead."""
 
 
 class Shedding:
-    """One service's requests that are expected to miss their TTFT SLO. Learns from ended requests."""
+    """Sheds one service's requests that would miss their TTFT SLO. Learns from ended requests."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.share = service, 1.0
-        """`share`: of a request's SLO, how much the expected TTFT may be."""
+        """`share`: limit of the expected TTFT, as a share of the request's SLO."""
         self._output = MeanOutput()
         self._prompt_tokens = self._computed_tokens = 0.0
-        """Mean prompt of late; and the part of it that is in no prefix cache."""
+        """Moving averages: prompt tokens, and those not in a prefix cache."""
         self._num_seen = 0
         self._speeds = EngineSpeeds()
         self._expected_s: dict[int, float] = {}
-        """By request in flight, its TTFT by the models."""
+        """By request in flight: its predicted TTFT."""
         self._told_s = self._took_s = 0.0
-        """Such times of the last requests, and how long these took."""
+        """Sums over recent requests: the predicted TTFTs, and the actual ones."""
         self._learnt_s = 0.0
 
     def learn(self, record: Ended) -> None:
@@ -58,14 +58,14 @@ class Shedding:
             self._learnt_s = record.end_s
 
     def _factor(self, now: float) -> float:
-        """How many times as long as the models say the last requests have waited. It fades while none ends, as none
-        may be served because of it."""
+        """Ratio of the actual to the predicted TTFT of recent requests. It decays to 1 while none ends, as shedding
+        itself may be the reason that none does."""
         kept = exp(min(self._learnt_s - now, 0.0) / _FADE_S)
         ratio = (kept * self._took_s + _PRIOR_S) / (kept * self._told_s + _PRIOR_S)
         return max(1 / _MOST, min(_MOST, ratio))
 
     def why(self, live: Live, now: float) -> str:
-        """Why the request is shed; empty: it is served. None is shed without a TTFT SLO, while no replica is up, or
+        """Why the request is shed; empty: it is served. Never sheds without a TTFT SLO, while no replica is up, or
         while one is idle."""
         replicas = self.service.able(live)
         if not replicas:
@@ -82,14 +82,14 @@ class Shedding:
         return f"its first token is expected after {expected_s:.3g} s; it may take {most_s:.3g} s"
 
     def _see(self, live: Live, replicas: Sequence[ReplicaView]) -> None:
-        """Count a prompt for the means."""
+        """Update the averages with a prompt."""
         self._num_seen = min(self._num_seen + 1, _MEAN_OVER)
         computed = min(uncached_tokens(live, replica) for replica in replicas) if live.prefix else live.prompt_tokens
         self._prompt_tokens += (live.prompt_tokens - self._prompt_tokens) / self._num_seen
         self._computed_tokens += (computed - self._computed_tokens) / self._num_seen
 
     def _waits_s(self, live: Live, replicas: Sequence[ReplicaView], now: float) -> float:
-        """Seconds from now until the first token of a request that one of these replicas gets, by the models."""
+        """Predicted seconds until the first token of a request that one of these replicas will serve."""
         queue = self.service.hold_queue
         num_before = queue.num_before(live, now) if queue.num else 0
         hold_s = 0.0
@@ -100,7 +100,7 @@ class Shedding:
         return hold_s + min(self._start_s(live, replica, hold_s > 0) for replica in replicas)
 
     def _start_s(self, live: Live, replica: ReplicaView, is_held: bool) -> float:
-        """Seconds until the first token of a request that is sent to the replica."""
+        """Predicted seconds until the first token of a request sent to the replica."""
         speed, seats, num = self._speed(replica), self._seats(replica), replica.num_in_flight
         base_s, context_s = speed.line(min(num, seats))
         step_s = base_s + context_s * replica.kv_blocks_used * replica.block_size_tokens
@@ -113,7 +113,7 @@ class Shedding:
         return start_s + way_s + pending_tokens(replica) * speed.token_s
 
     def _starts_per_s(self, replica: ReplicaView) -> float:
-        """Requests that start at a replica each second while as many run as it has seats for."""
+        """Requests started per second by a replica whose batch is full."""
         speed, seats = self._speed(replica), self._seats(replica)
         output_tokens = 1.0 if replica.role == "prefill" else self._output.tokens
         base_s, context_s = speed.line(seats)
@@ -122,11 +122,11 @@ class Shedding:
 
     @property
     def _held_tokens(self) -> float:
-        """Mean tokens of a request in the KV cache."""
+        """Mean KV cache tokens of a request."""
         return self._prompt_tokens + 0.5 * self._output.tokens
 
     def _seats(self, replica: ReplicaView) -> int:
-        """Requests that a replica runs at a time."""
+        """Number of requests that a replica runs at once."""
         tokens, window = replica.kv_blocks_total * replica.block_size_tokens, self.service.window
         most = min(replica.max_num_seqs, inf if window is None else window, tokens / self._held_tokens)
         return max(int(most), 1)

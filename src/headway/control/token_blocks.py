@@ -1,7 +1,7 @@
-"""Names of the KV blocks of a prompt, from its token ids.
+"""Names the KV blocks of a prompt by its token ids.
 
-Engines name blocks by hashes of their own, with seeds that differ between engines. A block's name here is the same for
-all engines and in all processes, so that a prompt is looked up at many replicas with one set of names.
+Engines name blocks by their own hashes, with different seeds. The names here are the same for all engines and
+processes, so one set of names serves to look up a prompt at many replicas.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from headway.core.request import Segment
 
 _NAME_BITS = (1 << 63) - 1
 MAX_BLOCKS = 1 << 14
-"""Blocks of a prompt that are named; what follows is not looked up."""
+"""Maximum number of named blocks per prompt; later blocks are not looked up."""
 
 
 def root(lora: str = "", salt: str = "") -> int:
-    """The name before the first block. The KV of one text differs between LoRA adapters, and engines keep what requests
-    of one `cache_salt` have stored from all others."""
+    """The name before the first block. It differs between LoRA adapters, whose KV differs, and between `cache_salt`
+    values, which engines keep apart."""
     if not lora and not salt:
         return 0
     named = (f"\0{len(lora)} {lora} {salt}" if salt else lora).encode(errors="surrogatepass")
@@ -26,12 +26,12 @@ def root(lora: str = "", salt: str = "") -> int:
 
 
 def name(before: int, token_ids: Sequence[int]) -> int:
-    """The name of a block, which identifies its tokens and all before them. `before`: the previous block's name."""
-    return hash((before, tuple(token_ids))) & _NAME_BITS  # of integers, so it is the same in every process
+    """The name of a block, identifying its tokens and all before them. `before` is the previous block's name."""
+    return hash((before, tuple(token_ids))) & _NAME_BITS  # a hash of integers, so it is the same in every process
 
 
 def names(before: int, token_ids: Sequence[int], block_size_tokens: int) -> list[int]:
-    """The names of consecutive full blocks. `before`: the name of the block before them."""
+    """The names of consecutive full blocks. `before` is the name of the block before them."""
     found = []
     for block in zip(*[iter(token_ids)] * block_size_tokens, strict=False):
         before = hash((before, block)) & _NAME_BITS
@@ -40,6 +40,6 @@ def names(before: int, token_ids: Sequence[int], block_size_tokens: int) -> list
 
 
 def segments(token_ids: Sequence[int], block_size_tokens: int, lora: str = "", salt: str = "") -> tuple[Segment, ...]:
-    """The full blocks of a prompt as segments of one block each."""
+    """A prompt's full blocks as one-block segments."""
     named = names(root(lora, salt), token_ids[: MAX_BLOCKS * block_size_tokens], block_size_tokens)
     return tuple([Segment(each, block_size_tokens) for each in named])
