@@ -1,4 +1,4 @@
-"""All that a policy may decide."""
+"""The decisions that policies return."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Placement(Struct, frozen=True, gc=False):
-    """Place the request on this replica, and on `decode` after its prefill (None: on the same replica).
+    """Place the request on this replica, and on `decode` after its prefill (None: the same replica).
 
     `scores` are (replica id, score) pairs for the decision log.
     """
@@ -19,8 +19,8 @@ class Placement(Struct, frozen=True, gc=False):
 class Release(Struct, frozen=True, gc=False):
     """Release a held request, with this tier from now on (None: its own).
 
-    In another tier it stands behind the requests that have arrived there, as if it arrived now.
-    With `region`, the request goes to a replica there if one can take it.
+    In a new tier it queues behind earlier arrivals, as if it arrived now. With `region`, the request goes to a replica
+    there if one can take it.
     """
 
     request: int
@@ -32,7 +32,7 @@ class Move(Struct, frozen=True, gc=False):
     """Move a request to another replica, with its KV cache if it has one.
 
     With `stage_blocks`, a decoding request keeps decoding while this many KV blocks are copied at a time, and pauses
-    only for the last stage. Without, it pauses, is copied, and continues at the target.
+    only for the last stage. Without `stage_blocks`, it pauses, is copied, and continues at the target.
     """
 
     request: int

@@ -14,11 +14,11 @@ _PART = rf"(\d+\.?\d*|\.\d+)\s*({'|'.join(sorted(_UNITS_S, key=len, reverse=True
 DURATION = re.compile(rf"\s*(?:{_PART}\s*)+")
 EXPECTED = "expected seconds, or a duration such as 450ms, 2s, 1m or 1h"
 LONGEST_S = {"ttft": 120.0, "tpot": 1.0}
-"""An SLO above this is rather a number of milliseconds."""
+"""Longest plausible SLOs in seconds; a larger number probably means milliseconds."""
 
 
 def seconds(value: str | float) -> float:
-    """A duration in seconds. HeadwayError for what is no duration, is negative or not finite."""
+    """Parse a duration into seconds. Raises HeadwayError unless the value is a finite, nonnegative duration."""
     if isinstance(value, str):
         if DURATION.fullmatch(value):
             return sum(float(number) * _UNITS_S[unit] for number, unit in re.findall(_PART, value))
@@ -32,8 +32,8 @@ def seconds(value: str | float) -> float:
 
 
 def seconds_of(name: str, value: str | float | None) -> float | None:
-    """The duration of an argument, above 0; None stays. SloWarning as `unlikely`; HeadwayError that names the argument
-    for another value."""
+    """The duration of an argument, above 0; None stays None. Warns like `unlikely`; raises HeadwayError with the
+    argument's name for other values."""
     if value is None:
         return None
     try:
@@ -48,9 +48,9 @@ def seconds_of(name: str, value: str | float | None) -> float | None:
 
 
 def in_seconds(key: object, value: Any) -> Any:
-    """The value of a key, at any depth, with durations under keys of seconds (`ttft_s`) as numbers.
+    """A value of any depth whose durations under keys of seconds (`ttft_s`) are replaced by numbers.
 
-    A text that is no duration stays: what reads the value says what it expects.
+    Other texts stay unchanged; the reader of the value reports them.
     """
     if isinstance(value, dict):
         return {name: in_seconds(name, each) for name, each in value.items()}
@@ -66,7 +66,7 @@ def is_seconds(key: object) -> bool:
 
 
 def unlikely(name: str, value: float | None) -> str:
-    """A warning of an SLO (`ttft_s`, `--ttft-p99`) whose unit is likely milliseconds; "": none."""
+    """A warning for an SLO (`ttft_s`, `--ttft-p99`) that is probably in milliseconds; "": no warning."""
     kind = next((each for each in LONGEST_S if each in name), "")
     if value is None or not kind or value <= LONGEST_S[kind]:
         return ""

@@ -1,4 +1,4 @@
-"""Errors that the user can correct. Reported as one sentence, without a traceback."""
+"""Errors that the user can correct. Each is shown as one sentence, without a traceback."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from collections.abc import Iterable
 
 _MAX_NAME_CHARS = 64
 _MIN_LIKENESS = 0.5
-"""Of names less alike than this, none is proposed."""
+"""Similarity below which no name is suggested."""
 _MAX_LISTED = 60
-"""Of more names than this, the most alike are listed."""
+"""Number of names above which only the most similar ones are listed."""
 
 
 class HeadwayError(Exception):
-    """An error in the user's input. The message has the place, the expected value and the nearest valid name."""
+    """An error in the user's input. The message states the place, the expected value and the closest valid name."""
 
 
 class HeadwayWarning(UserWarning):
-    """Something that the user should know, and that is no error. Shown once."""
+    """A message for the user that is not an error. Shown once."""
 
 
 class SloWarning(HeadwayWarning):
-    """An SLO that is so long that its unit is likely another one."""
+    """A warning about an SLO so long that its unit is probably wrong."""
 
 
 class LeftOutWarning(HeadwayWarning):
-    """A part of the input that a command leaves out."""
+    """A warning about input that a command ignores."""
 
 
 def unknown(kind: str, name: str, options: Iterable[str], where: str = "") -> HeadwayError:
-    """An error for a name that is not among `options`, with the nearest one. A long name is shortened first."""
+    """An error for a name that is not among `options`, with the closest option. A long name is shortened first."""
     name = name if len(name) <= _MAX_NAME_CHARS else f"{name[:_MAX_NAME_CHARS]}..."
     names = sorted(options)
     near = max(names, key=lambda each: _likeness(name, each), default="")
@@ -44,14 +44,15 @@ def unknown(kind: str, name: str, options: Iterable[str], where: str = "") -> He
 
 
 def _likeness(name: str, other: str) -> float:
-    """From 0 to 1, equal. Names that begin alike are more so (Winkler): `h100-80g` is rather an H100 than an A100."""
+    """Similarity from 0 to 1 (equal). A common prefix raises it (Winkler): `h100-80g` is closer to H100 than to
+    A100."""
     share = difflib.SequenceMatcher(None, other, name).ratio()
     num_first = next((i for i in range(4) if name[i : i + 1] != other[i : i + 1] or i >= len(name)), 4)
     return share + 0.1 * num_first * (1 - share)
 
 
 def unusable(policy: object, method: str, returned: object, expected: str) -> HeadwayError:
-    """An error for what a policy's method returned, such as None."""
+    """An error for an invalid return value of a policy's method, such as None."""
     value = repr(returned)
     value = value if len(value) <= _MAX_NAME_CHARS else f"{value[:_MAX_NAME_CHARS]}..."
     return HeadwayError(f"policy {type(policy).__name__}: `{method}` returned {value}; expected {expected}")
@@ -69,12 +70,12 @@ _TYPE_NAMES = {
 
 
 def type_name(python: str) -> str:
-    """The name of a Python type in YAML."""
+    """The YAML name of a Python type."""
     return _TYPE_NAMES.get(python, python)
 
 
 def mismatch(message: str) -> str:
-    """msgspec's message about a value that does not fit, with the types' names as in YAML."""
+    """msgspec's message about a type mismatch, with YAML's type names."""
 
     def in_words(found: re.Match[str]) -> str:
         *others, last = map(type_name, found[1].split(" | "))

@@ -19,11 +19,11 @@ from headway.core.model import Sampling as Sampling
 Batching = Literal["chunked", "prefill-first", "whole-prompt", "request-level"]
 Preemption = Literal["recompute", "swap"]
 Role = Literal["mixed", "prefill", "decode"]
-"""The phases of a request that a replica serves: both, or one."""
+"""The request phases that a replica serves: both, or one of them."""
 DraftMethod = Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"]
-"""Who drafts: a match of the last tokens in the text so far, a smaller model, or a head on the model's own layers."""
+"""What drafts tokens: a text match of the last tokens, a smaller model, or a head on the model's own layers."""
 DraftSchedule = tuple[tuple[int, int, int], ...]
-"""(least batch size, largest batch size, drafted tokens): the first entry that has the batch size counts."""
+"""(least batch size, largest batch size, drafted tokens); the first entry that covers the batch size applies."""
 
 
 class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,9 +33,9 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: float
     bandwidth_bytes_per_s: float
     peak_flops: dict[str, float]
-    """FLOP/s by dtype: bf16, fp8, int8, fp16. A dtype that is absent is not supported in hardware."""
+    """FLOP/s by dtype: bf16, fp8, int8, fp16. The hardware does not support a missing dtype."""
     link_bytes_per_s: float
-    """GPU to GPU within a node (NVLink, Infinity Fabric, or PCIe)."""
+    """Bandwidth between GPUs of a node (NVLink, Infinity Fabric, or PCIe)."""
     host_link_bytes_per_s: float
     usd_per_hour: float
     watts: float
@@ -49,37 +49,37 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Speculative(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Speculative decoding: how an engine drafts tokens, and how many of them it accepts.
+    """Speculative decoding: how an engine drafts tokens, and how many it accepts.
 
-    An iteration of a decoding sequence verifies k drafted tokens and gives one token more than it accepts, so between 1
-    and k + 1. With S_i the probability that the first i drafted tokens are accepted, it gives 1 + S_1 + ... + S_k
-    tokens on average; with one rate a at each position that is (1 - a**(k + 1)) / (1 - a) (Leviathan et al., arXiv
-    2211.17192, equation 1). Names of fields are those of vLLM's `SpeculativeConfig`.
+    In one iteration a decoding sequence verifies k drafted tokens and gains the accepted ones plus one, so 1 to k + 1
+    tokens. If S_i is the probability that the first i drafted tokens are accepted, the mean is 1 + S_1 + ... + S_k;
+    with the same rate a at each position it is (1 - a**(k + 1)) / (1 - a) (Leviathan et al., arXiv 2211.17192, equation
+    1). Fields are named as in vLLM's `SpeculativeConfig`.
     """
 
     method: DraftMethod
     num_speculative_tokens: int
-    """Drafted tokens of each sequence in an iteration."""
+    """Drafted tokens per sequence and iteration."""
     acceptance: tuple[float, ...]
     """S_i for i = 1..k: the probability that the first i drafted tokens are accepted, as vLLM logs it by position."""
     num_speculative_tokens_per_batch_size: DraftSchedule = ()
-    """Drafted tokens by batch size; above the last entry, none. Empty: always `num_speculative_tokens`."""
+    """Drafted tokens by batch size; above the last entry, no tokens. Empty: always `num_speculative_tokens`."""
     match_share: float = 1.0
-    """`ngram`: share of the iterations in which the last tokens have a match, without which there is no draft."""
+    """`ngram`: share of iterations in which the last tokens have a match; the others have no draft."""
     model: str = ""
-    """What engines load as the draft model or head."""
+    """The draft model or head that engines load."""
     draft: Model | None = None
-    """Shape of the draft model, or of the head as a model of one layer; None: no model drafts."""
+    """Shape of the draft model, or of the head as a one-layer model; None: no model drafts."""
     draft_shares_embeddings: bool = False
-    """The head has no embeddings of its own."""
+    """Whether the head shares the target model's embeddings."""
     draft_tensor_parallel_size: int | None = None
-    """GPUs that share the draft model; None: all of the target's tensor parallel group."""
+    """GPUs that share the draft model; None: the target's whole tensor parallel group."""
     prompt_lookup_max: int | None = None
-    """`ngram`: longest match looked for, in tokens; None: the engine's default."""
+    """`ngram`: longest match to look for, in tokens; None: the engine's default."""
     prompt_lookup_min: int | None = None
 
     def num_drafted(self, batch_size: int) -> int:
-        """Drafted tokens of each sequence in a batch of this many decoding sequences."""
+        """Drafted tokens per sequence in a batch of this many decoding sequences."""
         if not self.num_speculative_tokens_per_batch_size:
             return self.num_speculative_tokens
         for least, largest, num in self.num_speculative_tokens_per_batch_size:
@@ -89,35 +89,36 @@ class Speculative(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def most_tokens(self) -> int:
-        """Most tokens of a sequence in an iteration."""
+        """Most tokens that a sequence can gain in an iteration."""
         return self.num_speculative_tokens + 1
 
     @property
     def num_slots(self) -> int:
-        """KV slots of a sequence beyond those of a sequence that does not speculate.
+        """KV slots that a speculating sequence needs beyond a normal one.
 
-        The drafted tokens have slots while they are verified. A model that drafts writes the KV of the next draft in
-        the same iteration, for which vLLM keeps as many slots again (`num_lookahead_tokens` of its scheduler).
+        The drafted tokens occupy slots while they are verified. A draft model also writes the KV of the next draft in
+        the same iteration, for which vLLM reserves the same number again (`num_lookahead_tokens` of its scheduler).
         """
         return self.num_speculative_tokens * (1 if self.draft is None else 2)
 
     def survival(self, rate: float | None = None) -> tuple[float, ...]:
-        """S_i including the iterations without a draft; `rate`: one rate for all positions, not the setting's."""
+        """S_i with the iterations without a draft included; `rate` replaces the setting with one rate for all
+        positions."""
         kept = self.acceptance if rate is None else by_rate(rate, self.num_speculative_tokens)
         return kept if self.match_share == 1.0 else tuple(self.match_share * each for each in kept)
 
     def tokens_per_iteration(self, batch_size: int = 1, rate: float | None = None) -> float:
-        """Mean number of tokens that a sequence gets in an iteration of a batch of this size."""
+        """Mean tokens that a sequence gains per iteration of a batch of this size."""
         return 1.0 + sum(self.survival(rate)[: self.num_drafted(batch_size)])
 
 
 def by_rate(rate: float, num_tokens: int) -> tuple[float, ...]:
-    """S_i where each drafted token is accepted with the probability `rate` if those before it are."""
+    """S_i if each drafted token is accepted with probability `rate` once the previous ones are."""
     return tuple(accumulate([rate] * num_tokens, mul))
 
 
 class Engine(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a replica batches, and its settings. A profile from the catalog, with the user's changes."""
+    """How a replica batches, and its settings: a catalog profile with the user's changes."""
 
     name: str
     batching: Batching = "chunked"
@@ -126,54 +127,54 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     block_size_tokens: int = 16
     gpu_memory_utilization: float = 0.9
     sampler_bytes_per_logit: float = 38.0
-    """GPU memory of the sampler's copies of the logits, which may be the peak: 38 in vLLM's own memory profiles on H100
-    (eight models), which sorts all logits to cut the candidates."""
+    """GPU memory for the sampler's copies of the logits, which may be the peak. vLLM's own memory profiles on H100
+    (eight models) give 38: it sorts all logits to select the candidates."""
     watermark: float = 0.0
-    """Fraction of KV blocks that admission leaves free."""
+    """Share of KV blocks that admission leaves free."""
     prefix_caching: bool = False
     preemption: Preemption = "recompute"
     host_memory_bytes: float = 0.0
-    """Host memory for swapped KV; with swap and no room left, preemption falls back to recompute."""
+    """Host memory for swapped KV. Without free host memory, preemption recomputes instead of swapping."""
     kv_offload_bytes: float = 0.0
-    """Host memory of one replica that keeps blocks of the prefix cache after their eviction from the GPU."""
+    """Host memory of one replica for prefix cache blocks evicted from the GPU."""
     max_num_waiting: int | None = None
-    """Longest queue of a replica; further requests go to other replicas or are rejected."""
+    """Maximum queue length of a replica; further requests go to other replicas or are rejected."""
     schedule_lag: int = 0
-    """1: scheduling runs one iteration ahead of execution, so that a request waits one iteration longer."""
+    """1: the engine schedules one iteration ahead of execution, so a request waits one iteration longer."""
     request_overhead_s: float = 0.0
-    """Time from the arrival of a request until the scheduler sees it: HTTP, validation, queues between processes."""
+    """Time from a request's arrival until the scheduler sees it: HTTP, validation, queues between processes."""
     tokenize_s_per_token: float = 0.0
-    """Further time until the scheduler sees a request, per prompt token."""
+    """Further delay per prompt token until the scheduler sees a request."""
     response_overhead_s: float = 0.0
     """Time from the end of an iteration until the client has its tokens: sampling, detokenizing, HTTP."""
     token_overhead_s: float = 0.0
-    """Time of the process that sends tokens to clients, for each output token: those of one iteration leave one after
-    the other, and later ones wait where iterations give more than it sends."""
+    """Time per output token in the process that sends tokens to clients. It sends an iteration's tokens one by one; if
+    iterations produce tokens faster, they queue up."""
     kv_dtype_bytes: float = 2.0
     passes_by_slot: bool = False
-    """Each slot has a KV cache of its own, and only neighbouring slots share a pass: llama.cpp with `--parallel` and
-    without `--kv-unified`."""
+    """Each slot has its own KV cache, and only neighbouring slots share a pass: llama.cpp with `--parallel` and without
+    `--kv-unified`."""
     kv_keep_s: float | UnsetType = UNSET
-    """After a request that a later one continues (a turn, a call before a tool), its blocks in the prefix cache are
-    evicted after all others for so long, or until they are used again. Engines get such a hint from an agent's client.
-    Without it: they are evicted in order of their use."""
+    """Seconds to keep the prefix cache blocks of a request that a later one will continue (a turn, a call before a
+    tool): until then or their next use, all other blocks are evicted first. An agent's client can send engines such a
+    hint. Unset: blocks are evicted in order of use."""
     kv_keep_share: float | UnsetType = UNSET
-    """Share of the KV blocks that are kept so at most, without it 0.5; of more, those kept first lose it."""
+    """Maximum share of KV blocks kept this way; unset: 0.5. Beyond it, the oldest ones are no longer kept."""
     speculative: Speculative | UnsetType = UNSET
-    """A pool's setting; profiles have none."""
+    """Set by pools; engine profiles do not set it."""
     orderings: tuple[str, ...] | None = None
-    """Orderings that this engine can apply at the replica; None = any (a simulated engine)."""
+    """Orderings that this engine can apply in its queue; None = any (a simulated engine)."""
     version: str = ""
     source: str = ""
 
     @property
     def kv_keep(self) -> tuple[float, float]:
-        """`kv_keep_s` and `kv_keep_share`, or their defaults."""
+        """`kv_keep_s` and `kv_keep_share`, with their defaults."""
         return self.kv_keep_s or 0.0, 0.5 if self.kv_keep_share is UNSET else self.kv_keep_share
 
     @property
     def drafts(self) -> Speculative | None:
-        """The speculative decoding; None: each iteration gives a decoding sequence one token."""
+        """The speculative decoding setting; None: each iteration gives a decoding sequence one token."""
         return self.speculative or None
 
 
@@ -184,7 +185,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     pp: int = 1
     ep: bool = False
     dp: int = 1
-    """Data parallel ranks that step together, as mixtures of experts with `ep` do. Dense models use replicas."""
+    """Data parallel ranks that step together, for mixtures of experts with `ep`. Dense models use replicas instead."""
 
     @property
     def num_gpus(self) -> int:
@@ -195,22 +196,22 @@ class LoraAdapter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """A LoRA adapter of a pool's model."""
 
     name: str
-    """The name by which requests ask for it, as for a model."""
+    """The model name under which requests ask for the adapter."""
     rank: Annotated[int, Meta(ge=1)] = 16
     num_bytes: Annotated[float, Meta(gt=0)] | None = None
-    """Size of its weights. Without it: from the rank, for all linear layers in 16 bits."""
+    """Size of its weights. Without it: computed from the rank, for all linear layers in 16 bits."""
     load_s: Annotated[float, Meta(ge=0)] | None = None
-    """Time of its first load at a replica. Without it: that of its bytes from the node's disk cache."""
+    """Time of its first load at a replica. Without it: the time to read its bytes from the node's disk cache."""
 
 
 class LoraConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The LoRA adapters of a pool, and the replicas' slots for them. The defaults are vLLM's."""
+    """The LoRA adapters of a pool, and the slots of each replica. The defaults are vLLM's."""
 
     adapters: tuple[LoraAdapter, ...] = ()
     max_loras: Annotated[int, Meta(ge=1)] = 1
-    """Slots on the GPU: so many adapters run in one batch. Each takes as much memory as the largest adapter."""
+    """Slots on the GPU, which limit the adapters in one batch. Each slot takes the memory of the largest adapter."""
     max_cpu_loras: Annotated[int, Meta(ge=1)] | None = None
-    """Adapters that stay in host memory, from which loading is faster. Without it: as many as slots."""
+    """Adapters kept in host memory, from which they load faster. Without it: as many as slots."""
 
     def __post_init__(self) -> None:
         names = [adapter.name for adapter in self.adapters]
@@ -223,53 +224,53 @@ class LoraConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Handover(Struct, frozen=True, forbid_unknown_fields=True):
     """How a prefill replica sends a KV cache to a decode replica (Cauchy, sections 3.6 and 4.7).
 
-    `bulk` sends it once the prompt is computed. `layerwise` sends each layer as soon as it is computed, over `degree`
-    streams at a time, so that only the transfer of the last layer does not overlap the computation.
+    `bulk` sends the cache once the prompt is computed. `layerwise` sends each layer as soon as it is computed, over
+    `degree` concurrent streams, so only the last layer's transfer does not overlap the computation.
     """
 
     mode: Literal["bulk", "layerwise"] = "bulk"
     degree: int = 1
     """Concurrent streams."""
     stream_bytes_per_s: float | None = None
-    """Rate limit of one stream; None: the network's."""
+    """Rate limit of one stream; None: the network's bandwidth."""
     stream_overhead_s: float = 0.0
     """Time that each stream adds to a transfer."""
     landing: Literal["gpu", "host"] = "gpu"
-    """Where the cache waits for its first decode step: in GPU blocks if enough are free, or always in host memory,
-    from which it is copied then."""
+    """Where the cache waits for its first decode step. `gpu`: in GPU blocks if enough are free, else in host memory.
+    `host`: always in host memory, from which it is then copied."""
     first_token: Literal["prefill", "decode", "sent"] = "prefill"
-    """The replica whose first token the client gets. `decode`, as in vLLM: the prefill replica's token is dropped, and
-    the decode replica computes the prompt's last token again to generate one. `sent`, as in SGLang: the prefill
-    replica's token, which arrives with the KV cache."""
+    """The replica that produces the client's first token. `decode`, as in vLLM: the prefill replica's token is dropped,
+    and the decode replica computes the prompt's last token again. `sent`, as in SGLang: the prefill replica's token,
+    which arrives with the KV cache."""
 
 
 class Hosted(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A service of others that answers with the model, paid by the token. Its times do not depend on its load."""
+    """An external service that answers with the model and charges per token. Its speed does not depend on its load."""
 
     ttft_s: Annotated[float, Meta(gt=0)] | None = None
     """Time to first token. `headway serve` does not need it."""
     tokens_per_s: Annotated[float, Meta(gt=0)] | None = None
     """Output tokens per second of one request. `headway serve` does not need it."""
     max_concurrent: Annotated[int, Meta(ge=1)] | None = None
-    """Most requests at a time, at each endpoint; further ones wait. Without it: no limit."""
+    """Maximum concurrent requests at each endpoint; further ones wait. Without it: no limit."""
     max_context_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Longest prompt and answer together. Without it: no limit that is known."""
+    """Maximum prompt plus answer tokens. Without it: no known limit."""
     prompt_cache_block_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """In simulations, prompts share the KV of leading blocks of so many tokens, which the service never forgets; its
-    times stay the same. OpenAI documents 128. Without it: no prompt is cached."""
+    """In simulations: size of the leading blocks whose KV prompts share, cached forever, with unchanged speed. OpenAI
+    documents 128. Without it: no prompt is cached."""
 
 
 class ScheduledMinimum(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A least number of replicas at certain times."""
+    """A minimum number of replicas at scheduled times."""
 
     cron: str
-    """When it begins: minute, hour, day of the month, month, weekday, as in `0 8 * * 1-5`."""
+    """Start: minute, hour, day of the month, month, weekday, as in `0 8 * * 1-5`."""
     duration_s: float
-    """How long it holds, as in `10h`."""
+    """Length, as in `10h`."""
     replicas: int
-    """The least number of replicas meanwhile. Of several entries at a time, the largest."""
+    """The minimum meanwhile; if entries overlap, the largest applies."""
     time_zone: str = "UTC"
-    """Of `cron`: a name of the IANA database, as in Europe/Berlin."""
+    """Time zone of `cron`: a name of the IANA database, as in Europe/Berlin."""
 
     def __post_init__(self) -> None:
         if not 0 < self.duration_s < float("inf") or self.replicas < 1:
@@ -287,37 +288,37 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     replicas: int = 1
     region: str = ""
     usd_per_gpu_hour: float | None = None
-    """None: the catalog's price."""
+    """GPU price; None: the catalog's price."""
     kv_capacity_tokens: int | None = None
-    """Upper limit, for experiments under memory pressure; None: what the GPU memory allows."""
+    """Upper limit of the KV cache, for experiments under memory pressure; None: what the GPU memory allows."""
     network_bytes_per_s: float = 12.5e9
-    """Rate of one replica to other replicas, each way. The default is 100 Gbit/s."""
+    """Bandwidth from one replica to others, in each direction. The default is 100 Gbit/s."""
     min_replicas: int = 1
     scheduled_min_replicas: tuple[ScheduledMinimum, ...] = ()
-    """Lower limits of scaling at certain times, above `min_replicas`."""
+    """Lower limits of scaling at scheduled times, in addition to `min_replicas`."""
     max_replicas: int | None = None
     """Upper limit of scaling; None: no limit."""
     start_s: float | None = None
-    """Seconds from the request for a replica until it serves; None: from the times to load and start an engine."""
+    """Seconds from requesting a replica until it serves; None: computed from the times to load and start an engine."""
     mean_sequence_tokens: float | None = None
-    """Mean tokens of a request in the KV cache, of which windowed layers keep a part; None: they keep all."""
+    """Mean KV cache tokens of a request, of which windowed layers keep only a part; None: they keep all."""
     role: Role = "mixed"
     handover: Handover = field(default_factory=Handover)
     """How KV caches leave the pool's replicas."""
     lora: LoraConfig | None = None
-    """None: no LoRA adapters."""
+    """LoRA adapters; None: the pool has none."""
     hosted: Hosted | None = None
-    """None: the replicas run on GPUs of the fleet."""
+    """Settings of a hosted pool; None: the replicas run on GPUs of the fleet."""
     usd_per_million_input_tokens: float = 0.0
-    """What a hosted pool charges; of other pools, what keys are charged."""
+    """Price charged by a hosted pool; for other pools, the price charged to API keys."""
     usd_per_million_output_tokens: float = 0.0
     usd_per_million_cached_tokens: float | None = None
-    """What it charges for tokens of prompts that were in a prefix cache; None: the same as for others."""
+    """Price of prompt tokens found in a prefix cache; None: the normal input price."""
     fallback: tuple[str, ...] = ()
-    """Pools whose models answer where none of the pool's model can."""
+    """Pools whose models answer when no pool of this model can."""
     is_standby: bool = False
-    """The pool has the model of a pool whose fallback it is, and serves only in its place. Its model has a name of its
-    own, `MODEL@POOL`."""
+    """The pool is a fallback with the same model as the pool it stands by for, and serves only in its place. Its model
+    is named `MODEL@POOL`."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -326,7 +327,7 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of one replica; a hosted one has none of the fleet's."""
+        """GPUs of one replica; 0 for a hosted replica."""
         return 0 if self.hosted is not None else self.parallel.num_gpus
 
     @property
@@ -343,21 +344,21 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
 class Combo(Struct, frozen=True, forbid_unknown_fields=True):
     """Replicas for prefill and replicas for decode that serve requests together, and start and stop together.
 
-    Each part states the number of its replicas in one combo. Requests are handed over within a combo.
+    Each part states its number of replicas per combo. Requests are handed over within a combo.
     """
 
     name: str
     parts: tuple[Pool, ...]
     replicas: int = 1
-    """Number of such combos."""
+    """Number of combos."""
     min_replicas: int = 1
     max_replicas: int | None = None
     goodput_rps: float | None = None
     """Requests per second that one combo serves within the SLOs, as profiled."""
     fallback: tuple[str, ...] = ()
-    """As of a pool."""
+    """As for a pool."""
     scheduled_min_replicas: tuple[ScheduledMinimum, ...] = ()
-    """As of a pool."""
+    """As for a pool."""
 
 
 def unit_of(deployment: Pool | Combo) -> list[Pool]:
@@ -379,17 +380,17 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
     pairs: tuple[tuple[str, str, float], ...] = ()
     """(region, other region, seconds each way) where the latency is not `inter_region_s`."""
     p90_to_median: float = 1.0
-    """Ratio of the 90th percentile of a latency to its median; latencies are lognormal, and those above are medians.
-    SageServe's is 10 (section 7.1: 90% below 500 ms, and with that 1.5% above 2.5 s). 1: latencies are constant."""
+    """Ratio of a latency's 90th percentile to its median. Latencies are lognormal, and the latencies above are medians.
+    SageServe's ratio is 10 (section 7.1: 90% below 500 ms, which implies 1.5% above 2.5 s). 1: constant latencies."""
     longest_s: float = 2.5
-    """Upper limit of a latency that varies."""
+    """Upper limit of a variable latency."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.p90_to_median < inf or not 0 < self.longest_s < inf:
             raise ValueError("p90_to_median, longest_s: expected 1 or more, and seconds above 0")
 
     def latency_s(self, region: str, other: str) -> float:
-        """The median latency, each way; 0 within a region, and if one of the regions is unknown."""
+        """The median latency, each way; 0 within a region, or if a region is unknown."""
         if region == other or not region or not other:
             return 0.0
         for a, b, seconds in self.pairs:
@@ -398,29 +399,30 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
         return self.inter_region_s
 
     def varied_s(self, median_s: float, normal: float) -> float:
-        """The latency of one request, from its standard normal draw."""
+        """The latency of one request, from a standard normal draw."""
         return float(min(median_s * self.p90_to_median ** (normal / NORMAL_P90), max(self.longest_s, median_s)))
 
 
 class Provisioning(Struct, frozen=True, forbid_unknown_fields=True):
-    """Sources of further replicas, and the times that they take (SageServe, sections 2.3 and 7.1).
+    """Sources of additional replicas, and their start times (SageServe, sections 2.3 and 7.1).
 
-    A replica that is given back becomes a spot instance of its model in its region. A further replica is a spot
-    instance of the same model if there is one, else one of another model on as many of the same GPUs, else new.
+    A released replica becomes a spot instance of its model in its region. An additional replica is taken from a spot
+    instance of the same model if there is one, else from a spot instance of another model on as many of the same GPUs,
+    else it is new.
     """
 
     reclaim_s: float = 60.0
     """Time to reclaim a spot instance of the same model."""
     redeploy_s: float = 600.0
-    """Time to reuse a spot instance of another model: the weights are loaded."""
+    """Time to reuse a spot instance of another model, which must load the weights."""
     acquire_s: float | None = None
     """Time to start a new instance; None: the pool's own `start_s`."""
     reclaim_max_s: float | None = None
-    """99.9th percentile and upper limit of the times to reclaim, which are lognormal with the median `reclaim_s`.
-    SageServe's are 60 and 300. None: all times are equal."""
+    """99.9th percentile and upper limit of the reclaim times, which are lognormal with the median `reclaim_s`.
+    SageServe's values are 60 and 300. None: all times are equal."""
     remote_s: float | None = None
-    """Time to copy a model's weights to a region that began without a replica of it. Its first replicas wait for the
-    weights. SageServe's is 7200. None: the weights are in every region."""
+    """Time to copy a model's weights to a region that has had no replica of it; the region's first replicas wait for
+    the copy. SageServe's value is 7200. None: every region has the weights."""
 
     def __post_init__(self) -> None:
         if self.reclaim_max_s is not None and not 0 < self.reclaim_s <= self.reclaim_max_s < inf:
@@ -432,27 +434,27 @@ class Provisioning(Struct, frozen=True, forbid_unknown_fields=True):
 class Fault(Struct, frozen=True, forbid_unknown_fields=True):
     """A replica crashes at `at_s` and recovers, without requests, `down_s` later (None: never).
 
-    With `streams`, it does not crash: this many hand-overs from it or to it lose their streams, the oldest first
-    (Cauchy, section 3.6). The transfers resume `down_s` later, `layerwise` ones without the complete layers that have
-    arrived, `bulk` ones from the start; without `down_s` the prefill replica decodes.
+    With `streams` there is no crash: this many hand-overs from or to the replica lose their streams, the oldest first
+    (Cauchy, section 3.6). The transfers resume after `down_s`: `layerwise` ones skip the layers that arrived
+    completely, `bulk` ones start again. Without `down_s`, the prefill replica decodes.
 
-    With `slowdown`, it does not crash either: for `down_s` (None: from then on) its iterations take so many times as
-    long, as on a GPU that is throttled. Policies do not see it.
+    With `slowdown` there is no crash either: for `down_s` (None: permanently) the replica's iteration times are
+    multiplied by this factor, as on a throttled GPU. Policies do not see it.
     """
 
     at_s: float
     replica: int
     down_s: float | None = None
     streams: int | None = None
-    """Most hand-overs that lose their streams; None: the replica crashes."""
+    """Maximum hand-overs that lose their streams; None: the replica crashes."""
     slowdown: float | None = None
-    """Factor on the times of iterations; None: the replica crashes."""
+    """Factor on iteration times; None: the replica crashes."""
 
 
 class RoleChange(Struct, frozen=True, forbid_unknown_fields=True):
-    """A replica of a combo changes its role at `at_s` (Cauchy, section 3.6). Requests that it has begun stay.
+    """A replica of a combo changes its role at `at_s` (Cauchy, section 3.6). Requests that have started there stay.
 
-    If no replica of the combo would be left for one of the phases, all of its replicas serve both phases.
+    If the change leaves a phase of the combo without replicas, all its replicas serve both phases.
     """
 
     at_s: float
@@ -460,40 +462,40 @@ class RoleChange(Struct, frozen=True, forbid_unknown_fields=True):
     role: Role
     """The new role; `mixed` = both phases."""
     switch_s: float = 0.0
-    """Time for which the replica takes no new requests."""
+    """Time during which the replica takes no new requests."""
 
 
 class Fallbacks(Struct, frozen=True):
-    """Which models may answer in place of which, by their names."""
+    """The models that may answer instead of other models, by name."""
 
     models: dict[str, tuple[str, ...]] = {}
-    """By model, those that may answer in its place, in order."""
+    """By model: its fallback models, in order."""
     standby_of: dict[str, str] = {}
-    """By name of a model that only stands by, the model that it is."""
+    """By name of a standby model: the model that it stands by for."""
     hosted: frozenset[str] = frozenset()
-    """Models that only hosted pools serve."""
+    """Models served only by hosted pools."""
 
     def are_same(self, name: str, other: str) -> bool:
-        """Whether two names are of one model."""
+        """Whether two names belong to the same model."""
         return self.standby_of.get(name, name) == self.standby_of.get(other, other)
 
 
 class KvStoreConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """In simulations: a store of KV that replicas share over the network, such as LMCache's or Mooncake's.
+    """In simulations: a KV store that replicas share over the network, such as LMCache's or Mooncake's.
 
-    It extends the prefix caches of replicas with `prefix_caching`. A prompt's blocks are written as they are computed,
-    beside the computation; blocks that a replica lacks are read when a request is admitted, before its next iteration.
+    It extends the prefix caches of replicas with `prefix_caching`. A prompt's blocks are written while later ones are
+    computed. Blocks that a replica lacks are read when a request is admitted, before its next iteration.
     """
 
     capacity_bytes: Annotated[float, Meta(gt=0)]
-    """Bytes of KV. What was used least recently is evicted."""
+    """Bytes of KV. The least recently used blocks are evicted."""
     bytes_per_s: Annotated[float, Meta(gt=0)] = 12.5e9
-    """Bandwidth of the store in each direction, which all replicas share; 12.5e9 is 100 Gbit/s. A replica gets no more
-    than its own `network_bytes_per_s`."""
+    """Bandwidth of the store in each direction, shared by all replicas; 12.5e9 is 100 Gbit/s. A replica gets at most
+    its own `network_bytes_per_s`."""
     latency_s: Annotated[float, Meta(ge=0)] = 0.002
-    """From a request for blocks to the first byte."""
+    """Time from a request for blocks to the first byte."""
     pools: tuple[str, ...] = ()
-    """The pools that use it. Nothing: all with `prefix_caching`."""
+    """The pools that use the store. Empty: all pools with `prefix_caching`."""
 
 
 class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
@@ -503,11 +505,11 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
     combos: tuple[Combo, ...] = ()
     network: Network = field(default_factory=Network)
     provisioning: Provisioning | None = None
-    """None: every further replica is new."""
+    """Sources of additional replicas; None: every additional replica is new."""
     gpu_limits: tuple[tuple[str, str, int], ...] = ()
-    """(region, GPU type, number of GPUs) where scaling has a limit."""
+    """(region, GPU type, number of GPUs) limits of scaling."""
     kv_store: KvStoreConfig | None = None
-    """None: replicas share no KV."""
+    """The shared KV store; None: replicas share no KV."""
 
     @property
     def all_pools(self) -> tuple[Pool, ...]:
@@ -516,7 +518,7 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def fallbacks(self) -> Fallbacks:
-        """Which models may answer in place of which."""
+        """The models that may answer instead of other models."""
         model_of = {pool.name: pool.model.name for pool in self.pools}
         named = [(pool.model.name, pool.fallback) for pool in self.pools]
         named += [(combo.parts[0].model.name, combo.fallback) for combo in self.combos]

@@ -1,4 +1,4 @@
-"""The shape of a model: its layers, experts, latent attention and windows, and how tokens are sampled."""
+"""The shape of a model (layers, experts, latent attention, windows), and how tokens are sampled."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ class Moe(Struct, frozen=True, forbid_unknown_fields=True):
     experts_per_token: int
     intermediate_size: int
     shared_intermediate_size: int = 0
-    """Width of the always-on shared expert(s), 0 if none."""
+    """Width of the shared experts, which are always active; 0: there are none."""
     num_dense_layers: int = 0
-    """Leading layers with an ordinary feed-forward (width `intermediate_size` of the model)."""
+    """Leading layers with a dense feed-forward, of the model's `intermediate_size`."""
     moe_layer_every: int = 1
-    """1: every layer past the dense ones is MoE; 2: every second."""
+    """1: every layer after the dense ones is MoE; 2: every second."""
     hidden_size: int = 0
-    """Inputs and outputs of a routed expert, where it works on a projection of the hidden state; 0: the model's."""
+    """Input and output width of a routed expert that works on a projection of the hidden state; 0: the model's
+    width."""
 
 
 class Mla(Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,17 +36,17 @@ class Mla(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
-    """How requests ask for the next token to be chosen."""
+    """The sampling parameters of requests."""
 
     temperature: float = 1.0
-    """0: greedy, whatever the rest says."""
+    """0: greedy decoding, whatever the other parameters."""
     top_p: float = 1.0
-    """Least probability that the candidates have together; 1: all tokens are candidates."""
+    """Probability mass of the candidate tokens; 1: all tokens are candidates."""
     top_k: int = 0
-    """Most candidates; 0: no limit."""
+    """Maximum number of candidate tokens; 0: no limit."""
     repetition_penalty: float = 1.0
     share: float = 1.0
-    """Share of the requests that ask for it; the others decode greedily."""
+    """Share of requests with these parameters; the others decode greedily."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -62,12 +63,12 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_cut(self) -> bool:
-        """Whether only some of the tokens are candidates."""
+        """Whether only some tokens are candidates."""
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
 
     @property
     def is_penalised(self) -> bool:
-        """Whether the tokens so far change the logits."""
+        """Whether earlier tokens change the logits."""
         return self.repetition_penalty != 1
 
 
@@ -75,36 +76,36 @@ GREEDY = Sampling(temperature=0.0)
 
 
 class Layers(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Layers of one shape among those of a model whose layers differ."""
+    """Layers of one shape, in a model with several shapes."""
 
     num: int
     num_heads: int = 0
-    """Query heads of the attention; 0: the layers have none (a state, a convolution, or only a feed-forward)."""
+    """Query heads of the attention; 0: no attention (a state, a convolution, or only a feed-forward)."""
     num_kv_heads: int = 0
     head_dim: int = 0
-    """Of queries and keys."""
+    """Head width of queries and keys."""
     v_head_dim: int = 0
     is_windowed: bool = False
-    """The attention sees the model's `sliding_window_tokens`."""
+    """Whether the attention is limited to the model's `sliding_window_tokens`."""
     has_cache: bool = True
-    """False: the attention reads the keys and values of an earlier layer."""
+    """False: the attention reads an earlier layer's keys and values."""
     index_bytes: int = 0
-    """Bytes a token that an indexer of sparse attention keeps beside the cache, on every GPU."""
+    """Bytes per token that a sparse-attention indexer keeps besides the KV cache, on every GPU."""
     state_bytes: float = 0.0
-    """Bytes of a sequence that do not grow with its length: the states of linear attention, state-space layers and
+    """Bytes per sequence independent of its length: the states of linear attention, state-space layers and
     convolutions."""
     mixer_params: float = 0.0
-    """Parameters of one layer's attention or state: all matrices that a token goes through before the feed-forward."""
+    """Parameters of one layer's attention or state: all matrices applied to a token before the feed-forward."""
     mixer_dtype: str = ""
-    """Type of those weights; empty: the model's."""
+    """Weight type of attention or state; empty: the model's."""
     mlp_width: int = 0
-    """Of the dense feed-forward; 0: none."""
+    """Width of the dense feed-forward; 0: none."""
     mlp_dtype: str = ""
-    """Type of the weights of the dense feed-forward and of shared experts; empty: the model's."""
+    """Weight type of the dense feed-forward and the shared experts; empty: the model's."""
     has_experts: bool = False
-    """The model's mixture of experts, beside or instead of the dense feed-forward."""
+    """Whether the layers have the model's mixture of experts, besides or instead of the dense feed-forward."""
     expert_dtype: str = ""
-    """Type of the routed experts' weights; empty: the model's."""
+    """Weight type of the routed experts; empty: the model's."""
 
 
 class Model(Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,23 +124,23 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     gated_mlp: bool = True
     tie_embeddings: bool = False
     dtype: str = "bf16"
-    """Type of the weights: bf16, fp16, fp8, int8, w8a16, int4 (MXFP4), w4a16, nvfp4, nf4; with `-g32` after it, one
-    scale for each 32 weights. Activations and KV cache have 16 bits, unless the engine differs."""
+    """Weight type: bf16, fp16, fp8, int8, w8a16, int4 (MXFP4), w4a16, nvfp4, nf4; the suffix `-g32` means one scale per
+    32 weights. Activations and KV cache have 16 bits, unless the engine sets another type."""
     moe: Moe | None = None
     mla: Mla | None = None
     sliding_window_tokens: int | None = None
     sliding_window_every: int = 1
-    """With a window: 1 = every layer is windowed, 2 = every second, 4 = three of four."""
+    """With a window: 1 = every layer is windowed, 2 = every second layer, 4 = three of four layers."""
     layers: tuple[Layers, ...] = ()
-    """Where layers differ otherwise than by `moe` and `sliding_window_every`: all of them. The numbers of heads above
-    are then those of the layers with full attention."""
+    """All layers by shape, if they differ by more than `moe` and `sliding_window_every`. The numbers of heads above
+    then describe the full-attention layers."""
     other_params: float = 0.0
-    """Parameters that a token does not go through: embeddings of each layer, experts of images. They have 16 bits."""
+    """Parameters that are not applied to text tokens: per-layer embeddings, image experts. They have 16 bits."""
     unmodelled: tuple[str, ...] = ()
-    """Properties that sizes have and step times lack, as sparse attention."""
+    """Properties included in sizes but not in step times, such as sparse attention."""
     sampling: Sampling | None = None
-    """What requests without sampling parameters get: the published `generation_config.json`, which engines apply, or
-    what the workload sets. None: unknown, and counted as greedy."""
+    """Default sampling of requests: the published `generation_config.json`, which engines apply, or the workload's
+    setting. None: unknown, treated as greedy."""
     aliases: tuple[str, ...] = ()
     source: str = ""
 
@@ -150,21 +151,20 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def all_layers(self) -> tuple[Layers, ...]:
-        """The layers by shape: `layers`, or those that the model's other fields describe."""
+        """The layers by shape: `layers`, or the shapes described by the model's other fields."""
         return self.layers or _alike(self)
 
     @property
     def memory_varies_with_length(self) -> bool:
-        """Whether a token of a long sequence needs less memory than one of a short sequence: windows and states."""
+        """Whether memory per token shrinks in long sequences, because of windows or states."""
         return self.sliding_window_tokens is not None or any(each.state_bytes for each in self.layers)
 
 
-@lru_cache(maxsize=1024)  # planners ask for the same few models, thousands of times
+@lru_cache(maxsize=1024)  # planners ask for the same few models thousands of times
 def _alike(model: Model) -> tuple[Layers, ...]:
     """The layers of a model without `layers`: at most four shapes, by window and by experts.
 
-    Where both vary, their combinations do not matter to any sum over the layers, so they are counted separately as far
-    as possible.
+    No sum over the layers depends on how windows and experts combine, so they are counted separately where possible.
     """
     num, moe = model.num_layers, model.moe
     sparse = (num - moe.num_dense_layers) // moe.moe_layer_every if moe is not None else 0
@@ -200,7 +200,7 @@ def _alike(model: Model) -> tuple[Layers, ...]:
 
 
 def attention_params(model: Model) -> float:
-    """Parameters of one layer's query, key, value and output projections, all layers being alike."""
+    """Parameters of one layer's query, key, value and output projections, if all layers are alike."""
     h, heads = model.hidden_size, model.num_heads
     if model.mla is None:
         return h * model.head_dim * (2.0 * heads + 2 * model.num_kv_heads)

@@ -1,7 +1,7 @@
-"""The pace at which an answer is read, and when its reader runs out of tokens.
+"""The reading pace of an answer, and when its reader runs out of tokens.
 
-From PASCAL (sections II-C, III, V-A), after Andes: a reader reads one token every `tpot_s` seconds. Tokens that arrive
-earlier are buffered; when the buffer is empty, the request is behind its pace.
+From PASCAL (sections II-C, III, V-A), after Andes: a reader reads one token every `tpot_s` seconds. Earlier tokens are
+buffered; when the buffer is empty, the request is behind its pace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Pacer(Struct, frozen=True, forbid_unknown_fields=True):
     """The pace of a reader."""
 
     ttfat_s: float | None = 0.25
-    """Target from the end of reasoning to the first answering token; None: reading starts with that token."""
+    """Target time from the end of reasoning to the first answer token; None: reading starts with that token."""
     tpot_s: float = 0.1
     """Time to read one token."""
 
@@ -26,10 +26,9 @@ class Pacer(Struct, frozen=True, forbid_unknown_fields=True):
             raise HeadwayError(f"pacer: tpot_s is {self.tpot_s}; expected seconds, more than 0")
 
     def start_s(self, reasoning_end_s: float, answer_s: float) -> float | None:
-        """When reading starts: at the target, or when the first answering token arrived if that was earlier.
+        """When reading starts: at the target, or at the first answer token if it arrived earlier. None: not yet.
 
-        Arguments are NaN for events that have not happened, and `reasoning_end_s` is NaN for a request without
-        reasoning. None: reading has not started.
+        Arguments are NaN for events that have not happened; `reasoning_end_s` is NaN for a request without reasoning.
         """
         if self.ttfat_s is not None and reasoning_end_s == reasoning_end_s:
             wanted_s = reasoning_end_s + self.ttfat_s
@@ -37,21 +36,21 @@ class Pacer(Struct, frozen=True, forbid_unknown_fields=True):
         return answer_s if answer_s == answer_s else None
 
     def run_dry_s(self, start_s: float, answer_tokens: int) -> float:
-        """When the reader has read this many tokens and needs the next one."""
+        """When the reader has read this many tokens and needs another."""
         return start_s + answer_tokens * self.tpot_s
 
 
 class Emission:
-    """When the tokens of one answer are sent on: at most one every `tpot_s` seconds, as soon as there are any.
+    """Send times of an answer's tokens: at most one token every `tpot_s` seconds, as early as possible.
 
-    A reader of this pace reads the same tokens at the same times as without it, so QoE is the same.
+    A reader with this pace reads every token at the same time as without pacing, so QoE is unchanged.
     """
 
     def __init__(self, tpot_s: float) -> None:
         self._tpot_s, self._free_s = tpot_s, 0.0
 
     def send_s(self, generated_s: float, num_tokens: int = 1) -> float:
-        """When so many tokens are sent that were generated together at `generated_s`. To be called in their order."""
+        """When tokens that were generated together at `generated_s` are sent. Call it in order of generation."""
         send_s = max(generated_s, self._free_s)
         self._free_s = send_s + num_tokens * self._tpot_s
         return send_s

@@ -1,4 +1,4 @@
-"""Demand from before a run, for scalers that forecast."""
+"""Demand before a run, for forecasting scalers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ DemandKey = tuple[str, str, int]
 
 
 class PastDemand(Struct, frozen=True):
-    """Prompt tokens per second in equal steps, of which the last one ends when the run begins."""
+    """Prompt tokens per second in equal steps; the last step ends when the run begins."""
 
     step_s: float
     tps: Mapping[DemandKey, npt.NDArray[np.float64]]
-    """One rate for each step, oldest first; as many for every key."""
+    """Rates per step, oldest first; all keys have the same number of steps."""
 
     @property
     def num_steps(self) -> int:

@@ -1,7 +1,7 @@
 """The Protocols of policies: one verb each. A policy's constructor is its config; its state lives on its instance.
 
-Every policy may also have `learn(record)`, called with each `Ended` request, and `oracle = True` if it reads what only
-an oracle knows. Drivers that cannot know it refuse such a policy.
+Every policy may also have `learn(record)`, called with each `Ended` request, and `oracle = True` if it reads a
+request's future. A driver that does not know the future rejects such a policy.
 """
 
 from __future__ import annotations
@@ -32,47 +32,48 @@ Floats: TypeAlias = "npt.NDArray[np.float64]"
 class Router(Protocol):
     """Chooses the replica for a request.
 
-    If replicas have roles, a router with `pairs = True` is offered all of them and chooses the decode replica, too
-    (`Placement.decode`). Other routers are offered those that prefill; the least loaded replica of the combo decodes.
+    If replicas have roles, a router with `pairs = True` is offered all of them and also chooses the decode replica
+    (`Placement.decode`). Other routers are offered the prefill replicas; control chooses the combo's least loaded
+    decode replica.
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        """Choose the replica of a request among `view.replicas`, which all have room for it."""
+        """Choose a replica from `view.replicas`, which all have room for the request."""
 
 
 MakeRouter = Callable[[], Router]
-"""Creates a router: the argument of a router that narrows the choice of another one."""
+"""Creates a router: the argument of a router that wraps another one."""
 
 
 class Ordering(Protocol):
     """Ranks the requests of a queue."""
 
     quantum: int | None
-    """Tokens after which a running request goes to the end of the queue while others wait; None = no quantum."""
+    """Tokens after which a running request goes to the end of the queue if others wait; None = no quantum."""
     preemptive: bool
-    """Whether a waiting request takes the place of running requests that rank behind it."""
+    """Whether a waiting request preempts running requests that rank behind it."""
 
     def rank(self, request: RequestView, now: float) -> Any:
-        """The request's sort key at `now` (seconds), from its own state only. Keys of all requests are comparable.
+        """The request's sort key at `now` (seconds), computed from its own state only. All keys are comparable.
 
-        The lowest key runs first, and the highest is preempted first. Ties go to the lower request id.
+        The lowest key runs first, and the highest is preempted first. On ties, the lower request id comes first.
         """
 
 
 @runtime_checkable
 class MovingOrdering(Protocol):
-    """An ordering whose ranks change with time alone."""
+    """An ordering whose ranks change over time by themselves."""
 
     def next_change(self, request: RequestView, now: float) -> float | None:
-        """Time (seconds) after `now` at which this request's rank changes next; None = never."""
+        """The next time (seconds) after `now` at which this request's rank changes; None = never."""
 
 
 @runtime_checkable
 class SteppedOrdering(Protocol):
-    """An ordering that ranks a request worse once it has gained a number of tokens.
+    """An ordering that lowers a request's priority after a number of tokens.
 
-    An ordering whose ranks only improve with each token need not implement this. A request begins a new turn
-    (`RequestView.turn`) with each such change.
+    An ordering whose ranks only improve with each token need not implement this. With each such change a request begins
+    a new turn (`RequestView.turn`).
     """
 
     def next_change_tokens(self, request: RequestView) -> int | None:
@@ -81,10 +82,11 @@ class SteppedOrdering(Protocol):
 
 @runtime_checkable
 class QueuedOrdering(Protocol):
-    """An ordering with several queues, of which queue 0 goes first.
+    """An ordering with several queues; queue 0 goes first.
 
-    `rank` begins with the queue. A request that changes queues begins a new quantum and turn. While a request gains
-    tokens it may only go to a later queue, and `next_change_tokens` says when; a change of phase may do either.
+    `rank` begins with the queue. A request that changes queues begins a new quantum and turn. As a request gains tokens
+    it may only move to a later queue, at the time given by `next_change_tokens`; a change of phase may move it to any
+    queue.
     """
 
     num_queues: int
@@ -95,58 +97,56 @@ class QueuedOrdering(Protocol):
 
 @runtime_checkable
 class PhasedOrdering(QueuedOrdering, Protocol):
-    """An ordering that keeps reasoning requests in queues of their own."""
+    """An ordering with separate queues for reasoning requests."""
 
     reasoning_queues: Collection[int]
-    """Queues of requests that reason. A reasoning request in another one stands behind answers."""
+    """Queues of reasoning requests. A reasoning request in any other queue stands behind answers."""
 
 
 @runtime_checkable
 class SharingOrdering(Protocol):
-    """An ordering of the gateway's queue that shares service, for example between tenants.
+    """An ordering of the hold queue that shares service, for example between tenants.
 
-    Ranks of one share's requests differ by their arrival only. They change when the share is given service:
-    `started` and `ended` are called for that.
+    Within one share, ranks differ only by arrival. They change when the share receives service, which `started` and
+    `ended` report.
     """
 
     headroom: float
-    """Part of a replica's window and KV cache that only shares with less than their part of the requests in flight may
-    use."""
+    """Part of a replica's window and KV cache reserved for shares below their fair part of the requests in flight."""
     prompt_window: int | None
-    """Most prompt tokens at a replica of requests without a first token, beyond which only such shares are sent there.
-    None = as many as an iteration of the engine computes."""
+    """Maximum prompt tokens, at one replica, of requests without a first token; beyond it, only shares below their fair
+    part may send there. None = as many as one engine iteration computes."""
 
     def share(self, request: RequestView) -> Hashable:
-        """The share that the request belongs to."""
+        """The share to which the request belongs."""
 
     def started(self, request: RequestView, now: float) -> None:
-        """A request starts at a replica, from the queue or without having waited."""
+        """A request starts at a replica, from the hold queue or directly."""
 
     def ended(self, request: RequestView, /) -> None:
-        """A request has ended, or its stay in one cascade stage. It may not have started, or have ended before."""
+        """A request or its cascade stage has ended. It may never have started, and may be reported twice."""
 
     def is_below_share(self, request: RequestView) -> bool:
-        """Whether the request's share has fewer requests in flight than its part."""
+        """Whether the request's share has fewer requests in flight than its fair part."""
 
 
 @runtime_checkable
 class WeightedOrdering(Protocol):
-    """A sharing ordering whose tenants have weights, which may change while it is used."""
+    """A sharing ordering with weights per tenant, which may change while it is used."""
 
     def set_weights(self, weights: Mapping[str, float], /) -> None:
-        """Use these weights for the tenants that have one here, from the next request on."""
+        """Use these weights from the next request on; tenants missing here keep theirs."""
 
 
 @runtime_checkable
 class PeerOrdering(Protocol):
-    """A sharing ordering that also counts the service that other schedulers of the fleet give."""
+    """A sharing ordering that also counts the service given by the fleet's other schedulers."""
 
     def given(self) -> Mapping[tuple[int, str], float]:
-        """The service so far, in tokens, of the shares (tier and tenant) whose service has changed since the last
-        call."""
+        """Total service in tokens of each share (tier and tenant) that has changed since the last call."""
 
     def given_elsewhere(self, share: tuple[int, str], service: float, /) -> None:
-        """Another scheduler has given a share so much more service; below 0: it had charged too much."""
+        """Another scheduler has given a share this much more service; negative if it corrects an overcharge."""
 
 
 class Migration(Protocol):
@@ -156,12 +156,12 @@ class Migration(Protocol):
     """Seconds between two calls of `moves`; None = never."""
 
     def moves(self, view: MigrationView) -> Sequence[Move]:
-        """Moves to begin now. Moves that are not possible (any more) are ignored."""
+        """Moves to begin now. Moves that are no longer possible are ignored."""
 
     def at_phase(self, request: RequestView, view: MigrationView) -> Move | None:
-        """The move of a request that has ended its reasoning; None = it stays.
+        """The move of a request that has just finished its reasoning; None = it stays.
 
-        `view.replicas` are the replicas that can take it, and its own.
+        `view.replicas` contains its own replica and the replicas that can take it.
         """
 
 
@@ -185,7 +185,7 @@ class Cascade(Protocol):
         """The stage at which the request starts."""
 
     def accept(self, request: RequestView, score: float, view: CascadeView) -> bool:
-        """Whether a stage's answer with this score (0 to 100) is good enough; else the next stage answers.
+        """Whether a stage's answer with this score (0 to 100) is good enough; otherwise the next stage answers.
 
         Not called for the last stage, unless the policy is an `Auditor`.
         """
@@ -193,10 +193,10 @@ class Cascade(Protocol):
 
 @runtime_checkable
 class Auditor(Protocol):
-    """A cascade policy that also has answers of the last stage judged."""
+    """A cascade policy that also has last-stage answers judged."""
 
     def judges_last(self, request: RequestView) -> bool:
-        """Whether this request's last answer is judged. It is accepted with any score."""
+        """Whether this request's last-stage answer is judged. It is accepted with any score."""
 
 
 class Scaler(Protocol):
@@ -206,42 +206,43 @@ class Scaler(Protocol):
     """Seconds between two calls of `scale`."""
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
-        """Wanted replicas (up and not draining) by pool; pools left out keep their number."""
+        """Wanted replicas (up and not draining) by pool; missing pools keep their number."""
 
 
 @runtime_checkable
 class RemembersDemand(Protocol):
-    """A scaler that forecasts from past demand, and can be given that from before the run."""
+    """A scaler that forecasts from past demand, which can include demand before the run."""
 
     def remember(self, past: PastDemand, /) -> None:
-        """Forecast as if this demand had been seen. Called once, before the first `scale`."""
+        """Add demand from before the run. Called once, before the first `scale`."""
 
 
 @runtime_checkable
 class ChangesSettings(Protocol):
-    """A scaler that a gateway can give other settings while it runs."""
+    """A scaler whose settings a gateway can change while it runs."""
 
     live_settings: ClassVar[frozenset[str]]
     """The arguments that may change."""
 
     def go_on(self, before: Any, /) -> None:
-        """Know what the scaler of the same class knew that it replaces, which may have had other `live_settings`.
-        Called once, before the first `scale`."""
+        """Take over the state of the scaler that this one replaces: same class, perhaps other `live_settings`. Called
+        once, before the first `scale`."""
 
 
-# Services that a policy receives at construction.
+# Services passed to a policy's constructor.
 
 
 class Forecaster(Protocol):
-    """Forecasts a regular series. The same history gives the same forecast, whatever was forecast before."""
+    """Forecasts a regular series. Equal histories give equal forecasts, regardless of earlier calls."""
 
     cheats: bool
-    """Whether the forecaster knows more than the history, so that its results are not forecasts."""
+    """Whether the forecaster knows the future, so that its results are not real forecasts."""
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
-        """Quantiles (rows, in the given order) of the next `steps` values (columns), none below 0.
+        """Quantiles (rows, in the given order) of the next `steps` values (columns), all at least 0.
 
-        `history` has one value per step, oldest first, at least one. Rows do not cross: a higher quantile is no lower.
+        `history` has one value per step, oldest first, and at least one value. Rows do not cross: a higher quantile is
+        never lower.
         """
 
 
@@ -250,13 +251,13 @@ MakeForecaster = Callable[[str, str], Forecaster]
 
 
 class ComboPlanner(Protocol):
-    """Plans which combos serve a demand best."""
+    """Plans the best set of combos for a demand."""
 
     def best(self, demand_rps: float, most: Mapping[str, int], gpus: Mapping[str, int]) -> Mapping[str, int]:
         """Number of combos by name, at most `most`.
 
-        They take no more GPUs than `gpus`, by type; types not in it are not limited. If the limits do not allow combos
-        for all of the demand (requests per second), they serve as much of it as possible.
+        They use at most `gpus` GPUs by type; missing types are unlimited. If the limits are too low for the whole
+        demand (requests per second), the combos serve as much of it as possible.
         """
 
 
@@ -266,35 +267,35 @@ class InstancePlanner(Protocol):
     def instances(
         self, demand_tps: Mapping[tuple[str, str], Sequence[float]], pools: Sequence[PoolCounts]
     ) -> Mapping[str, int]:
-        """Replicas by pool, within the pool's limits; pools left out keep their number.
+        """Replicas by pool, within the pool's limits; missing pools keep their number.
 
-        `demand_tps` is input tokens per second by (model, region), in each window of the period to plan for.
+        `demand_tps` is input tokens per second by (model, region), in each window of the planning period.
         """
 
 
 class CascadeReplanner(Protocol):
-    """Observes a cascade and plans it again. One instance is shared by a cascade policy and a scaler."""
+    """Observes a cascade and replans it. A cascade policy and a scaler share one instance."""
 
     def arrived(self, request: RequestView, now: float) -> None:
-        """Note the arrival of a request."""
+        """Record a request's arrival."""
 
     def audits(self, request: int) -> bool:
-        """Whether all models answer this request, so that all of their scores are known."""
+        """Whether all models answer this request, to learn all of their scores."""
 
     def scored(self, request: int, stage: int, score: float) -> None:
-        """Note the score of a stage's answer."""
+        """Record the score of a stage's answer."""
 
     def ended(self, record: Ended) -> None:
-        """Note the end of a request's stay in one stage."""
+        """Record that a request's stage has ended."""
 
     def thresholds(self) -> Sequence[float]:
-        """The thresholds of the plan in force: one per stage but the last."""
+        """The thresholds of the active plan: one per stage except the last."""
 
     def replicas(self, now: float) -> Mapping[str, int]:
-        """The wanted replicas of the newest plan, by pool; other pools do not belong to the cascade."""
+        """The wanted replicas of the newest plan, by pool; pools outside the cascade are missing."""
 
     def adopt(self) -> None:
-        """Put the newest plan in force: every model of it serves."""
+        """Activate the newest plan, once replicas of each of its models serve."""
 
 
 @runtime_checkable

@@ -1,16 +1,14 @@
-"""The records of a run, as columns: all that metrics may read.
+"""The records of a run, as columns: everything that metrics may read.
 
-There are six tables. `requests`: one row per request, in order of ending. `segments`: one row per stay of a request
-in a batch. `stretches`: one row per run of iterations of a replica with a constant batch. `moves`: one row per move of
-a request between replicas. `drafts`: one row per iteration of a request that accepted drafted tokens. `replicas`: one
-row per replica. Times are seconds since the start of the workload; NaN:
-the event never happened.
+There are six tables. `requests`: one row per request, in order of ending. `segments`: one row per stay of a request in
+a batch. `stretches`: one row per series of a replica's iterations with a constant batch. `moves`: one row per move of a
+request between replicas. `drafts`: one row per iteration in which a request accepted drafted tokens. `replicas`: one
+row per replica. Times are seconds since the start of the workload; NaN: the event never happened.
 
-A *tick* is an iteration in which the decoding requests of a replica each gain a token; ticks are numbered per
-replica from 1. Tick `tick + k` of a stretch (k = 1..iterations) ends at
-`start_s + k*a_s + b_s*k*(k-1)/2` (`boundary_s`). A segment with `joined_tick` j and `left_tick` l produced a token
-at each of the ticks j+1..l, and before them one at `prefill_end_s` where that is not NaN. With speculative decoding,
-`drafts` has the tokens that a tick gave it beyond the first.
+A *tick* is an iteration in which each decoding request of a replica gains a token; each replica numbers its ticks from
+1. Tick `tick + k` of a stretch (k = 1..iterations) ends at `start_s + k*a_s + b_s*k*(k-1)/2` (`boundary_s`). A segment
+with `joined_tick` j and `left_tick` l produced a token at each of the ticks j+1..l, preceded by one at `prefill_end_s`
+unless that is NaN. With speculative decoding, `drafts` has the tokens of a tick beyond the first.
 """
 
 from __future__ import annotations
@@ -29,19 +27,19 @@ Columns = dict[str, "npt.NDArray[np.generic]"]
 
 
 class Outcome(IntEnum):
-    """The end of a request, as a run's records tell it."""
+    """How a request ended."""
 
     FINISHED = 0
     CANCELLED = 1
     """The client gave up."""
     REJECTED = 2
-    """No replica took the request: all queues were full, or it is larger than any KV cache."""
+    """No replica took the request: all queues were full, or it exceeds every KV cache."""
     UNFINISHED = 3
-    """The request was in the system when the run stopped."""
+    """The request was still in the system when the run stopped."""
 
 
 class Cause(IntEnum):
-    """Why a stay in a batch ended."""
+    """Why a request's stay in a batch ended."""
 
     FINISHED = 0
     PREEMPTED = 1
@@ -50,11 +48,12 @@ class Cause(IntEnum):
     CRASHED = 4
     UNFINISHED = 5
     MOVED = 6
-    """The KV cache is sent to another replica. Also if the request then returned, as the other could not take it."""
+    """The KV cache was sent to another replica. Also if the request came back because that replica could not take
+    it."""
 
 
 class MoveOutcome(IntEnum):
-    """The end of a move to another replica, as a run's records tell it."""
+    """How a move to another replica ended."""
 
     DONE = 0
     ENDED = 1
@@ -66,9 +65,9 @@ class MoveOutcome(IntEnum):
     CRASHED = 4
     """Source or target crashed."""
     UNFINISHED = 5
-    """The move was under way when the run stopped."""
+    """The move was in progress when the run stopped."""
     BROKEN = 6
-    """The streams broke. If another row of the request has the same start, the transfer resumed."""
+    """The streams broke. If another row of the request has the same start, the transfer was resumed."""
 
 
 REQUEST_COLUMNS = (
@@ -76,30 +75,34 @@ REQUEST_COLUMNS = (
     "answer_s", "end_s", "generated_tokens", "cached_prompt_tokens", "reasoning_end_s", "moves",
     "stage", "score",
 )  # fmt: skip
-"""`request` is the id (row of the workload table); `replica` the last one, -1 if never placed; `placed_s` the first
-placement on a replica; `admitted_s` the start of the first prefill; `answer_s` the first answering token;
-`reasoning_end_s` the last reasoning token of a request that answers, too; `moves` the number of completed moves;
-`stage` the cascade stage that answered, -1 without a cascade; `score` the judge's score of that answer, NaN if it was
-not judged. With a cascade, tokens and first token are those of the last stage; `segments` has the others."""
+"""Columns of `requests`.
+
+`request` is the id (row of the workload table); `replica` the last replica, -1 if never placed; `placed_s` the first
+placement; `admitted_s` the start of the first prefill; `answer_s` the first answer token; `reasoning_end_s` the last
+reasoning token, if the request also answers; `moves` the number of completed moves; `stage` the cascade stage that
+answered, -1 without a cascade; `score` the judge's score of that answer, NaN if unjudged. With a cascade, tokens and
+first token are those of the last stage; `segments` has the others.
+"""
 
 FALLBACK = "fallback"
-"""One more column of `requests` where the fleet has fallbacks: why the model of one answered. 0: none did, 1: the model
-asked for was down, 2: it rejected the request, 3: it was slow."""
+"""Optional column of `requests`, if the fleet has fallbacks: why a fallback answered. 0: none did, 1: the requested
+model was down, 2: it rejected the request, 3: it was slow."""
 FALLBACK_REASONS = ("down", "rejects", "slow")
 REFUSED = "refused"
-"""One more column of `requests` where tenants have limits: by which one the request was refused, counted from 1 in
-`REFUSAL_REASONS`. 0: by none."""
+"""Optional column of `requests`, if tenants have limits: the limit that denied the request, counted from 1 in
+`REFUSAL_REASONS`. 0: none."""
 REFUSAL_REASONS = ("requests", "tokens", "budget")
-"""Requests per minute, tokens per minute, and budgets."""
+"""Limits of requests per minute, of tokens per minute, and budgets."""
 LONGEST_GAP, RESUMED = "longest_gap_s", "resumed_s"
-"""Two more columns of a gateway's `requests`: the longest time between two reads of one replica's stream that brought
-tokens (0: there were no two), and the first token from the last replica of an answer that another one had begun."""
+"""Optional columns of a gateway's `requests`: the longest time between two reads that brought tokens from one replica's
+stream (0: fewer than two reads), and the time of the first token from the last replica of an answer that another
+replica had begun."""
 OPTIONAL_COLUMNS = (FALLBACK, REFUSED, LONGEST_GAP, RESUMED)
-"""Columns of `requests` that some runs have. In others they are 0, and NaN if they are seconds."""
+"""Columns of `requests` that only some runs have. Where missing they read as 0, or NaN if they are seconds."""
 DURATIONS = (LONGEST_GAP,)
-"""Columns of seconds that are no points in time."""
+"""Columns of seconds that are durations rather than times."""
 REQUEST_ID = "request_id"
-"""One more column of `requests.parquet`, of a gateway's records: the client's id of the request, else the gateway's."""
+"""Optional column of `requests.parquet` in a gateway's records: the client's request id, else the gateway's."""
 
 SEGMENT_COLUMNS = (
     "request",
@@ -114,7 +117,8 @@ SEGMENT_COLUMNS = (
     "end_s",
     "cause",
 )
-"""`prefill_end_s` is NaN if no prefill ended with a token (the request was swapped in, or left before the end)."""
+"""Columns of `segments`. `prefill_end_s` is NaN if no prefill ended with a token (the request was swapped in, or left
+earlier)."""
 
 STRETCH_COLUMNS = (
     "replica",
@@ -129,22 +133,23 @@ STRETCH_COLUMNS = (
     "iterations",
     "advances",
 )
-"""`advances` is 1 if the iterations are ticks, 0 if no request decoded (a prefill-only iteration).
-`context_tokens` is the KV tokens of the decoding requests at the start."""
+"""Columns of `stretches`. `advances` is 1 if the iterations are ticks, 0 if no request decoded (prefill only).
+`context_tokens` counts the KV tokens of the decoding requests at the start."""
 
 MOVE_COLUMNS = ("request", "source", "target", "start_s", "paused_s", "end_s", "kv_tokens", "num_bytes", "outcome")
-"""`paused_s` is when the request stopped decoding at the source (NaN: it never did, or did not decode)."""
+"""Columns of `moves`. `paused_s` is when the request stopped decoding at the source (NaN: it never did, or was not
+decoding)."""
 
 DRAFT_COLUMNS = ("request", "replica", "tick", "tokens")
-"""`tokens` were accepted by the request at this tick of the replica, beyond the one that every tick gives."""
+"""Columns of `drafts`. `tokens` is the number of tokens accepted at this tick, beyond the one that every tick gives."""
 
 
 class ReplicaPower(Struct, frozen=True):
-    """Power of the GPUs of one replica together, and the work of an iteration that takes power (see `perf.power`).
+    """Power of all GPUs of one replica, and how much of it an iteration uses (see `perf.power`).
 
-    An idle replica takes `idle_w`. In an iteration that would take m seconds for its reads at peak bandwidth and c for
-    its products at peak FLOP/s, and takes t, there are `active_w + memory_w * m/t + compute_w * sqrt(c/t)` more, up to
-    `limit_w` in all.
+    An idle replica uses `idle_w`. Take an iteration of t seconds whose reads need m seconds at peak bandwidth and whose
+    products need c seconds at peak FLOP/s: it adds `active_w + memory_w * m/t + compute_w * sqrt(c/t)`, up to a total
+    of `limit_w`.
     """
 
     limit_w: float
@@ -153,22 +158,22 @@ class ReplicaPower(Struct, frozen=True):
     memory_w: float
     compute_w: float
     weights_s: float
-    """Seconds to read, at peak bandwidth, the weights that every iteration reads."""
+    """Seconds to read, at peak bandwidth, the weights used by every iteration."""
     experts: tuple[tuple[float, float], ...]
-    """(seconds to read some routed experts, chance that a token chooses one of them)."""
+    """(seconds to read some routed experts, probability that a token chooses one of them)."""
     micro_batches: int
-    """Equal parts of a batch that go through the experts one after the other."""
+    """Number of equal parts of a batch that pass through the experts in turn."""
     context_s: float
-    """Per KV token of decoding sequences."""
+    """Seconds of reads per KV token of decoding sequences."""
     window_s: float
-    """The same in layers with a sliding window, up to `window_tokens` of a sequence."""
+    """Seconds of reads per KV token in sliding-window layers, up to `window_tokens` per sequence."""
     window_tokens: int
     token_s: float
-    """Seconds of a token's products at peak FLOP/s."""
+    """Seconds of one token's products at peak FLOP/s."""
     sequence_s: float
-    """Of a decoding sequence's products beside those of its tokens, for each of its tokens."""
+    """Seconds of a decoding sequence's further products at peak FLOP/s, per token of the sequence."""
     tokens_per_sequence: int
-    """Of a decoding sequence in an iteration: 1 and the drafted ones."""
+    """Tokens of a decoding sequence in one iteration: 1 plus the drafted ones."""
 
 
 class ReplicaRecord(Struct, frozen=True):
@@ -185,30 +190,31 @@ class ReplicaRecord(Struct, frozen=True):
     kv_capacity_tokens: int
     max_num_seqs: int
     up: tuple[tuple[float, float], ...]
-    """(from, to) intervals that are paid for. A crashed replica is paid for while it is down."""
+    """Billed (start, end) intervals. A crashed replica is billed while it is down."""
     down: tuple[tuple[float, float], ...] = ()
-    """Intervals within `up` in which the replica was starting or crashed."""
+    """Intervals within `up` during which the replica was starting or crashed."""
     origin: str = "initial"
-    """Its source: `initial`, `new`, `reclaimed` (a spot instance of its model), `redeployed` (of another model)."""
+    """Its source: `initial`, `new`, `reclaimed` (a spot instance of its model), `redeployed` (a spot instance of
+    another model)."""
     replaces: int = -1
-    """The stopped replica that became the spot instance; -1: none."""
+    """The stopped replica whose spot instance this one uses; -1: none."""
     for_prefill: tuple[tuple[float, float], ...] = ()
-    """Intervals in which the role was `prefill`."""
+    """Intervals with the role `prefill`."""
     for_decode: tuple[tuple[float, float], ...] = ()
-    """Intervals in which the role was `decode`. Otherwise it was `mixed`."""
+    """Intervals with the role `decode`; at other times the role was `mixed`."""
     usd_per_million_input_tokens: float = 0.0
-    """What a hosted replica charges for prompts."""
+    """A hosted replica's price of prompt tokens."""
     usd_per_million_output_tokens: float = 0.0
     usd_per_million_cached_tokens: float | None = None
-    """What it charges for tokens of prompts that were in its prefix cache; None: the same as for others."""
+    """A hosted replica's price of prompt tokens in its prefix cache; None: the normal input price."""
     name: str = ""
-    """The gateway's name for it, as in headers, logs and metrics: its pool and its number there; empty: simulated."""
+    """The gateway's name for the replica in headers, logs and metrics: pool and number. Empty: simulated."""
     power: ReplicaPower | None = None
-    """None: unknown, as of a hosted replica, or of one that was not simulated."""
+    """Power of its GPUs; None: unknown (a hosted or unsimulated replica)."""
 
 
 class Ended(Struct, frozen=True, gc=False):
-    """The end of one request, for a policy's `learn`."""
+    """The end of a request, for a policy's `learn`."""
 
     id: int
     outcome: Outcome
@@ -227,7 +233,7 @@ class Ended(Struct, frozen=True, gc=False):
 
 
 class Prefixes(Struct, frozen=True):
-    """Prompt segments of the requests, ragged: those of request i are `offsets[i]:offsets[i + 1]`.
+    """Prompt segments of all requests, ragged: request i has `offsets[i]:offsets[i + 1]`.
 
     `ids` and `tokens` are as in `core.request.Segment`.
     """
@@ -254,20 +260,19 @@ class Records(Struct):
     prefixes: Prefixes | None = None
     """Prompt segments with content identities; None: there are none."""
     judge_usd: float = 0.0
-    """Price of judging one answer of a cascade."""
+    """Cost of judging one cascade answer."""
     moves: Columns = field(default_factory=dict)
-    """Empty if no request could move."""
+    """The table `moves`; empty if no request could move."""
     drafts: Columns = field(default_factory=dict)
-    """Empty if no replica speculates."""
+    """The table `drafts`; empty if no replica speculates."""
     tenants: tuple[str, ...] = ()
     """Tenants' names by the workload's `tenant` codes."""
     loras: tuple[str, ...] = ()
     """LoRA adapters' names by the workload's `lora` codes."""
     request_ids: pa.ChunkedArray | None = None
-    """The id of each request by row of the workload, as in answers and logs; None: a simulation, whose logs have the
-    row's number."""
+    """Each request's id in answers and logs, by workload row; None: a simulation, which logs the row number."""
 
 
 def boundary_s(start_s: float, a_s: float, b_s: float, k: int) -> float:
-    """End of the k-th iteration of a stretch (k = 0: its start), in seconds. The one clock function."""
+    """End of the k-th iteration of a stretch (k = 0: its start), in seconds. All code uses this one formula."""
     return start_s + k * a_s + b_s * (k * (k - 1) // 2)

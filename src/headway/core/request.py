@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Phase(IntEnum):
-    """The purpose of the tokens that a request generates at present."""
+    """What the tokens that a request currently generates are for."""
 
     REASONING = 0
     ANSWERING = 1
@@ -17,8 +17,8 @@ class Phase(IntEnum):
 class Segment(Struct, frozen=True, gc=False):
     """A run of prompt tokens with a content identity.
 
-    Two requests whose leading segments have the same ids share those tokens, so that a prefix cache can serve them. An
-    id identifies its tokens *and all before them*, as a chained block hash does.
+    Requests whose leading segments have equal ids share these tokens, so a prefix cache can serve them. An id
+    identifies its tokens *and all before them*, as a chained block hash does.
     """
 
     id: int
@@ -28,9 +28,9 @@ class Segment(Struct, frozen=True, gc=False):
 class Request(Struct, frozen=True, gc=False):
     """A request as it arrives. `id` is its row in the workload's table.
 
-    `output_tokens` and `reasoning_tokens` are known only to the run and to policies marked `oracle`: the request stops
-    after `output_tokens`, of which the first `reasoning_tokens` are reasoning. `arrival_s` and `deadline_s` are seconds
-    since the start of the run; SLOs are durations. `tier` 0 is the most urgent.
+    Only the run and policies marked `oracle` know `output_tokens` and `reasoning_tokens`: the request stops after
+    `output_tokens`, the first `reasoning_tokens` of which are reasoning. `arrival_s` and `deadline_s` are seconds since
+    the start of the run; SLOs are durations. `tier` 0 is the most urgent.
     """
 
     id: int
@@ -44,7 +44,7 @@ class Request(Struct, frozen=True, gc=False):
     session_id: int | None = None
     prefix: tuple[Segment, ...] = ()
     output_id: int | None = None
-    """Segment id of the output in the prompt of a later turn; None: no later turn has it."""
+    """Segment id of the output in a later turn's prompt; None: no later turn contains it."""
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
     slo_e2e_s: float | None = None
@@ -54,10 +54,10 @@ class Request(Struct, frozen=True, gc=False):
     quality: tuple[tuple[str, float], ...] = ()
     """(model, score) pairs: the quality of each model's answer, 0 to 100."""
     lengths: tuple[tuple[str, int], ...] = ()
-    """(model, output tokens) pairs: the length of each model's answer where it is not `output_tokens`."""
+    """(model, output tokens) pairs: the length of each model's answer, if not `output_tokens`."""
     tenant: str = ""
-    """Who sends the request: at a gateway, the name of its API key; "": unknown."""
+    """The sender: in a gateway, the name of its API key; "": unknown."""
     acceptance: float | None = None
-    """Probability that a drafted token is accepted if those before it are; None: what the engine's setting says."""
+    """Probability that a drafted token is accepted if those before it are; None: the engine's setting."""
     lora: str = ""
-    """LoRA adapter that answers; "": the model itself."""
+    """The LoRA adapter that answers; "": the base model."""

@@ -1,4 +1,4 @@
-"""Work that takes long, such as planning: done at once in a simulation, beside the event loop in a gateway."""
+"""Long computations, such as planning: a simulation runs them at once, a gateway beside its event loop."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, Protocol
 
 
 class BackgroundTask(Protocol):
-    """One function that is computed again and again, for other arguments. One computation runs at a time."""
+    """A function computed repeatedly for different arguments, one computation at a time."""
 
     @property
     def is_busy(self) -> bool:
         """Whether a computation is running."""
 
     def start(self, *arguments: Any) -> None:
-        """Start to compute the function for these arguments. Call only while the task is not busy."""
+        """Start computing the function for these arguments. Call only while the task is not busy."""
 
     def result(self) -> Any:
-        """The result of the last computation, after its end; None if it failed. The task has logged the reason."""
+        """The result of the last computation, once it has ended; None if it failed and the task logged the reason."""
 
 
 TaskFactory = Callable[[Callable[..., Any]], BackgroundTask]
@@ -25,7 +25,7 @@ TaskFactory = Callable[[Callable[..., Any]], BackgroundTask]
 
 
 class InlineTask:
-    """A task that computes in `result`, takes no simulated time, and raises what the function raises."""
+    """A task that computes in `result`, takes no simulated time, and raises the function's errors."""
 
     is_busy = False
 

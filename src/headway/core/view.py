@@ -1,8 +1,8 @@
-"""All that a policy may read. Views are read-only and valid during the call; what is not read is not computed.
+"""The views through which policies read state. Views are read-only, valid during the call, and computed on demand.
 
-A driver may pass its own objects as views; a policy may use only the attributes declared here. Metrics that engines
-report (running and waiting requests, KV blocks) may be as stale as the fleet's scrapes are (`control.observe`). Counts
-that the gateway keeps itself are never stale.
+A driver may pass its own objects as views; a policy may use only the attributes declared here. Metrics reported by
+engines (running and waiting requests, KV blocks) may be stale, as the fleet's scrape settings say (`control.observe`).
+The gateway's own counts are never stale.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headway.core.request import Phase, Segment
 
 T = TypeVar("T")
 Bounds = tuple[float, float, float, float, Any]
-"""Four numbers of a replica and its kind: see `FleetView.find_least_score`."""
+"""Four numbers of a replica and its kind; see `FleetView.find_least_score`."""
 
 
 class RequestView(Protocol):
@@ -32,11 +32,11 @@ class RequestView(Protocol):
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt; at a gateway, an estimate."""
+        """Length of the prompt; in a gateway, an estimate."""
 
     @property
     def model(self) -> str:
-        """Name of the requested model; "" = the only one of the fleet."""
+        """Name of the requested model; "" = the fleet's only model."""
 
     @property
     def tier(self) -> int:
@@ -44,7 +44,7 @@ class RequestView(Protocol):
 
     @property
     def tier_since_s(self) -> float:
-        """Since when the request has its tier: its arrival, or its promotion by an admission policy."""
+        """When the request got its tier: at its arrival, or at its promotion by an admission policy."""
 
     @property
     def region(self) -> str:
@@ -52,11 +52,11 @@ class RequestView(Protocol):
 
     @property
     def tenant(self) -> str:
-        """Who sends the request: at a gateway, the name of its API key; "" = unknown."""
+        """The sender: in a gateway, the name of its API key; "" = unknown."""
 
     @property
     def lora(self) -> str:
-        """LoRA adapter that answers; "" = the model itself."""
+        """The LoRA adapter that answers; "" = the base model."""
 
     @property
     def session_id(self) -> int | None:
@@ -88,23 +88,23 @@ class RequestView(Protocol):
 
     @property
     def answer_tokens(self) -> int:
-        """Answering tokens so far: output tokens after the reasoning."""
+        """Answer tokens so far, which follow the reasoning."""
 
     @property
     def phase(self) -> Phase:
-        """What the present tokens are for: reasoning or answering."""
+        """Whether the request currently generates reasoning or its answer."""
 
     @property
     def turn(self) -> int:
-        """Position for round-robin orderings, among the requests of a replica; grows.
+        """Position for round-robin orderings among a replica's requests; it grows.
 
-        It is set when the request joins a queue, after each quantum, and at each change that
-        `SteppedOrdering.next_change_tokens` announced.
+        It is set when the request joins a queue, after each quantum, and at each change announced by
+        `SteppedOrdering.next_change_tokens`.
         """
 
     @property
     def attempt(self) -> int:
-        """Number of times that the request was placed again after a crash or failure; 0 = the first attempt."""
+        """How often the request was placed again after a crash or failure; 0 = the first attempt."""
 
     @property
     def replica(self) -> int:
@@ -116,7 +116,7 @@ class PlacedRequestView(RequestView, Protocol):
 
     @property
     def is_running(self) -> bool:
-        """Whether the request decodes. Requests that wait or prefill do not."""
+        """Whether the request decodes, rather than waits or prefills."""
 
     @property
     def is_waiting(self) -> bool:
@@ -124,15 +124,15 @@ class PlacedRequestView(RequestView, Protocol):
 
     @property
     def has_kv(self) -> bool:
-        """Whether the replica has KV of the request, on the GPU or in host memory; without, a move costs nothing."""
+        """Whether the replica has KV of the request, on the GPU or in host memory; if not, a move costs nothing."""
 
     @property
     def is_moving(self) -> bool:
-        """Whether a move is under way; until it ends, no other begins."""
+        """Whether a move is in progress; another one cannot begin before it ends."""
 
 
 class OracleRequestView(RequestView, Protocol):
-    """A request with its future, for policies marked `oracle`. The gateway refuses such policies."""
+    """A request with its future, for policies marked `oracle`. The gateway rejects such policies."""
 
     @property
     def output_tokens(self) -> int:
@@ -148,13 +148,13 @@ class OracleRequestView(RequestView, Protocol):
 
 
 class EngineTimes(Protocol):
-    """The seconds that an engine is expected to need: by the step-time model of its model, GPU and parallelism."""
+    """The expected times of an engine, from the step-time model of its model, GPU and parallelism."""
 
     def prefill_s(self, tokens: int, /) -> float:
-        """Seconds to compute so many prompt tokens, on an engine that does nothing else."""
+        """Seconds to compute this many prompt tokens on an otherwise idle engine."""
 
     def step_s(self, num_decoding: int, context_tokens: int, /) -> float:
-        """Seconds in which each of so many sequences gets a token, over so many KV tokens in all."""
+        """Seconds of an iteration with this many decoding sequences and KV tokens in total."""
 
 
 class ReplicaView(Protocol):
@@ -182,19 +182,20 @@ class ReplicaView(Protocol):
 
     @property
     def role(self) -> Role:
-        """Its present role: "mixed", "prefill" or "decode"."""
+        """Its current role: "mixed", "prefill" or "decode"."""
 
     @property
     def combo(self) -> int:
-        """Number of its combo: replicas of one combo hand requests over to each other. Unique if it has none."""
+        """Number of its combo, within which replicas hand requests over. Unique if it belongs to none."""
 
     @property
     def is_single_phase(self) -> bool:
-        """Whether its engine was started for the phase of its role and cannot do the other one."""
+        """Whether its engine was started for the phase of its role and cannot serve the other one."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether other schedulers place requests here, too. Counts include these; their ends are not reported."""
+        """Whether other schedulers also place requests here. Counts include their requests; the ends of these are not
+        reported."""
 
     @property
     def goodput_rps(self) -> float | None:
@@ -202,9 +203,9 @@ class ReplicaView(Protocol):
 
     @property
     def times(self) -> EngineTimes | None:
-        """The expected times of its engine, the same object for all replicas that are alike; None = unknown.
+        """The expected times of its engine, one object for all equal replicas; None = unknown.
 
-        They are those of a model, and not corrected by what is observed.
+        They come from a model and are not corrected by observations.
         """
 
     @property
@@ -221,7 +222,7 @@ class ReplicaView(Protocol):
 
     @property
     def max_num_seqs(self) -> int:
-        """Most requests in the engine's batch."""
+        """Maximum requests in the engine's batch."""
 
     @property
     def kv_blocks_used(self) -> int:
@@ -245,7 +246,8 @@ class ReplicaView(Protocol):
 
     @property
     def loras(self) -> Collection[str]:
-        """LoRA adapters in the engine's slots, as far as known: those that run by its metrics, and the last placed."""
+        """LoRA adapters known to be in the engine's slots: the running ones by its metrics, and the last placed
+        ones."""
 
     @property
     def loras_waiting(self) -> Collection[str]:
@@ -253,7 +255,7 @@ class ReplicaView(Protocol):
 
     @property
     def max_loras(self) -> int:
-        """Slots for LoRA adapters; 0 = the engine has none, or does not report them."""
+        """Slots for LoRA adapters; 0 = the engine has no slots, or does not report them."""
 
     @property
     def num_by_tier(self) -> Mapping[int, int]:
@@ -261,11 +263,12 @@ class ReplicaView(Protocol):
 
     @property
     def queue_lengths(self) -> Sequence[int]:
-        """Requests placed here, by the ordering's queue (`QueuedOrdering`); other orderings have one queue."""
+        """Requests placed here in each queue of the ordering (`QueuedOrdering`); other orderings have one queue."""
 
     @property
     def answers_on_pace(self) -> bool:
-        """Whether no reader of an answer generated here has run out of tokens (`core.pacer`); those of `paused` too."""
+        """Whether every reader of an answer generated here, `paused` ones included, has unread tokens
+        (`core.pacer`)."""
 
     @property
     def num_arriving(self) -> int:
@@ -277,11 +280,11 @@ class ReplicaView(Protocol):
 
     @property
     def requests(self) -> Sequence[PlacedRequestView]:
-        """The requests placed here, in no order. Reading takes time in proportion to their number."""
+        """The requests placed here, unsorted. Takes linear time."""
 
     @property
     def paused(self) -> Sequence[RequestView]:
-        """Requests that were paused here for others, without a KV cache since, and are held until there is room."""
+        """Requests that were paused here for others, have no KV cache now, and are held until there is room."""
 
     @property
     def prefill_tokens_left(self) -> int:
@@ -292,28 +295,28 @@ class ReplicaView(Protocol):
         """Output tokens so far, of all requests placed here."""
 
     def cached_tokens(self, request: RequestView, /) -> int:
-        """Leading tokens of a request whose KV is in the prefix cache on the GPU: the replica need not compute them.
+        """Leading tokens of a request whose KV is in the GPU prefix cache, so the replica need not compute them.
 
         At least one token of a request is always computed. As stale as cache events are (`observe.cache`); without
-        events, a guess from the prompts that were placed here. Takes time in proportion to the length of the prefix.
+        events, an estimate from the prompts placed here. Takes linear time in the prefix length.
         """
 
     @property
     def expected_cached_tokens(self) -> int:
-        """The part of `prefill_tokens_left` that need not be computed, as far as the router asked.
+        """The part of `prefill_tokens_left` that caches are expected to save.
 
-        It is what `cached_tokens` and `loadable_tokens` returned for requests that were placed here then and whose
-        prefill has not begun (at a gateway: that have no token yet).
+        It sums the values that `cached_tokens` and `loadable_tokens` returned at the placement of requests whose
+        prefill has not begun (in a gateway: that have no token yet).
         """
 
     def loadable_tokens(self, request: RequestView, /) -> int:
-        """Tokens that follow `cached_tokens` and that the replica can load from host memory or a shared store."""
+        """Tokens after `cached_tokens` that the replica can load from host memory or a shared store."""
 
     def kv_transfer_s(self, num_tokens: int, /) -> float:
-        """Seconds to receive the KV of so many tokens from another replica over an idle network."""
+        """Seconds to receive the KV of this many tokens from another replica over an idle network."""
 
     def latency_s(self, region: str, /) -> float:
-        """Seconds between a client in this region and the replica, each way, at the median; 0 if one is unknown."""
+        """Median seconds between a client in this region and the replica, each way; 0 if either region is unknown."""
 
 
 class OracleReplicaView(ReplicaView, Protocol):
@@ -321,7 +324,7 @@ class OracleReplicaView(ReplicaView, Protocol):
 
     @property
     def output_tokens_left(self) -> int:
-        """True number of output tokens to come, of all requests placed here."""
+        """True number of remaining output tokens of all requests placed here."""
 
 
 REPLICA_FIELDS = frozenset(name for name in dir(OracleReplicaView) if not name.startswith("_"))
@@ -341,30 +344,30 @@ class PolicyView(Protocol):
 
 
 class FleetView(PolicyView, Protocol):
-    """What a router sees, and a migration policy."""
+    """What routers and migration policies see."""
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:
-        """Router: the replicas that may be chosen now, at least one, in a fixed order.
+        """Router: the candidate replicas, at least one, in a fixed order.
 
-        Migration policy: all replicas of a model that are up, draining ones too.
+        Migration policy: all replicas of a model that are up, including draining ones.
         """
 
     @property
     def wants_scores(self) -> bool:
-        """Whether somebody may read the scores of the decision."""
+        """Whether the scores of the decision may be read, so that the policy must return them."""
 
     def map(self, key: Callable[[ReplicaView], T]) -> Sequence[T]:
         """`[key(replica) for replica in replicas]`; do not change it.
 
-        A driver may keep values, and call `key` for the replicas that have changed since the last call with the same
-        `key`: a function of one replica's fields, without state of its own.
+        A driver may cache values, and call `key` only for replicas that have changed since the last call with the same
+        `key`. So `key` must be a stateless function of one replica's fields.
         """
 
     def find_least(self, key: Callable[[ReplicaView], Any]) -> ReplicaView | None:
         """`min(replicas, key=key)`, if the driver knows it without reading all replicas; else None.
 
-        `key` is a function as that of `map`. Among equals, the first in `replicas` is found.
+        `key` is a function as for `map`. On ties, the first one in `replicas` is returned.
         """
 
     def find_least_score(
@@ -375,14 +378,14 @@ class FleetView(PolicyView, Protocol):
     ) -> ReplicaView | None:
         """The replica with the least `score`, if the driver finds it without reading all replicas; else None.
 
-        `bounds`, a function as the key of `map`, gives four numbers: the first, and the others times their weights
-        (0 or more), sum to at most the score, now and while nothing but ticks changes the replica. The fifth is its
-        kind: replicas of equal kinds have equal scores; None is no kind. Among equals, the lowest id is found.
+        `bounds`, a function like the key of `map`, returns four numbers and a kind. The first number plus the others
+        times their weights (0 or more) must not exceed the score, now and while the replica changes only by ticks.
+        Replicas of equal kind have equal scores; None means no kind. On ties, the lowest id is returned.
         """
 
 
 class UnkeptValues:
-    """The part of a `FleetView` that gives values of replicas, for a view that keeps none between calls."""
+    """The part of a `FleetView` that returns replica values, for a view without a cache."""
 
     replicas: Sequence[Any]
 
@@ -390,21 +393,21 @@ class UnkeptValues:
         return [key(replica) for replica in self.replicas]
 
     def find_least(self, key: Callable[[Any], Any]) -> None:
-        """Always None: this view keeps no values from one call to the next."""
+        """Always None: this view caches no values."""
 
     def find_least_score(
         self, bounds: Callable[[Any], Bounds], weights: tuple[float, float, float], score: Callable[[Any], float]
     ) -> None:
-        """Always None: this view keeps no values from one call to the next."""
+        """Always None: this view caches no values."""
 
 
 class MigrationView(FleetView, Protocol):
     """What a migration policy sees."""
 
     def num_reasoning(self, replica: ReplicaView, /) -> int:
-        """Requests placed or paused at a replica that reason, without those that the ordering puts behind answers.
+        """Reasoning requests placed or paused at a replica, except those that the ordering puts behind answers.
 
-        Reads lengths of the ordering's queues; where it has none at the replica, takes time in proportion to requests.
+        Takes constant time if the ordering has queues at the replica, else linear time in its requests.
         """
 
 
@@ -425,7 +428,7 @@ class StageView(Protocol):
 
     @property
     def model(self) -> str:
-        """Name of the model that this stage asks."""
+        """Name of this stage's model."""
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:
@@ -441,7 +444,7 @@ class CascadeView(PolicyView, Protocol):
 
     @property
     def stages(self) -> Sequence[StageView]:
-        """The cascade's models, the smallest first."""
+        """The cascade's models, smallest first."""
 
 
 class PoolCounts(Protocol):
@@ -457,7 +460,7 @@ class PoolCounts(Protocol):
 
     @property
     def gpu(self) -> str:
-        """Name of the GPU type; of a combo, of its first part."""
+        """Name of the GPU type; for a combo, of its first part."""
 
     @property
     def region(self) -> str:
@@ -477,7 +480,7 @@ class PoolCounts(Protocol):
 
     @property
     def num_starting(self) -> int:
-        """Units that were requested and are not up yet."""
+        """Units requested but not up yet."""
 
     @property
     def num_down(self) -> int:
@@ -501,7 +504,7 @@ class PoolView(PoolCounts, Protocol):
 
     @property
     def num_failed(self) -> int:
-        """Units that were requested and fail to start. They are retried, and are not in `num_starting`."""
+        """Requested units that fail to start. They are retried, and not counted in `num_starting`."""
 
     @property
     def num_queued(self) -> int:
@@ -509,7 +512,7 @@ class PoolView(PoolCounts, Protocol):
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:
-        """Its replicas that are up, draining ones too."""
+        """Its replicas that are up, including draining ones."""
 
 
 class PoolsView(PolicyView, Protocol):
@@ -517,7 +520,7 @@ class PoolsView(PolicyView, Protocol):
 
     @property
     def pools(self) -> Sequence[PoolView]:
-        """All pools, and all combos as pools."""
+        """All pools, with combos counted as pools."""
 
     @property
     def arrived(self) -> Mapping[tuple[str, str, int], tuple[int, int]]:
