@@ -71,7 +71,7 @@ class Driven:
     ) -> None:
         """With `roles`, the replicas form one combo. The replicas serve the `models` in turn."""
         self.clock: Any = ManualClock()
-        pools = [Pool(f"p{i}", model(name), gpu("h100"), engine("vllm-0.15")) for i, name in enumerate(models)]
+        pools = [Pool("p" * (1 + i), model(name), gpu("h100"), engine("vllm-0.15")) for i, name in enumerate(models)]
         self.replicas = [
             LiveReplica(
                 i,
