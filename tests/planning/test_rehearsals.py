@@ -1,22 +1,62 @@
-"""The cache of rehearsals, and the keys of its results."""
+"""Rehearsals, their cache, and the keys of its results."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import inf
 from pathlib import Path
 
 import pytest
 
-from headway.planning.rehearsals import RehearsalCache, content_key
+from headway.config.strict_yaml import Places
+from headway.core.errors import HeadwayError
+from headway.core.record import Records
+from headway.planning.rehearsals import Rehearsal, RehearsalCache, Rehearsals, Resources, content_key
+from headway.scenario import Scenario, Simulator, assemble
+from headway.scenario.processes import processes
+
+SCENARIO = assemble(
+    {"workload": {"arrivals": 5, "num_requests": 10, "prompt_tokens": 50, "output_tokens": 5},
+     "fleet": [{"model": "llama-3.1-8b", "gpu": "l4"}]}, Places(), Path(),
+)  # fmt: skip
 
 
-def test_a_result_is_simulated_once(tmp_path: Path) -> None:
-    cache, calls = RehearsalCache(tmp_path), []
-    for _ in range(2):
-        assert cache.get("a", float, lambda: calls.append(1) or 2.5) == 2.5
-    assert len(calls) == cache.num_found == 1
-    assert RehearsalCache(tmp_path).find("a", float) == 2.5
-    assert RehearsalCache(tmp_path, fresh=True).find("a", float) is None
+def requests(factor: int, scenario: Scenario, records: Records) -> int:
+    """What is measured: requests, times a factor. HeadwayError for 0."""
+    if not factor:
+        raise HeadwayError("nothing to measure")
+    return factor * len(records.workload["arrival_s"])
+
+
+def rehearsal(factor: int, failed: Callable[[HeadwayError], int] | None = None) -> Rehearsal[int]:
+    return Rehearsal(SCENARIO, partial(requests, factor), int, (factor,), failed)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_results_are_in_order_and_simulated_once(tmp_path: Path, jobs: int) -> None:
+    told: list[tuple[int, int]] = []
+    with processes(jobs) as pool:
+        made = [Rehearsals(Resources(Simulator(), tmp_path, lambda *num: told.append(num), pool)) for _ in range(2)]
+        assert made[0].all([rehearsal(3), rehearsal(1)]) == [30, 10]
+        assert made[1].all([rehearsal(each) for each in (1, 2, 3)]) == [10, 20, 30] and made[1].one(rehearsal(2)) == 20
+    assert [(each.num_simulated, each.num_found) for each in made] == [(2, 0), (1, 3)]
+    assert told == [(1, 2), (2, 2), (1, 3), (2, 3), (3, 3), (4, 4)]
+    assert made[1].counted == "1 simulated, 3 found in the cache"
+
+
+def test_what_cannot_be_measured_is_an_error_or_a_result() -> None:
+    rehearsals = Rehearsals(Resources(Simulator()))
+    with pytest.raises(HeadwayError, match="nothing to measure"):
+        rehearsals.one(rehearsal(0))
+    assert rehearsals.all([rehearsal(0, lambda error: -1), rehearsal(2)]) == [-1, 20]
+
+
+def test_without_a_cache_a_plan_may_remember() -> None:
+    for remembers, num in ((False, 2), (True, 1)):
+        rehearsals = Rehearsals(Resources(Simulator()), remembers=remembers)
+        assert rehearsals.one(rehearsal(1)) == rehearsals.one(rehearsal(1)) == 10
+        assert rehearsals.num_simulated == num and rehearsals.num_done == 2
 
 
 def test_without_a_folder_nothing_is_kept() -> None:
@@ -31,8 +71,8 @@ def test_invalid_files_are_ignored_with_a_note(tmp_path: Path, content: bytes) -
     (tmp_path / "a.json").write_bytes(content)
     assert cache.find("a", float) is None and cache.num_found == 0
     assert cache.notes == [f"{tmp_path / 'a.json'}: not a result that Headway wrote; ignored, and simulated anew"]
-    assert cache.get("a", float, lambda: 3.0) == 3.0
-    assert cache.find("a", float) == 3.0
+    cache.keep("a", 3.0)
+    assert cache.find("a", float) == 3.0 and RehearsalCache(tmp_path, fresh=True).find("a", float) is None
 
 
 def test_infinity_is_null_in_a_file(tmp_path: Path) -> None:

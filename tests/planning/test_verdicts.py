@@ -55,11 +55,11 @@ def test_the_verdict_is_that_of_the_whole_run() -> None:
     draw, num_early, num_met = Random(5), 0, 0
     for _ in range(60):
         scenario = assemble(_document(draw), Places(), Path())
-        whole = CapacityTask(scenario, Targets(), Simulator(), stops=False).measured()
+        whole = CapacityTask(scenario, Targets(), stops=False).simulated(Simulator())
         assert whole is not None
         for _ in range(3):
             targets = _targets_near(whole, draw)
-            found = CapacityTask(scenario, targets, Simulator(), stops=True).measured()
+            found = CapacityTask(scenario, targets, stops=True).simulated(Simulator())
             if found is None:
                 num_early += 1
                 assert misses(whole, targets)
@@ -89,10 +89,10 @@ def test_a_run_that_must_miss_ends_early() -> None:
             source.ended = count  # type: ignore[method-assign]
             return super().records(scenario, lambda _: source)
 
-    task = CapacityTask(assemble(document, Places(), Path()), Targets(ttft_p99_s=0.2), Counting(), stops=True)
-    assert task.measured() is None
+    task = CapacityTask(assemble(document, Places(), Path()), Targets(ttft_p99_s=0.2), stops=True)
+    assert task.simulated(Counting()) is None
     assert len(ended) < 40
-    assert replace(task, stops=False, simulator=Simulator()).measured() is not None
+    assert replace(task, stops=False).simulated(Simulator()) is not None
 
 
 def test_sources_that_react_are_not_watched() -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, as_completed
+from concurrent.futures import Executor, Future, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Protocol, TypeVar
+from threading import Lock
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -33,6 +34,8 @@ from headway.workload.atomic_file import write_text
 from headway.workload.sources import RequestSource
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R")
 Watch = Callable[[RequestSource], RequestSource]
 Progress = Callable[[int, int], None]
 """Called with the number of rehearsals done, and the number expected in all."""
@@ -184,58 +187,145 @@ class RehearsalCache:
             entry = _Entry(key, msgspec.Raw(msgspec.json.encode(result)))
             write_text(self.folder / f"{key}.json", msgspec.json.encode(entry).decode())
 
-    def get(self, key: str, kind: type[T], simulate: Callable[[], T]) -> T:
-        result: T | None = self.find(key, kind)
-        if result is None:
-            result = simulate()
-            self.keep(key, result)
-        return result
+
+@dataclass(frozen=True)
+class Rehearsal(Generic[T]):
+    """A scenario to simulate, in any process, and the metrics to take of its records."""
+
+    scenario: Scenario
+    measure: Callable[[Scenario, Records], T]
+    """Picklable: a function of a module, or a partial of one."""
+    kind: Any
+    """The type of the metrics, for the cache."""
+    facts: tuple[Any, ...] = ()
+    """What the metrics depend on besides the scenario; fit for JSON."""
+    failed: Callable[[HeadwayError], T] | None = None
+    """The result of a scenario that cannot be simulated or measured; None: the error is raised."""
+
+    def simulated(self, simulator: Simulator) -> T:
+        try:
+            return self.measure(self.scenario, simulator.records(self.scenario))
+        except HeadwayError as error:
+            if self.failed is None:
+                raise
+            return self.failed(error)
 
 
-class RehearsalRunner:
-    """Runs rehearsals one by one or in worker processes. The cache stores each when it ends, so that a plan can
-    resume."""
+class Task(Protocol[T_co]):
+    """A picklable rehearsal."""
 
-    def __init__(
-        self, cache: RehearsalCache, pool: Executor | None, progress: Callable[[int, int], None] | None, total: int
-    ) -> None:
-        self._cache, self._pool, self._progress = cache, pool, progress
-        self.total = total
-        """Total number of expected rehearsals."""
-        self.num_done = 0
+    def simulated(self, simulator: Simulator) -> T_co: ...
+
+
+class Rehearsals:
+    """Makes the rehearsals of a plan: from the cache, in this process, or in worker processes.
+
+    The cache stores each result when it is known, so that a plan can resume. Several threads may use it.
+    """
+
+    def __init__(self, resources: Resources, expected: int = 0, remembers: bool = False) -> None:
+        """`expected`: total number of rehearsals, for the progress. `remembers`: keep results for a plan without a
+        cache."""
+        self.resources, self.expected = resources, expected
+        self.num_done = self.num_simulated = 0
+        self._cache = RehearsalCache(resources.cache_dir)
+        self._remembered: dict[str, Any] | None = {} if remembers else None
+        self._lock = Lock()
+        """Held while the cache or a counter is used."""
 
     @property
-    def num_simulated(self) -> int:
-        return self.num_done - self._cache.num_found
+    def num_found(self) -> int:
+        return self._cache.num_found
 
-    def run(self, tasks: Sequence[tuple[str, Callable[[], T]]], kind: type[T]) -> list[T]:
-        """The results of (key, rehearsal) pairs, in order. Rehearsals for workers must be picklable."""
-        found: dict[int, T] = {}
-        for i, (key, _) in enumerate(tasks):
-            known: T | None = self._cache.find(key, kind)
-            if known is not None:
-                found[i] = known
-                self._count()
-        left = [i for i in range(len(tasks)) if i not in found]
-        if self._pool is None:
-            for i in left:
-                found[i] = self._keep(tasks[i][0], tasks[i][1]())
-        else:
-            futures = {self._pool.submit(tasks[i][1]): i for i in left}
-            for future in as_completed(futures):
-                i = futures[future]
-                found[i] = self._keep(tasks[i][0], future.result())
-        return [found[i] for i in range(len(tasks))]
+    @property
+    def counted(self) -> str:
+        return f"{self.num_simulated} simulated, {self.num_found} found in the cache"
 
-    def _keep(self, key: str, result: T) -> T:
-        self._cache.keep(key, result)
+    def known(self, key: str, kind: Any) -> Any:
+        """The result under a key; None if there is none."""
+        with self._lock:
+            if self._remembered is not None and key in self._remembered:
+                return self._remembered[key]
+            return self._cache.find(key, kind)
+
+    def keep(self, key: str, result: Any) -> None:
+        with self._lock:
+            self._cache.keep(key, result)
+            if self._remembered is not None:
+                self._remembered[key] = result
+
+    def simulate(self, task: Task[T]) -> T:
+        """A result that is neither looked up nor kept."""
+        with self._lock:
+            self.num_simulated += 1
+            future = self._submitted(task)
+        result = task.simulated(self.resources.simulator) if future is None else future.result()
         self._count()
         return result
 
+    def one(self, wanted: Rehearsal[T]) -> T:
+        key = self._key(wanted)
+        found: T | None = None if key is None else self.known(key, wanted.kind)
+        if found is not None:
+            self._count()
+            return found
+        result = self.simulate(wanted)
+        if key is not None:
+            self.keep(key, result)
+        return result
+
+    def all(self, wanted: Sequence[Rehearsal[T]]) -> list[T]:
+        """The results, in order."""
+        self.expected = max(self.expected, self.num_done + len(wanted))
+        keys = [self._key(each) for each in wanted]
+        found: dict[int, T] = {}
+        for i, (key, each) in enumerate(zip(keys, wanted, strict=True)):
+            known: T | None = None if key is None else self.known(key, each.kind)
+            if known is not None:
+                found[i] = known
+                self._count()
+        left = {i: wanted[i] for i in range(len(wanted)) if i not in found}
+        for i, result in self._simulated(left):
+            found[i] = result
+            if (key := keys[i]) is not None:
+                self.keep(key, result)
+        return [found[i] for i in range(len(wanted))]
+
+    def _simulated(self, left: Mapping[int, Rehearsal[T]]) -> Iterator[tuple[int, T]]:
+        """The results as they are known."""
+        pool, simulator = self.resources.pool, self.resources.simulator
+        if pool is None:
+            yield from ((i, self.simulate(each)) for i, each in left.items())
+            return
+        futures = {pool.submit(each.simulated, simulator): i for i, each in left.items()}
+        for future in as_completed(futures):
+            self.num_simulated += 1
+            self._count()
+            yield futures[future], future.result()
+
+    def map(self, work: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
+        """The results of other work in the same processes, in order. Each counts as one rehearsal in the progress."""
+        self.expected = max(self.expected, self.num_done + len(tasks))
+        results: list[R] = []
+        for result in map(work, tasks) if self.resources.pool is None else self.resources.pool.map(work, tasks):
+            results.append(result)
+            self._count()
+        return results
+
+    def _key(self, wanted: Rehearsal[Any]) -> str | None:
+        """None: nothing is kept."""
+        is_kept = self.resources.cache_dir is not None or self._remembered is not None
+        return scenario_key(wanted.scenario, *wanted.facts) if is_kept else None
+
+    def _submitted(self, task: Task[T]) -> Future[T] | None:
+        pool = self.resources.pool
+        return None if pool is None else pool.submit(task.simulated, self.resources.simulator)
+
     def _count(self) -> None:
-        self.num_done += 1
-        if self._progress is not None:
-            self._progress(self.num_done, max(self.total, self.num_done))
+        with self._lock:
+            self.num_done += 1
+            if self.resources.progress is not None:
+                self.resources.progress(self.num_done, max(self.expected, self.num_done))
 
 
 def content_key(

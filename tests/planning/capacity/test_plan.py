@@ -171,7 +171,7 @@ def test_worker_processes_and_early_ends_change_nothing(monkeypatch: pytest.Monk
     monkeypatch.setattr(CapacityTask, "_watch", lambda _, source: source)
     whole, entirely = planned(options, made)
     assert found == shared == whole
-    assert rehearsal.num_simulated == entirely.num_simulated
+    assert rehearsal.rehearsals.num_simulated == entirely.rehearsals.num_simulated
     assert any(each.replicas_needed for each in found.what_ifs)
 
 
@@ -245,15 +245,16 @@ def test_impossible_shapes_are_ruled_out_with_a_reason() -> None:
     why = {option.candidate.parallel.tp: option.reason for option in found.options}
     assert "GiB" in why[1] and "does not divide" in why[3]
     assert "TPOT p99 is" in why[4] and "unloaded" in why[4]
-    assert rehearsal.num_simulated == 0 and found.status == "infeasible"
+    assert rehearsal.rehearsals.num_simulated == 0 and found.status == "infeasible"
     assert {each.slo: each.best is not None for each in found.reach} == {"ttft_p99_s": True, "tpot_p99_s": True}
 
 
 def test_a_second_search_simulates_nothing(tmp_path: Path) -> None:
     first, made = planned(options_of(situations=(Situation(load=2.0),)), cache=tmp_path)
     again, found = planned(options_of(situations=(Situation(load=2.0),)), cache=tmp_path)
-    assert again == first and made.num_simulated > 0
-    assert (found.num_simulated, found.num_found) == (0, made.num_simulated)
+    assert again == first and made.rehearsals.num_simulated > 0
+    done = found.rehearsals
+    assert (done.num_simulated, done.num_found) == (0, made.rehearsals.num_simulated)
     for file in tmp_path.iterdir():
         file.write_text("{broken")
     assert planned(options_of(situations=(Situation(load=2.0),)), cache=tmp_path)[0] == first
@@ -262,7 +263,7 @@ def test_a_second_search_simulates_nothing(tmp_path: Path) -> None:
 def test_another_seed_is_another_rehearsal(tmp_path: Path) -> None:
     planned(options_of(), cache=tmp_path)
     _, found = planned(options_of(), document(seed=1), tmp_path)
-    assert found.num_found == 0
+    assert found.rehearsals.num_found == 0
 
 
 def test_a_changed_trace_is_simulated_again(tmp_path: Path) -> None:
@@ -273,7 +274,7 @@ def test_a_changed_trace_is_simulated_again(tmp_path: Path) -> None:
         made = document(workload={"trace": {"path": "trace.csv"}})
         resources = Resources(scenario.Simulator(), tmp_path / "cache")
         found, rehearsal = plan(Source(made, Places(), tmp_path), options_of(), resources)
-        assert rehearsal.num_found == 0 and found.choice is not None
+        assert rehearsal.rehearsals.num_found == 0 and found.choice is not None
     text = scenario_yaml(found, rehearsal)
     assert yaml.safe_load(text)["workload"]["trace"]["path"] == str(trace)
 

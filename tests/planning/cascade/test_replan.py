@@ -59,7 +59,7 @@ def spans(records: Records) -> dict[str, list[tuple[float, float]]]:
 
 def example() -> dict[str, Any]:
     """That of docs/cascades.md."""
-    page = (Path(__file__).parents[2] / "docs" / "cascades.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "cascades.md").read_text(encoding="utf-8")
     data, _ = parse(page[page.index("# rising.yaml") :].split("```")[0], "rising.yaml")
     return data
 

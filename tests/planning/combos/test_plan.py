@@ -15,7 +15,7 @@ from headway.core.errors import HeadwayError
 from headway.planning.combos.plan import service_scenario
 from headway.planning.combos.problem import GpuCombo, Group
 from headway.planning.combos.rehearsal import PRECISION, GoodputProfiler, fleet_sections
-from headway.planning.rehearsals import RehearsalCache, Source
+from headway.planning.rehearsals import Rehearsals, Resources, Source
 from headway.report.page import library_name
 from headway.scenario import Simulator
 from headway.scenario.run import assemble, load, run
@@ -147,7 +147,7 @@ def test_a_profile_lasts_until_the_number_in_flight_is_that_of_the_long_term() -
     }
     service = service_scenario(Source(document, Places(), Path()), Simulator())
     combo = GpuCombo("llama-3.1-8b", 1.5, aggregated=Group("h20-96gb"))
-    rate = GoodputProfiler({"pages": service}, Simulator(), RehearsalCache(None)).goodput_rps(
+    rate = GoodputProfiler({"pages": service}, Rehearsals(Resources(Simulator()), remembers=True)).goodput_rps(
         combo, service.service.pattern, service.service.slo
     )
     lengths = {"prompt_tokens": 100, "output_tokens": 600}
@@ -237,7 +237,9 @@ def test_quantized_weights_stay_quantized(tmp_path: Path, capsys: pytest.Capture
 def test_a_long_profile_is_no_higher_than_a_short_one() -> None:
     service = service_scenario(Source(LONG, Places(), Path()), Simulator())
     combo = GpuCombo("llama-3.1-8b", 1.5, aggregated=Group("h20-96gb"))
-    profiler = GoodputProfiler({"chat": service}, Simulator(), RehearsalCache(None), num_requests=SHORT_REQUESTS)
+    profiler = GoodputProfiler(
+        {"chat": service}, Rehearsals(Resources(Simulator()), remembers=True), num_requests=SHORT_REQUESTS
+    )
     asked = (combo, service.service.pattern, service.service.slo)
     assert 0 < profiler.lasting_rps(*asked) < 0.9 * profiler.goodput_rps(*asked)
 
@@ -253,9 +255,11 @@ def test_a_long_profile_is_no_higher_than_a_short_one() -> None:
 def test_the_goodput_is_that_of_a_search_step_by_step(combo: GpuCombo) -> None:
     """The first of rates 2% apart that is not served, with the same requests; found in no more than 5 trials."""
     service = service_scenario(Source(LONG, Places(), Path()), Simulator())
-    profiler = GoodputProfiler({"chat": service}, Simulator(), RehearsalCache(None), num_requests=SHORT_REQUESTS)
+    profiler = GoodputProfiler(
+        {"chat": service}, Rehearsals(Resources(Simulator()), remembers=True), num_requests=SHORT_REQUESTS
+    )
     found = profiler.goodput_rps(combo, service.service.pattern, service.service.slo)
-    assert profiler.num_simulated <= 5
+    assert profiler.rehearsals.num_simulated <= 5
     rate, step = found / 1.2, 1.02
     while max(profiler.strains(service, combo, rate)) <= 0:
         rate *= step

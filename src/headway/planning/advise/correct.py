@@ -8,7 +8,7 @@ prompts, decoding and GPUs may have different errors; Student's interval over th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from math import exp, log, nan
 from typing import Any
 
@@ -17,11 +17,12 @@ from msgspec import Struct
 
 from headway.config.scenario import Scenario
 from headway.core.errors import HeadwayError
+from headway.core.record import Records
 from headway.metrics.columns import Floats
 from headway.metrics.interval import interval
 from headway.metrics.latency import DefaultSlo, Sample, sample
 from headway.planning.advise.days import Day, Part
-from headway.planning.rehearsals import Simulator, counted
+from headway.planning.rehearsals import Rehearsal, counted
 
 E2E = "e2e_s"
 KEYS = (E2E, "tpot_s", "ttft_s")
@@ -57,21 +58,18 @@ class PartMeans(Struct, frozen=True):
     means_s: dict[str, float]
 
 
-@dataclass(frozen=True)
-class MeansTask:
-    """The rehearsal of a part of a day as it ran, in this process or another one."""
+def means_rehearsal(scenario: Scenario, until_s: float) -> Rehearsal[PartMeans]:
+    """The rehearsal of a part of a day as it ran."""
+    return Rehearsal(scenario, partial(_part_means, until_s), PartMeans, ("means", until_s), _failed)
 
-    simulator: Simulator
-    scenario: Scenario
-    until_s: float
 
-    def __call__(self) -> PartMeans:
-        spec = self.scenario.spec
-        try:
-            records = self.simulator.records(self.scenario)
-            return PartMeans(_means(counted(records, spec.simulation.warmup_s, spec.slo, self.until_s)))
-        except HeadwayError:
-            return PartMeans({})
+def _failed(_: HeadwayError) -> PartMeans:
+    return PartMeans({})
+
+
+def _part_means(until_s: float, scenario: Scenario, records: Records) -> PartMeans:
+    spec = scenario.spec
+    return PartMeans(_means(counted(records, spec.simulation.warmup_s, spec.slo, until_s)))
 
 
 def measured(day: Day, part: Part) -> dict[str, float]:

@@ -18,12 +18,12 @@ from headway.planning.advise import days as days_of
 from headway.planning.advise.candidates import KINDS, NEVER_TRIED, Assemble, candidates
 from headway.planning.advise.changes import Candidate, Change, LeftOut
 from headway.planning.advise.choose import MOST_JUDGED, Chosen, choose
-from headway.planning.advise.correct import MOST_ROUNDS, MeansTask, PartMeans, StepTimeFactor, correct, measured, slower
+from headway.planning.advise.correct import MOST_ROUNDS, StepTimeFactor, correct, means_rehearsal, measured, slower
 from headway.planning.advise.days import Day, Part, Split
 from headway.planning.advise.judge import Proposal, Undecided, Verdict, compare, judge, rehearsals_for
 from headway.planning.advise.trials import Outcome, Trials
-from headway.planning.advise.twin import Rehearsed, TwinCheck, TwinTask, as_it_ran, check, whole
-from headway.planning.rehearsals import RehearsalCache, RehearsalRunner, Resources, Simulator, scenario_key
+from headway.planning.advise.twin import TwinCheck, as_it_ran, check, day_rehearsal, whole
+from headway.planning.rehearsals import Rehearsals, Resources
 from headway.workload.spec import TraceSpec
 
 ATTAINMENT = 0.99
@@ -111,23 +111,17 @@ def advise(
     if today.spec.cascade is not None:
         raise HeadwayError("cascade: a cascade's models are planned by headway plan cascade")
     split = days_of.split(days, options.max_requests, today.spec.policies.scaling is not None)
-    simulator = resources.simulator
-    runner = RehearsalRunner(
-        RehearsalCache(resources.cache_dir), resources.pool, resources.progress, options.max_rehearsals
-    )
+    rehearsals = Rehearsals(resources, options.max_rehearsals)
     ran, notes = _as_they_ran(fleet, days)
-    tasks = []
-    for day in days:
-        scenario = fleet.assemble(whole(day).document(ran[day.name]))
-        tasks.append((scenario_key(scenario, "twin"), TwinTask(simulator, scenario)))
-    twin = check(days, runner.run(tasks, Rehearsed), today.spec.slo)
-    found = _Found(fleet, days, split, options, twin, notes)
-    if not twin.is_met or twin.step_time_factor is None:
-        return found.withheld(runner)
+    as_ran = [day_rehearsal(fleet.assemble(whole(day).document(ran[day.name]))) for day in days]
+    checked = check(days, rehearsals.all(as_ran), today.spec.slo)
+    found = _Found(fleet, days, split, options, checked, notes)
+    if not checked.is_met or checked.step_time_factor is None:
+        return found.withheld(rehearsals)
     parts = _whole_where_short(days, split.chosen_on, options.max_requests)
-    step_times = _step_times(fleet, days, ran, parts, twin.step_time_factor, simulator, runner)
+    step_times = _step_times(fleet, days, ran, parts, checked.step_time_factor, rehearsals)
     trials = Trials(
-        fleet.document, fleet.assemble, simulator, runner, options.max_rehearsals, runner.num_done, step_times.mean
+        fleet.document, fleet.assemble, rehearsals, options.max_rehearsals, rehearsals.num_done, step_times.mean
     )
     if candidate is not None:
         return found.comparison(trials, candidate, step_times)
@@ -160,21 +154,17 @@ def _step_times(
     ran: Mapping[str, Mapping[str, Any]],
     parts: Sequence[Part],
     band: float,
-    simulator: Simulator,
-    runner: RehearsalRunner,
+    rehearsals: Rehearsals,
 ) -> StepTimeFactor:
     """The speed of the engines on the parts for choosing, within `band` of the model's step times."""
     by_name = {day.name: day for day in days}
 
     def rehearse(factor: float) -> list[dict[str, float]]:
         scenarios = [fleet.assemble(slower(part.document(ran[part.day]), factor)) for part in parts]
-        tasks = [
-            (scenario_key(each, "means", part.until_s), MeansTask(simulator, each, part.until_s))
-            for each, part in zip(scenarios, parts, strict=True)
-        ]
-        return [each.means_s for each in runner.run(tasks, PartMeans)]
+        tasks = [means_rehearsal(each, part.until_s) for each, part in zip(scenarios, parts, strict=True)]
+        return [each.means_s for each in rehearsals.all(tasks)]
 
-    most_rounds = max(min(MOST_ROUNDS, runner.total // 10 // len(parts)), 1)
+    most_rounds = max(min(MOST_ROUNDS, rehearsals.expected // 10 // len(parts)), 1)
     found = correct([measured(by_name[part.day], part) for part in parts], rehearse, band, most_rounds)
     return found or StepTimeFactor(1.0, 1 / band, band, {})
 
@@ -190,8 +180,8 @@ class _Found:
     twin: TwinCheck
     notes: Sequence[str]
 
-    def withheld(self, runner: RehearsalRunner) -> Advice:
-        return self._answer(Tried(0, 0, runner.num_done, runner.num_simulated, (), (), (), ()), None, (), ())
+    def withheld(self, rehearsals: Rehearsals) -> Advice:
+        return self._answer(Tried(0, 0, rehearsals.num_done, rehearsals.num_simulated, (), (), (), ()), None, (), ())
 
     def advice(self, trials: Trials, today: Scenario, step_times: StepTimeFactor) -> Advice:
         wanted, left_out = self._candidates(today)
@@ -211,8 +201,8 @@ class _Found:
         tried = Tried(
             len(wanted),
             chosen.num_pairs,
-            trials.runner.num_done,
-            trials.runner.num_simulated,
+            trials.rehearsals.num_done,
+            trials.rehearsals.num_simulated,
             tuple(part.name for part in chosen_on),
             tuple(part.name for part in judged_on),
             verdict.undecided,
@@ -228,7 +218,7 @@ class _Found:
         factors = (step_times.high / step_times.mean, step_times.low / step_times.mean)
         compared = compare(candidate, parts, trials, self.options.attainment, factors)
         names = tuple(part.name for part in parts)
-        tried = Tried(1, 0, trials.runner.num_done, trials.runner.num_simulated, (), names, (), ())
+        tried = Tried(1, 0, trials.rehearsals.num_done, trials.rehearsals.num_simulated, (), names, (), ())
         return replace(self._answer(tried, _mean(before), (), (), (), step_times), compared=compared)
 
     def _candidates(self, today: Scenario) -> tuple[list[Candidate], list[LeftOut]]:

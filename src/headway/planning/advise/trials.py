@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
 from headway.config.scenario import Scenario
 from headway.core.errors import HeadwayError
+from headway.core.record import Records
 from headway.metrics.latency import slo_masks
 from headway.metrics.usage import usage
 from headway.planning.advise.changes import Candidate
 from headway.planning.advise.correct import slower
 from headway.planning.advise.days import Part
-from headway.planning.rehearsals import RehearsalRunner, Simulator, counted, scenario_key
+from headway.planning.rehearsals import Rehearsal, Rehearsals, counted
 
 SHORTFALL = 20.0
 """Cost of missing the whole target attainment, as a multiple of today's dollars: one point below the target costs
@@ -52,27 +54,18 @@ def gain(change: Outcome, today: Outcome, target: float) -> Gain:
     return Gain(share + more + SHORTFALL * nearer, saved, more)
 
 
-@dataclass(frozen=True)
-class TrialTask:
-    """One rehearsal, in this process or another one."""
+def _outcome(until_s: float, scenario: Scenario, records: Records) -> Outcome:
+    warmup_s = scenario.spec.simulation.warmup_s
+    has, good = slo_masks(counted(records, warmup_s, scenario.spec.slo, until_s))["all"]
+    if not has.any():
+        raise HeadwayError("no request has an SLO; set one, as with --slo ttft=2s")
+    hours = max(records.end_s - warmup_s, 1e-9) / 3600
+    usd_per_hour = round(float(usage(records, warmup_s).usd.sum()) / hours, 6)
+    return Outcome(usd_per_hour, float(good[has].mean()), int(has.sum()))
 
-    simulator: Simulator
-    scenario: Scenario
-    until_s: float
 
-    def __call__(self) -> Outcome:
-        spec = self.scenario.spec
-        warmup_s = spec.simulation.warmup_s
-        try:
-            records = self.simulator.records(self.scenario)
-            has, good = slo_masks(counted(records, warmup_s, spec.slo, self.until_s))["all"]
-        except HeadwayError as error:
-            return Outcome(0.0, 0.0, 0, str(error))
-        if not has.any():
-            return Outcome(0.0, 0.0, 0, "no request has an SLO; set one, as with --slo ttft=2s")
-        hours = max(records.end_s - warmup_s, 1e-9) / 3600
-        usd_per_hour = round(float(usage(records, warmup_s).usd.sum()) / hours, 6)
-        return Outcome(usd_per_hour, float(good[has].mean()), int(has.sum()))
+def _failed(error: HeadwayError) -> Outcome:
+    return Outcome(0.0, 0.0, 0, str(error))
 
 
 @dataclass
@@ -81,8 +74,7 @@ class Trials:
 
     document: Mapping[str, Any]
     assemble: Callable[[Mapping[str, Any]], Scenario]
-    simulator: Simulator
-    runner: RehearsalRunner
+    rehearsals: Rehearsals
     most: int
     num: int = 0
     step_time_factor: float = 1.0
@@ -103,14 +95,19 @@ class Trials:
         Candidates with a failed rehearsal are left out. HeadwayError if today's fleet cannot be rehearsed.
         """
         order = [(each, part) for part in parts for each in wanted]
-        scenarios = [self._scenario(each, part, factor) for each, part in order]
         tasks = [
-            (scenario_key(one, "advise", part.until_s), TrialTask(self.simulator, one, part.until_s))
-            for one, (_, part) in zip(scenarios, order, strict=True)
+            Rehearsal(
+                self._scenario(each, part, factor),
+                partial(_outcome, part.until_s),
+                Outcome,
+                ("advise", part.until_s),
+                _failed,
+            )
+            for each, part in order
         ]
         self.num += len(tasks)
         found: dict[Candidate | None, list[Outcome]] = {each: [] for each in wanted}
-        for (each, part), outcome in zip(order, self.runner.run(tasks, Outcome), strict=True):
+        for (each, part), outcome in zip(order, self.rehearsals.all(tasks), strict=True):
             if outcome.error and each is None:
                 raise HeadwayError(f"{part.name}: today's fleet cannot be rehearsed: {outcome.error}")
             if outcome.error and each is not None:

@@ -8,7 +8,6 @@ fleet is worse than usual, and its rehearsals are no basis for advice.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, isfinite, log
 from pathlib import Path
 from statistics import fmean
@@ -22,10 +21,11 @@ from headway.config import strict_yaml
 from headway.config.scenario import Scenario, StepTimes
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Model
+from headway.core.record import Records
 from headway.metrics.summary import flatten, summarize
 from headway.planning.advise.correct import own_factor, slower
 from headway.planning.advise.days import Day, Part
-from headway.planning.rehearsals import Simulator
+from headway.planning.rehearsals import Rehearsal
 from headway.report import model_error
 
 KEYS = ("ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "tpot_s.p99", "e2e_s.mean", "e2e_s.p99")
@@ -94,31 +94,29 @@ class TwinCheck(Struct, frozen=True):
         return self.step_time_factor is not None and bool(self.terms) and not self.off
 
 
-@dataclass(frozen=True)
-class TwinTask:
-    """The rehearsal of a day, in this process or another one."""
+def day_rehearsal(scenario: Scenario) -> Rehearsal[Rehearsed]:
+    """The rehearsal of a day as it ran."""
+    return Rehearsal(scenario, _rehearsed, Rehearsed, ("twin",), _failed)
 
-    simulator: Simulator
-    scenario: Scenario
 
-    def __call__(self) -> Rehearsed:
-        spec = self.scenario.spec
-        try:
-            records = self.simulator.records(self.scenario)
-            summary = summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo)
-            pools = [pool for pool in self.scenario.fleet.all_pools if pool.hosted is None]
-            coefficients = StepTimes(self.scenario).coefficients
-            on_gpus = [(each.model, coefficients[each.name]) for each in pools]
-            bands = model_error.bands(on_gpus, summary)
-        except HeadwayError as error:
-            return Rehearsed({}, {}, 1.0, None, str(error))
-        found = _latencies(flatten(summary, replicas=False))
-        return Rehearsed(
-            found,
-            {key: bands[key].high / found[key] for key in found if key in bands and found[key] > 0},
-            _joint(on_gpus),
-            summary.cached_prompt_share,
-        )
+def _failed(error: HeadwayError) -> Rehearsed:
+    return Rehearsed({}, {}, 1.0, None, str(error))
+
+
+def _rehearsed(scenario: Scenario, records: Records) -> Rehearsed:
+    spec = scenario.spec
+    summary = summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo)
+    pools = [pool for pool in scenario.fleet.all_pools if pool.hosted is None]
+    coefficients = StepTimes(scenario).coefficients
+    on_gpus = [(each.model, coefficients[each.name]) for each in pools]
+    bands = model_error.bands(on_gpus, summary)
+    found = _latencies(flatten(summary, replicas=False))
+    return Rehearsed(
+        found,
+        {key: bands[key].high / found[key] for key in found if key in bands and found[key] > 0},
+        _joint(on_gpus),
+        summary.cached_prompt_share,
+    )
 
 
 def _joint(on_gpus: Sequence[tuple[Model, Coefficients]]) -> float:

@@ -41,7 +41,7 @@ def planned(source: Source, options: CapacityOptions, resources: Resources) -> P
         tuple(said(best)),
         {} if best.choice is None else {"": lambda: scenario_yaml(best, rehearsal)},
         lambda _: report(best, title),
-        f"rehearsals: {rehearsal.num_simulated} simulated, {rehearsal.num_found} found in the cache",
+        f"rehearsals: {rehearsal.rehearsals.counted}",
     )
 
 

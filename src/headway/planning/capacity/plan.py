@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from dataclasses import replace as with_
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ from headway.planning.capacity.problem import (
 )
 from headway.planning.capacity.rehearsal import CapacityRehearsal, fleet_document
 from headway.planning.capacity.search import cheapest_fleet
-from headway.planning.rehearsals import Progress, RehearsalCache, Resources, Source
+from headway.planning.rehearsals import Progress, Rehearsals, Resources, Source
 from headway.planning.together import together_in
 from headway.report.model_error import error_class
 from headway.workload.generate import generate
@@ -90,9 +89,7 @@ def plan(source: Source, options: CapacityOptions, resources: Resources) -> tupl
         targets=asked.targets,
         regions=regions,
         span_s=asked.requests.span_s or 0.0,
-        simulator=resources.simulator,
-        cache=RehearsalCache(resources.cache_dir),
-        pool=resources.pool,
+        rehearsals=Rehearsals(replace(resources, progress=None)),
     )
     candidates = tuple(_candidates(asked.spec, options))
     bounds = [_bounds(rehearsal, each, asked.requests) for each in candidates]
@@ -130,7 +127,7 @@ def _asked(source: Source, options: CapacityOptions) -> _Asked:
     document["slo"] = _slo(own_slos, targets)
     source.places.warned.update(("slo", key) for key in document["slo"] if key not in own_slos)
     if requests.counted is not None and not any(document["slo"].values()):
-        requests = with_(requests, counted=requests.counted & own_slo)
+        requests = replace(requests, counted=requests.counted & own_slo)
     return _Asked(document, spec, requests, targets, notes)
 
 
@@ -175,7 +172,7 @@ def _lasting(
     as many requests. If it then misses a target, the search starts again with that length.
     """
     while True:
-        together = together_in(rehearsal.pool)
+        together = together_in(rehearsal.rehearsals.resources.pool)
         best = cheapest_fleet(problem, bounds, rehearsal, progress, rehearsal.meets_targets, together)
         num = rehearsal.num_requests
         more = None if num is None else num * options.longer
@@ -183,7 +180,6 @@ def _lasting(
             return best
         longer = rehearsal.longer(options.longer)
         measured = longer(best.choice.candidate, best.choice.replicas, Situation())
-        rehearsal.num_simulated += longer.num_simulated
         missed = misses(measured, problem.targets)
         if not missed or more * options.longer > options.most_requests:
             return structs.replace(best, longer=LongerRun(measured, missed))
@@ -300,13 +296,13 @@ def _bounds(rehearsal: CapacityRehearsal, candidate: CapacityCandidate, requests
     try:
         chosen = rehearsal.scenario(candidate, max(1, len(rehearsal.regions)), Situation())
         for variant in variants(chosen):
-            rehearsal.simulator.policies(variant)
+            rehearsal.rehearsals.resources.simulator.policies(variant)
     except HeadwayError as error:
         return CandidateBounds(reason=str(error).rpartition("fleet[0]: ")[2])
     pool = chosen.fleet.pools[0]
     used = StepTimes(chosen).coefficients[pool.name]
     if not pool.engine.prefix_caching:
-        requests = with_(requests, computed_tokens=requests.prompt_tokens)
+        requests = replace(requests, computed_tokens=requests.prompt_tokens)
     return structs.replace(lower_bounds(pool, requests, rehearsal.targets, used), uncalibrated=used.estimated)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from pathlib import Path
@@ -25,7 +24,7 @@ from headway.metrics.latency import SLO_KINDS, slo_masks
 from headway.metrics.usage import usage
 from headway.planning.capacity.problem import CapacityCandidate, RehearsalMetrics, Situation, Targets, misses
 from headway.planning.rehearsals import (
-    RehearsalCache,
+    Rehearsals,
     Simulator,
     content_key,
     counted,
@@ -47,16 +46,14 @@ class CapacityTask:
 
     scenario: Scenario
     targets: Targets
-    simulator: Simulator
-
     stops: bool
     """End the run as soon as it is certain that it misses a target."""
 
-    def measured(self) -> RehearsalMetrics | None:
+    def simulated(self, simulator: Simulator) -> RehearsalMetrics | None:
         """The metrics; None if the run ended early."""
         watch = self._watch if self.stops and self.scenario.spec.simulation.until_s is None else None
         try:
-            return _metrics(self.simulator.records(self.scenario, watch), self.scenario)
+            return _metrics(simulator.records(self.scenario, watch), self.scenario)
         except TargetMissedError:
             return None
 
@@ -69,7 +66,7 @@ class CapacityTask:
 
 @dataclass
 class CapacityRehearsal:
-    """The evaluator: finds rehearsals in the cache, or simulates them, in worker processes if it has any."""
+    """The evaluator: finds rehearsals in the cache, or simulates them."""
 
     document: dict[str, Any]
     places: Places
@@ -77,17 +74,10 @@ class CapacityRehearsal:
     targets: Targets
     regions: tuple[str, ...]
     span_s: float
-    simulator: Simulator
-    cache: RehearsalCache
-    pool: Executor | None = None
-    num_simulated: int = 0
+    rehearsals: Rehearsals
     _read: dict[CapacityCandidate, Scenario] = field(default_factory=dict, init=False)
     _lock: Lock = field(default_factory=Lock)
-    """Held except while a worker simulates, because a search may rehearse in several threads that wait for workers."""
-
-    @property
-    def num_found(self) -> int:
-        return self.cache.num_found
+    """Held while a scenario is made, because a search may rehearse in several threads that wait for workers."""
 
     def __call__(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
         """Simulate `replicas` replicas of a candidate in a situation (`CapacityEvaluator`)."""
@@ -113,20 +103,18 @@ class CapacityRehearsal:
         """
         with self._lock:
             chosen = self.scenario(candidate, replicas, situation)
-            task = CapacityTask(chosen, self.targets, self.simulator, stops)
-            key = None if ":" in candidate.policy else scenario_key(chosen)
-            if key is not None:
-                found: RehearsalMetrics | None = self.cache.find(key, RehearsalMetrics)
-                if found is not None or (stops and self.cache.find(self._missed_key(key), bool)):
-                    return found
-            self.num_simulated += 1
-            future = None if self.pool is None else self.pool.submit(CapacityTask.measured, task)
-        measured = task.measured() if future is None else future.result()
-        with self._lock:
-            if key is not None and measured is not None:
-                self.cache.keep(key, measured)
-            elif key is not None:
-                self.cache.keep(self._missed_key(key), True)
+        task = CapacityTask(chosen, self.targets, stops)
+        if ":" in candidate.policy:
+            return self.rehearsals.simulate(task)
+        key = scenario_key(chosen)
+        found: RehearsalMetrics | None = self.rehearsals.known(key, RehearsalMetrics)
+        if found is not None or (stops and self.rehearsals.known(self._missed_key(key), bool)):
+            return found
+        measured = self.rehearsals.simulate(task)
+        if measured is None:
+            self.rehearsals.keep(self._missed_key(key), True)
+        else:
+            self.rehearsals.keep(key, measured)
         return measured
 
     def _missed_key(self, key: str) -> str:
@@ -143,7 +131,7 @@ class CapacityRehearsal:
         """The same rehearsals with `factor` times the requests."""
         num = (self.num_requests or 0) * factor
         document = {**self.document, "workload": {**self.document["workload"], "num_requests": num}}
-        return replace(self, document=document, span_s=self.span_s * factor, num_simulated=0)
+        return replace(self, document=document, span_s=self.span_s * factor)
 
     def lengthen(self, factor: int) -> None:
         """Rehearse with `factor` times the requests from now on."""

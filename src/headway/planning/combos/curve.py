@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -21,18 +22,19 @@ import numpy as np
 from msgspec import Struct, structs
 
 from headway.config import strict_yaml
-from headway.config.scenario import assemble, with_absolute_paths
+from headway.config.scenario import Scenario, assemble, with_absolute_paths
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.core.record import Records
 from headway.metrics.arriving import while_arriving
 from headway.metrics.columns import floats
 from headway.metrics.latency import DefaultSlo, slo_masks
 from headway.planning.combos.plan import ComboOptions, problem_of, profiled
-from headway.planning.combos.problem import RESTART_S, ComboCandidate, ComboPlan, Selection, ServiceDemand
+from headway.planning.combos.problem import RESTART_S, ComboCandidate, ComboPlan, Selection, ServiceDemand, ServiceSlo
 from headway.planning.combos.rehearsal import ServiceScenario, fleet_sections
 from headway.planning.combos.search import deploy
 from headway.planning.combos.uncertainty import UncertainDemand
-from headway.planning.rehearsals import Progress, RehearsalCache, Resources, Simulator, counted, scenario_key
+from headway.planning.rehearsals import Rehearsal, Rehearsals, Resources, counted
 from headway.planning.stability import stability
 from headway.workload.generate import generate
 from headway.workload.spec import WorkloadSpec
@@ -107,9 +109,7 @@ def plan_curve(chosen: ServiceScenario, options: ComboOptions, resources: Resour
     """The cheapest fleet for a scenario's own arrivals, of both ways. HeadwayError where the arrivals have no curve."""
     profiler, selection = profiled([chosen], options, resources)
     rates, window_s = window_rates(chosen)
-    rehearsed = CurveRehearsal(
-        chosen, options, selection.candidates, rates, resources.simulator, profiler.cache, resources.progress
-    )
+    rehearsed = CurveRehearsal(chosen, options, selection.candidates, rates, Rehearsals(resources))
     sizings = (*rehearsed.static(), *rehearsed.scaled())
     met = [i for i, each in enumerate(sizings) if each.is_met]
     return CurveAnswer(
@@ -120,8 +120,8 @@ def plan_curve(chosen: ServiceScenario, options: ComboOptions, resources: Resour
         sizings=sizings,
         best=min(met, key=lambda i: _usd(sizings[i])) if met else None,
         selection=selection,
-        num_simulated=profiler.num_simulated + rehearsed.num_simulated,
-        num_found=profiler.cache.num_found,
+        num_simulated=profiler.rehearsals.num_simulated + rehearsed.rehearsals.num_simulated,
+        num_found=profiler.rehearsals.num_found + rehearsed.rehearsals.num_found,
     )
 
 
@@ -149,10 +149,7 @@ class CurveRehearsal:
     candidates: Sequence[ComboCandidate]
     rates: np.ndarray
     """Requests per second of each window."""
-    simulator: Simulator
-    cache: RehearsalCache
-    progress: Progress | None = None
-    num_simulated: int = 0
+    rehearsals: Rehearsals
 
     def static(self) -> tuple[Sizing, ...]:
         """Static plans for increasing quantiles of the rate, until one is met. Equal plans are tried once."""
@@ -210,26 +207,22 @@ class CurveRehearsal:
     def _run(self, document: dict[str, Any], seed: int) -> Kept:
         seeded = {**document, "seed": int(document.get("seed", 0)) + seed}
         scenario = assemble(seeded, Places(), self.chosen.base_dir)
-        slo = self.chosen.service.slo
+        return self.rehearsals.one(Rehearsal(scenario, partial(_kept, self.chosen.service.slo), Kept, ("curve", seed)))
 
-        def simulated() -> Kept:
-            self.num_simulated += 1
-            if self.progress is not None:
-                self.progress(self.num_simulated, self.num_simulated + 1)
-            measured = counted(self.simulator.records(scenario), 0.0, DefaultSlo(slo.ttft_s, slo.tpot_s))
-            in_time = slo_masks(measured)["all"][1]
-            arrival_s = floats(measured.records.workload, "arrival_s", measured.id)
-            found, served = stability(arrival_s, measured.ttft_s, in_time), while_arriving(measured, in_time)
-            return Kept(
-                found.num_requests,
-                found.attainment,
-                found.attainment_low,
-                found.attainment_high,
-                served.usd_per_hour,
-                served.tokens_per_usd,
-            )
 
-        return self.cache.get(scenario_key(scenario, "curve", seed), Kept, simulated)
+def _kept(slo: ServiceSlo, _: Scenario, records: Records) -> Kept:
+    measured = counted(records, 0.0, DefaultSlo(slo.ttft_s, slo.tpot_s))
+    in_time = slo_masks(measured)["all"][1]
+    arrival_s = floats(records.workload, "arrival_s", measured.id)
+    found, served = stability(arrival_s, measured.ttft_s, in_time), while_arriving(measured, in_time)
+    return Kept(
+        found.num_requests,
+        found.attainment,
+        found.attainment_low,
+        found.attainment_high,
+        served.usd_per_hour,
+        served.tokens_per_usd,
+    )
 
 
 def sized_document(

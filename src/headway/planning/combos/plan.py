@@ -45,7 +45,7 @@ from headway.planning.combos.rehearsal import (
 from headway.planning.combos.search import deploy
 from headway.planning.combos.verify import verify
 from headway.planning.combos.whole import WholeRehearsal, planned_document
-from headway.planning.rehearsals import RehearsalCache, Resources, Simulator, Source
+from headway.planning.rehearsals import Rehearsals, Resources, Simulator, Source
 from headway.planning.together import Together, together_in
 from headway.workload.arrivals import Replay
 from headway.workload.generate import generate
@@ -188,15 +188,8 @@ def plan(scenarios: Sequence[ServiceScenario], options: ComboOptions, resources:
     service falls behind, it is planned again with more goodput than that plan had.
     """
     profiler, selection = profiled(scenarios, options, resources)
-    whole = WholeRehearsal(
-        resources.simulator,
-        profiler.cache,
-        options.attainment,
-        options.num_requests,
-        LONGEST * options.num_requests,
-        resources.progress,
-        pool=resources.pool,
-    )
+    done = profiler.rehearsals
+    whole = WholeRehearsal(done, options.attainment, options.num_requests, LONGEST * options.num_requests)
     best, selection, rehearsals = _lasting(scenarios, options, selection, profiler, whole)
     if any(each.document.get("policies") for each in scenarios):
         routers = ", ".join(options.routings)
@@ -207,8 +200,8 @@ def plan(scenarios: Sequence[ServiceScenario], options: ComboOptions, resources:
         selection=selection,
         others=_others(problem_of(scenarios, selection.candidates, options)),
         rehearsals=rehearsals,
-        num_simulated=profiler.num_simulated + whole.num_simulated,
-        num_found=profiler.cache.num_found,
+        num_simulated=done.num_simulated,
+        num_found=done.num_found,
     )
 
 
@@ -218,12 +211,9 @@ def profiled(
     """The candidates with brief profiles, and what profiles them."""
     profiler = GoodputProfiler(
         {each.service.name: each for each in scenarios},
-        resources.simulator,
-        RehearsalCache(resources.cache_dir),
+        Rehearsals(resources, remembers=True),
         options.attainment,
         options.num_requests,
-        resources.progress,
-        pool=resources.pool,
     )
     selection = select(
         [each.service for each in scenarios],

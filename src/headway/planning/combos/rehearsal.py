@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -18,11 +16,12 @@ from headway import catalog
 from headway.config.scenario import Scenario, assemble
 from headway.config.strict_yaml import Places
 from headway.core.fleet import Gpu
+from headway.core.record import Records
 from headway.metrics.latency import DefaultSlo, Sample
 from headway.planning.combos.estimate import FluidEstimate
 from headway.planning.combos.problem import ComboService, GpuCombo, Group, ServiceSlo, WorkloadPattern
 from headway.planning.highest_rate import SLOPE, Strains, highest
-from headway.planning.rehearsals import OF_SHAPE, Progress, RehearsalCache, Simulator, counted, model_keys, scenario_key
+from headway.planning.rehearsals import OF_SHAPE, Rehearsal, Rehearsals, counted, model_keys, scenario_key
 from headway.planning.solver import Floats
 from headway.planning.stability import LENGTHEN
 
@@ -63,42 +62,23 @@ class ServiceScenario:
     """Looks up a GPU in the scenario, then in the catalog."""
 
 
-@dataclass(frozen=True)
-class RateTask:
-    """A combo at one rate, to be simulated in any process."""
-
-    scenario: Scenario
-    slo: ServiceSlo
-    attainment: float
-    growth: float
-    simulator: Simulator
-
-    def strains(self) -> Strains:
-        records = self.simulator.records(self.scenario)
-        end_s = float(records.workload["arrival_s"][-1])
-        measured = counted(records, end_s / LIVES, DefaultSlo(self.slo.ttft_s, self.slo.tpot_s))
-        return strains(measured, end_s, self.attainment, self.growth)
+def _rate_strains(slo: ServiceSlo, attainment: float, growth: float, _: Scenario, records: Records) -> Strains:
+    end_s = float(records.workload["arrival_s"][-1])
+    measured = counted(records, end_s / LIVES, DefaultSlo(slo.ttft_s, slo.tpot_s))
+    return strains(measured, end_s, attainment, growth)
 
 
 @dataclass
 class GoodputProfiler:
-    """A `Profiler` that simulates, in worker processes if it has any. It finds services by `WorkloadPattern.name`.
+    """A `Profiler` that simulates. It finds services by `WorkloadPattern.name`.
 
     Several threads may use it at a time.
     """
 
     services: dict[str, ServiceScenario]
-    simulator: Simulator
-    cache: RehearsalCache
+    rehearsals: Rehearsals
     attainment: float = ATTAINMENT
     num_requests: int = MOST_REQUESTS
-    progress: Progress | None = None
-    num_simulated: int = 0
-    pool: Executor | None = None
-    _lock: Lock = field(default_factory=Lock)
-    """Held while the cache or the counter is used."""
-    _profiled: dict[str, float] = field(default_factory=dict)
-    """This profiler's goodputs by key, for plans without a cache."""
 
     def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
         """The highest served rate; 0 if none. Without a name, all requests have the workload's mean lengths."""
@@ -118,17 +98,11 @@ class GoodputProfiler:
         is_long = short_rps is not None
         scenario = assemble(self._document(chosen, combo, 1.0), Places(), chosen.base_dir)
         key = scenario_key(scenario, self.attainment, self.num_requests, is_long)
-        with self._lock:
-            cached: float | None = self._profiled.get(key) if key in self._profiled else self.cache.find(key, float)
-        if cached is not None:
-            return cached
-        goodput = self._search(chosen, combo, short_rps)
-        with self._lock:
-            self.cache.keep(key, goodput)
-            self._profiled[key] = goodput
-            if self.progress is not None:
-                self.progress(self.num_simulated, self.num_simulated)
-        return goodput
+        known: float | None = self.rehearsals.known(key, float)
+        if known is None:
+            known = self._search(chosen, combo, short_rps)
+            self.rehearsals.keep(key, known)
+        return known
 
     def _service(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> ServiceScenario:
         if workload.name is not None:
@@ -163,10 +137,8 @@ class GoodputProfiler:
     ) -> Strains:
         """How near a rate is to the limit, by a simulation of a profile with `longer` times the requests."""
         scenario = assemble(self._document(chosen, combo, rate, longer), Places(), chosen.base_dir)
-        task = RateTask(scenario, chosen.service.slo, self.attainment, growth, self.simulator)
-        with self._lock:
-            self.num_simulated += 1
-        return task.strains() if self.pool is None else self.pool.submit(RateTask.strains, task).result()
+        measure = partial(_rate_strains, chosen.service.slo, self.attainment, growth)
+        return self.rehearsals.simulate(Rehearsal(scenario, measure, Strains))
 
     def _document(self, chosen: ServiceScenario, combo: GpuCombo, rate: float, longer: int = 1) -> dict[str, Any]:
         num = min(max(round(rate * span_s(chosen.service)), FEWEST_REQUESTS), self.num_requests) * longer

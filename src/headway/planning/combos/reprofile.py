@@ -23,7 +23,7 @@ from headway.planning.combos.plan import service_scenario
 from headway.planning.combos.problem import GpuCombo, Group
 from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS, GoodputProfiler
 from headway.planning.planned import Planned
-from headway.planning.rehearsals import RehearsalCache, Resources, Source
+from headway.planning.rehearsals import Rehearsals, Resources, Source
 from headway.report.blocks import Table
 from headway.workload.read import read
 
@@ -108,16 +108,8 @@ def reprofile(source: Source, requests: Path, options: ReprofileOptions, resourc
     if "handover" in first:
         contents["handover"] = first["handover"]
     service = service_scenario(Source(contents, places, base_dir), resources.simulator)
-    cache = RehearsalCache(resources.cache_dir)
-    profiler = GoodputProfiler(
-        {service.service.name: service},
-        resources.simulator,
-        cache,
-        options.attainment,
-        options.num_requests,
-        resources.progress,
-        pool=resources.pool,
-    )
+    rehearsals = Rehearsals(resources, remembers=True)
+    profiler = GoodputProfiler({service.service.name: service}, rehearsals, options.attainment, options.num_requests)
     pattern, slo = service.service.pattern, service.service.slo
     found = tuple(
         Reprofiled(each.name, shape.label, each.goodput_rps, profiler.lasting_rps(shape, pattern, slo))
@@ -129,8 +121,8 @@ def reprofile(source: Source, requests: Path, options: ReprofileOptions, resourc
         service.most_requests or 0,
         pattern.prompt_tokens,
         pattern.output_tokens,
-        profiler.num_simulated,
-        cache.num_found,
+        rehearsals.num_simulated,
+        rehearsals.num_found,
     )
 
 

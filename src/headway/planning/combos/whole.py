@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 from typing import Any
 
 from msgspec import structs
 
 from headway.config.scenario import Scenario, assemble
 from headway.config.strict_yaml import Places
+from headway.core.record import Records
 from headway.metrics.columns import floats
 from headway.metrics.latency import DefaultSlo, slo_masks
 from headway.planning.combos.problem import PlannedCombo, RouterResult, ServiceRehearsal, ServiceSlo
 from headway.planning.combos.rehearsal import ServiceScenario, fleet_sections
-from headway.planning.rehearsals import Progress, RehearsalCache, Simulator, counted, scenario_key
+from headway.planning.rehearsals import Rehearsal, Rehearsals, counted
 from headway.planning.stability import Stability, lasting, lasts, stability
 from headway.planning.together import Together, together_in
 
@@ -30,43 +29,27 @@ def planned_document(chosen: ServiceScenario, planned: Planned, routing: str) ->
     return {**chosen.document, **fleet_sections(chosen, named, routing)}
 
 
-@dataclass(frozen=True)
-class WholeTask:
-    """A service's part of a plan, to simulate in any process."""
-
-    scenario: Scenario
-    slo: ServiceSlo
-    simulator: Simulator
-
-    def stability(self) -> Stability:
-        measured = counted(self.simulator.records(self.scenario), 0.0, DefaultSlo(self.slo.ttft_s, self.slo.tpot_s))
-        arrival_s = floats(measured.records.workload, "arrival_s", measured.id)
-        return stability(arrival_s, measured.ttft_s, slo_masks(measured)["all"][1])
+def _stability(slo: ServiceSlo, _: Scenario, records: Records) -> Stability:
+    measured = counted(records, 0.0, DefaultSlo(slo.ttft_s, slo.tpot_s))
+    arrival_s = floats(records.workload, "arrival_s", measured.id)
+    return stability(arrival_s, measured.ttft_s, slo_masks(measured)["all"][1])
 
 
 @dataclass
 class WholeRehearsal:
-    """Rehearses in worker processes if it has any, and then for several threads at a time."""
+    """Rehearses parts of a plan, of several threads at a time."""
 
-    simulator: Simulator
-    cache: RehearsalCache
+    rehearsals: Rehearsals
     attainment: float
-    """Required share of requests in time."""
+    """Share of requests that must be in time."""
     num_requests: int
-    """Requests of the first run."""
+    """Of the first run."""
     most_requests: int
-    """Requests of the longest run."""
-    progress: Progress | None = None
-    num_simulated: int = 0
-    pool: Executor | None = None
-    _lock: Lock = field(default_factory=Lock)
-    """Held while the cache or the counter is used."""
-    _rehearsed: dict[str, Stability] = field(default_factory=dict)
-    """This object's runs by key, for plans without a cache."""
+    """Of the longest run."""
 
     @property
     def together(self) -> Together:
-        return together_in(self.pool)
+        return together_in(self.rehearsals.resources.pool)
 
     def rehearse(self, chosen: ServiceScenario, planned: Planned, routings: Sequence[str]) -> ServiceRehearsal:
         """Rehearse with the first router that lasts; if none does, with the one that reaches the most."""
@@ -107,17 +90,5 @@ class WholeRehearsal:
         workload = {**document["workload"], "num_requests": num_requests}
         workload.pop("duration_s", None)
         scenario = assemble({**document, "workload": workload}, Places(), chosen.base_dir)
-        key = scenario_key(scenario, "whole")
-        with self._lock:
-            found: Stability | None = self._rehearsed.get(key) or self.cache.find(key, Stability)
-            if found is not None:
-                return found
-            self.num_simulated += 1
-            if self.progress is not None:
-                self.progress(self.num_simulated, self.num_simulated + 1)
-        task = WholeTask(scenario, chosen.service.slo, self.simulator)
-        result = task.stability() if self.pool is None else self.pool.submit(WholeTask.stability, task).result()
-        with self._lock:
-            self.cache.keep(key, result)
-            self._rehearsed[key] = result
-        return result
+        measure = partial(_stability, chosen.service.slo)
+        return self.rehearsals.one(Rehearsal(scenario, measure, Stability, ("whole",)))

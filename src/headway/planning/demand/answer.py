@@ -32,7 +32,7 @@ def planned(forecast: DemandForecast, source: Source, options: DemandPlanOptions
         (*words, *(f"note: {note}" for note in found.notes), "", weeks_table(found)),
         {"": lambda: scenario_yaml(found, rehearsal, forecast)} if is_met else {},
         lambda _: report(found, forecast),
-        f"rehearsals: {rehearsal.num_simulated} simulated, {rehearsal.num_found} found in the cache",
+        f"rehearsals: {rehearsal.rehearsals.counted}",
     )
 
 

@@ -3,7 +3,7 @@ rehearsal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -36,10 +36,10 @@ from headway.planning.fleet.problem import (
     SplitVerdict,
     TierVerdict,
 )
-from headway.planning.fleet.rehearsal import FleetTask, FleetTemplate, calibrated, prices_of, rehearse
+from headway.planning.fleet.rehearsal import FleetTemplate, calibrated, prices_of, rehearsal
 from headway.planning.fleet.requests import FleetRequests, check_workload, names_of
 from headway.planning.fleet.sizing import SizedOptions, SizingTask, size
-from headway.planning.rehearsals import OF_SHAPE, Resources, Source, model_keys
+from headway.planning.rehearsals import OF_SHAPE, Rehearsals, Resources, Source, model_keys
 from headway.planning.tiers import search as tiers
 from headway.workload.table import Workload
 
@@ -81,11 +81,8 @@ class FleetPlanner:
     rates: dict[str, float]
     """Requests per second of each model."""
     num_requests: dict[str, int]
-    resources: Resources
-    num_done: int = 0
-    num_expected: int = 0
-    num_simulated: int = 0
-    num_found: int = 0
+    rehearsals: Rehearsals
+    sizings: list[SizedOptions] = field(default_factory=list)
     seeds: int = 1
     notes: list[str] = field(default_factory=list)
     unservable: dict[str, str] = field(default_factory=dict)
@@ -107,27 +104,33 @@ class FleetPlanner:
                     tps=self.options.tps,
                     attainment=self.options.attainment,
                     routing=self.options.routings[0],
-                    simulator=self.resources.simulator,
-                    cache_dir=self.resources.cache_dir,
+                    simulator=self.rehearsals.resources.simulator,
+                    cache_dir=self.rehearsals.resources.cache_dir,
                 )
                 for offers, is_split in [*alone, *pairs]
             ]
-        found: list[SizedOptions] = list(self._run_tasks(size, tasks))
-        self.num_simulated += sum(each.num_simulated for each in found)
-        self.num_found += sum(each.num_found for each in found)
-        return tuple(option for each in found for option in each.options)
+        self.sizings = self.rehearsals.map(size, tasks)
+        return tuple(option for each in self.sizings for option in each.options)
+
+    @property
+    def num_simulated(self) -> int:
+        return self.rehearsals.num_simulated + sum(each.num_simulated for each in self.sizings)
+
+    @property
+    def num_found(self) -> int:
+        return self.rehearsals.num_found + sum(each.num_found for each in self.sizings)
 
     def holds(self, fleets: Sequence[Parts]) -> list[bool]:
         """As in `allocation.Holds`, with the original requests and the first router."""
         return self._hold(fleets, self.options.routings[0])
 
     def _hold(self, fleets: Sequence[Parts], routing: str) -> list[bool]:
-        tasks = [self._task(parts, {"routing": routing}, self.requests.file(model=parts[0].model)) for parts in fleets]
+        tasks = [(parts, {"routing": routing}, self.requests.file(model=parts[0].model)) for parts in fleets]
         return [run.worst >= self.options.attainment for run in self._runs(tasks)]
 
     def point(self, kind: PointKind, label: str, parts: Parts, policies: Mapping[str, Any]) -> FleetPoint:
         """A whole fleet, rehearsed with every seed."""
-        tasks = [self._task(parts, policies, self.requests.file(i)) for i in range(self.seeds)]
+        tasks = [(parts, policies, self.requests.file(i)) for i in range(self.seeds)]
         runs = tuple(self._runs(tasks))
         worst = [run.worst for run in runs]
         bounds = interval(worst)
@@ -199,8 +202,8 @@ class FleetPlanner:
             return TierVerdict("one class"), None
 
         def evaluate(num_tiers: int, decay: float, i: int) -> float:
-            task = self._task(plan.parts, _tiered(num_tiers, decay), self.requests.file(i))
-            return next(iter(self._runs([task]))).worst
+            (run,) = self._runs([(plan.parts, _tiered(num_tiers, decay), self.requests.file(i))])
+            return run.worst
 
         found = tiers.plan(evaluate, (num_classes,), DECAYS, range(max(2, self.seeds)), interval)
         best = found.best
@@ -211,26 +214,9 @@ class FleetPlanner:
         point = self.point("tiers", f"{best.num_tiers} tiers", plan.parts, _tiered(best.num_tiers, best.decay))
         return status, point
 
-    def _task(self, parts: Parts, policies: Mapping[str, Any], requests: Path) -> FleetTask:
-        return FleetTask(
-            self.template, parts, dict(policies), requests, self.resources.simulator, self.resources.cache_dir
-        )
-
-    def _runs(self, tasks: Sequence[FleetTask]) -> Iterator[FleetRun]:
-        for run, was_found in self._run_tasks(rehearse, tasks):
-            self.num_found += was_found
-            self.num_simulated += not was_found
-            yield run
-
-    def _run_tasks(self, work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
-        """The results of tasks in order, from worker processes if there are any."""
-        self.num_expected += len(tasks)
-        results: Iterable[R] = map(work, tasks) if self.resources.pool is None else self.resources.pool.map(work, tasks)
-        for result in results:
-            self.num_done += 1
-            if self.resources.progress is not None:
-                self.resources.progress(self.num_done, max(self.num_expected, self.num_done))
-            yield result
+    def _runs(self, fleets: Sequence[tuple[Parts, Mapping[str, Any], Path]]) -> list[FleetRun]:
+        """Of each fleet, with these policies and a file of requests."""
+        return self.rehearsals.all([rehearsal(self.template.scenario(*each)) for each in fleets])
 
 
 def plan(source: Source, options: FleetOptions, resources: Resources) -> FleetPlan:
@@ -396,7 +382,7 @@ def _planner(source: Source, options: FleetOptions, resources: Resources, folder
     counts = {name: int((rows.columns["model"] == code).sum()) for code, name in enumerate(rows.models)}
     rates = {name: num / span_s for name, num in counts.items() if num}
     counts = {name: counts[name] for name in rates}
-    planner = FleetPlanner(template, requests, options, rates, counts, resources)
+    planner = FleetPlanner(template, requests, options, rates, counts, Rehearsals(resources))
     planner.notes += [f"{each.name}: no request asks for it" for each in models if each.name not in rates]
     planner.notes += _left_out(document, planner.options)
     profiles = [profile_of(each, own_of(spec, places)) for each in spec.fleet]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from msgspec import Struct
 
 from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.strict_yaml import Places
+from headway.core.record import Records
 from headway.metrics.columns import floats
 from headway.metrics.latency import Sample, slo_masks
 from headway.metrics.usage import usage
@@ -19,12 +19,10 @@ from headway.planning.combos.problem import Group, Offer
 from headway.planning.fleet.problem import FleetPart, FleetRun
 from headway.planning.rehearsals import (
     OF_SHAPE,
-    RehearsalCache,
-    Simulator,
+    Rehearsal,
     counted,
     error_class_of,
     model_keys,
-    scenario_key,
 )
 from headway.planning.stability import stability
 from headway.report.model_error import longest
@@ -94,24 +92,8 @@ def prices_of(offers: Sequence[Offer]) -> dict[str, float]:
     return {offer.gpu.name: offer.usd_per_hour for offer in offers if offer.usd_per_hour is not None}
 
 
-@dataclass(frozen=True)
-class FleetTask:
-    """A fleet to rehearse, in any process."""
-
-    template: FleetTemplate
-    parts: tuple[FleetPart, ...]
-    policies: dict[str, Any]
-    requests: Path
-    simulator: Simulator
-    cache_dir: Path | None
-
-
-def rehearse(task: FleetTask) -> tuple[FleetRun, bool]:
-    """The run, and whether it came from the cache."""
-    scenario = task.template.scenario(task.parts, task.policies, task.requests)
-    cache = RehearsalCache(task.cache_dir)
-    found = cache.get(scenario_key(scenario, "fleet"), FleetRun, lambda: _simulated(scenario, task.simulator))
-    return found, cache.num_found > 0
+def rehearsal(scenario: Scenario) -> Rehearsal[FleetRun]:
+    return Rehearsal(scenario, _run, FleetRun, ("fleet",))
 
 
 def calibrated(template: FleetTemplate, parts: Sequence[FleetPart], requests: Path) -> tuple[FleetPart, ...]:
@@ -126,8 +108,7 @@ def calibrated(template: FleetTemplate, parts: Sequence[FleetPart], requests: Pa
     return tuple(marked)
 
 
-def _simulated(scenario: Scenario, simulator: Simulator) -> FleetRun:
-    records = simulator.records(scenario)
+def _run(scenario: Scenario, records: Records) -> FleetRun:
     warmup_s = scenario.spec.simulation.warmup_s
     measured = counted(records, warmup_s, scenario.spec.slo)
     has, met = slo_masks(measured)["all"]

@@ -37,8 +37,8 @@ from headway.planning.combos.problem import (
     WorkloadPattern,
 )
 from headway.planning.fleet.problem import FleetPart, SizedOption
-from headway.planning.fleet.rehearsal import FleetTask, FleetTemplate, calibrated, rehearse
-from headway.planning.rehearsals import Resources, Simulator, Source
+from headway.planning.fleet.rehearsal import FleetTemplate, calibrated, rehearsal
+from headway.planning.rehearsals import Rehearsals, Resources, Simulator, Source
 from headway.workload.files import from_parquet
 
 MOST_UNITS = 64
@@ -110,7 +110,7 @@ def _together(task: SizingTask) -> SizedOptions:
         sized = SizedOption(
             task.model, unit, best.choice.replicas, best.measured.attainment, uncalibrated=best.choice.uncalibrated
         )
-    return SizedOptions((sized,), done.num_simulated, done.num_found)
+    return SizedOptions((sized,), done.rehearsals.num_simulated, done.rehearsals.num_found)
 
 
 def _reached(options: Sequence[CandidateResult]) -> float | None:
@@ -125,14 +125,11 @@ def _split(task: SizingTask) -> SizedOptions:
     if not units:
         return SizedOptions((), 0, 0)
     by_label = {unit.label: unit for unit in units}
-    counts = [0, 0]
+    rehearsals = Rehearsals(Resources(task.simulator, task.cache_dir))
 
     def evaluate(candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
         part = FleetPart(task.model, by_label[candidate.gpu], replicas)
-        run, was_found = rehearse(
-            FleetTask(task.template, (part,), {"routing": task.routing}, task.requests, task.simulator, task.cache_dir)
-        )
-        counts[was_found] += 1
+        run = rehearsals.one(rehearsal(task.template.scenario([part], {"routing": task.routing}, task.requests)))
         return RehearsalMetrics(
             run.ttft_p99_s,
             run.tpot_p99_s,
@@ -157,7 +154,7 @@ def _split(task: SizingTask) -> SizedOptions:
         used = calibrated(task.template, [FleetPart(task.model, unit, 1)], task.requests)[0].uncalibrated
         point = next((p.measured.attainment for p in each.points if p.replicas == each.replicas), None)
         options.append(SizedOption(task.model, unit, each.replicas, point, each.reason, used))
-    return SizedOptions(tuple(options), counts[False], counts[True])
+    return SizedOptions(tuple(options), rehearsals.num_simulated, rehearsals.num_found)
 
 
 def _most_units(unit: GpuCombo, offers: Sequence[Offer]) -> int:

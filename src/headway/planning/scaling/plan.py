@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -18,18 +18,17 @@ from headway.config import strict_yaml
 from headway.config.scenario import Scenario, StepTimes, variants, with_absolute_paths
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo, Pool
+from headway.core.record import Records
 from headway.metrics.interval import interval
 from headway.metrics.latency import slo_masks
 from headway.metrics.usage import held_gpu_hours
 from headway.planning.gpu_hours_bound import gpu_hours_bound
 from headway.planning.rehearsals import (
-    RehearsalCache,
-    RehearsalRunner,
+    Rehearsal,
+    Rehearsals,
     Resources,
-    Simulator,
     counted,
     first_policies,
-    scenario_key,
 )
 from headway.planning.scaling.candidates import BATCH_TIER, LadderInputs, ScalerCandidate, ladders
 from headway.planning.scaling.timetable import served_tps, timetables
@@ -128,35 +127,28 @@ class ScalingPlan(Struct, frozen=True, kw_only=True):
         return all(each.chosen is not None for each in self.plans)
 
 
-@dataclass(frozen=True)
-class _Task:
-    simulator: Simulator
-    scenario: Scenario
-    with_bound: bool
-
-    def __call__(self) -> Rehearsed:
-        spec = self.scenario.spec
-        warmup_s = spec.simulation.warmup_s
-        records = self.simulator.records(self.scenario)
-        has, good = slo_masks(counted(records, warmup_s, spec.slo))["all"]
-        if not has.any():
-            raise HeadwayError("no request has an SLO, so none can be late; set one, as with --slo ttft=2")
-        bound = None
-        if self.with_bound:
-            try:
-                bound = gpu_hours_bound(
-                    self.scenario.fleet,
-                    records,
-                    StepTimes(self.scenario).model,
-                    warmup_s=warmup_s,
-                    slo=spec.slo,
-                    to_the_end=spec.simulation.until_s is None,
-                )
-            except HeadwayError:
-                bound = None  # no plan serves the trace in time
-        starts = sum(each.origin != "initial" for each in records.replicas)
-        late = 1.0 - float(good[has].mean())
-        return Rehearsed(held_gpu_hours(records, warmup_s), late, int(has.sum()), starts, bound)
+def _rehearsed(with_bound: bool, scenario: Scenario, records: Records) -> Rehearsed:
+    spec = scenario.spec
+    warmup_s = spec.simulation.warmup_s
+    has, good = slo_masks(counted(records, warmup_s, spec.slo))["all"]
+    if not has.any():
+        raise HeadwayError("no request has an SLO, so none can be late; set one, as with --slo ttft=2")
+    bound = None
+    if with_bound:
+        try:
+            bound = gpu_hours_bound(
+                scenario.fleet,
+                records,
+                StepTimes(scenario).model,
+                warmup_s=warmup_s,
+                slo=spec.slo,
+                to_the_end=spec.simulation.until_s is None,
+            )
+        except HeadwayError:
+            bound = None  # no plan serves the trace in time
+    starts = sum(each.origin != "initial" for each in records.replicas)
+    late = 1.0 - float(good[has].mean())
+    return Rehearsed(held_gpu_hours(records, warmup_s), late, int(has.sum()), starts, bound)
 
 
 def plan(document: Mapping[str, Any], options: ScalingOptions, assemble: Assemble, resources: Resources) -> ScalingPlan:
@@ -165,11 +157,10 @@ def plan(document: Mapping[str, Any], options: ScalingOptions, assemble: Assembl
     Results are cached one by one, so that an interrupted plan resumes. HeadwayError if the scenario cannot be scaled,
     or no request has an SLO.
     """
-    cache = RehearsalCache(resources.cache_dir)
     cases = [StartUpCase(document, startup_s, options, assemble) for startup_s in options.startup_s]
     total = sum(len(case.candidates) for case in cases) * options.num_seeds
-    runner = RehearsalRunner(cache, resources.pool, resources.progress, total)
-    plans = tuple(case.answer(runner, resources.simulator) for case in cases)
+    rehearsals = Rehearsals(resources, total)
+    plans = tuple(case.answer(rehearsals) for case in cases)
     first = plans[0].results[0]
     return ScalingPlan(
         name=cases[0].scenario.spec.name,
@@ -178,8 +169,8 @@ def plan(document: Mapping[str, Any], options: ScalingOptions, assemble: Assembl
         seeds=tuple(cases[0].seeds),
         plans=plans,
         notes=tuple(dict.fromkeys(note for case in cases for note in case.notes)),
-        num_simulated=runner.num_simulated,
-        num_found=cache.num_found,
+        num_simulated=rehearsals.num_simulated,
+        num_found=rehearsals.num_found,
     )
 
 
@@ -229,18 +220,17 @@ class StartUpCase:
                 for room, scaling in timetables(self.scenario, known_tps())
             ]
 
-    def answer(self, runner: RehearsalRunner, simulator: Simulator) -> StartUpPlan:
+    def answer(self, rehearsals: Rehearsals) -> StartUpPlan:
         wanted = [
             (with_scaling(self.scenario, candidate.scaling, seed), i == 0 and not self.scenario.fleet.combos)
             for i, candidate in enumerate(self.candidates)
             for seed in self.seeds
         ]
-        found = runner.run(
+        found = rehearsals.all(
             [
-                (scenario_key(scenario, "scaling", with_bound), _Task(simulator, scenario, with_bound))
+                Rehearsal(scenario, partial(_rehearsed, with_bound), Rehearsed, ("scaling", with_bound))
                 for scenario, with_bound in wanted
-            ],
-            Rehearsed,
+            ]
         )
         results, num = [], len(self.seeds)
         for i, candidate in enumerate(self.candidates):

@@ -13,10 +13,11 @@ from msgspec import Struct, structs
 from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.spec import PolicySpecs
 from headway.core.errors import HeadwayError
+from headway.core.record import Records
 from headway.metrics.interval import interval
 from headway.metrics.latency import slo_masks
 from headway.planning.planned import Planned
-from headway.planning.rehearsals import Progress, Resources, Simulator, Source, counted
+from headway.planning.rehearsals import Rehearsal, Rehearsals, Resources, Source, counted
 from headway.planning.tiers import search
 from headway.planning.tiers.search import TierPlan, TierSetting
 from headway.report.blocks import Table
@@ -88,7 +89,7 @@ def plan(source: Source, options: TierOptions, resources: Resources) -> TierPlan
     total = len(seeds) * len({(k, decays[0] if k == 1 else decay) for k in ks for decay in decays})
     with TemporaryDirectory() as folder:
         scenario = assemble(*source)
-        evaluate = TierRehearsal(scenario, resources.simulator, Path(folder), total, resources.progress)
+        evaluate = TierRehearsal(scenario, Rehearsals(resources, total), Path(folder))
         found = search.plan(evaluate, ks, decays, seeds, interval, options.tolerance)
     return dataclasses.replace(found, pools=StepTimes(scenario).pools)
 
@@ -98,12 +99,9 @@ class TierRehearsal:
     """Maps (tiers, decay, seed) to attainment. The workload is generated once per number of tiers and seed."""
 
     scenario: Scenario
-    simulator: Simulator
+    rehearsals: Rehearsals
     folder: Path
     """Folder for merged workloads, which are simulated as traces."""
-    total: int
-    progress: Progress | None = None
-    num_done: int = 0
     _traces: dict[tuple[int, int], Path] = field(default_factory=dict)
 
     def __call__(self, num_tiers: int, decay: float, seed: int) -> float:
@@ -114,16 +112,7 @@ class TierRehearsal:
             policies=with_tiers(self.scenario.spec.policies, num_tiers, decay),
             workload=WorkloadSpec(trace=TraceSpec(path=str(self._trace(num_tiers, seed)))),
         )
-        records = self.simulator.records(dataclasses.replace(self.scenario, spec=spec))
-        has, good = slo_masks(counted(records, spec.simulation.warmup_s, spec.slo))["all"]
-        self.num_done += 1
-        if self.progress:
-            self.progress(self.num_done, self.total)
-        if not has.any():
-            raise HeadwayError(
-                "workload: no request has an SLO; expected some, as in tiers: [{tier: 0, ttft_s: 1}, ...]"
-            )
-        return float(good.sum() / has.sum())
+        return self.rehearsals.one(Rehearsal(dataclasses.replace(self.scenario, spec=spec), _attainment, float))
 
     def _trace(self, num_tiers: int, seed: int) -> Path:
         if (num_tiers, seed) not in self._traces:
@@ -146,6 +135,14 @@ class TierRehearsal:
             to_parquet(table, path)
             self._traces[num_tiers, seed] = path
         return self._traces[num_tiers, seed]
+
+
+def _attainment(scenario: Scenario, records: Records) -> float:
+    spec = scenario.spec
+    has, good = slo_masks(counted(records, spec.simulation.warmup_s, spec.slo))["all"]
+    if not has.any():
+        raise HeadwayError("workload: no request has an SLO; expected some, as in tiers: [{tier: 0, ttft_s: 1}, ...]")
+    return float(good.sum() / has.sum())
 
 
 def with_tiers(policies: PolicySpecs, num_tiers: int, decay: float) -> PolicySpecs:

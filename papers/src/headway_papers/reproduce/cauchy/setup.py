@@ -36,7 +36,7 @@ from headway.planning.combos.problem import (
 from headway.planning.combos.rehearsal import LIVES, MOST_REQUESTS, GoodputProfiler, ServiceScenario, span_s, strains
 from headway.planning.combos.search import deploy
 from headway.planning.highest_rate import Strains, highest
-from headway.planning.rehearsals import RehearsalCache, Source
+from headway.planning.rehearsals import Rehearsals, Resources, Source
 
 MODEL = "llama-3.1-8b"
 GPUS = {"h800": "h800-80gb-sxm", "a800": "a800-80gb-pcie", "h20": "h20-96gb"}
@@ -101,8 +101,8 @@ def combo_options(quick: bool) -> ComboOptions:
 def profiled(workload: str, quick: bool) -> dict[str, Any]:
     """All candidates of a workload, and the whole cluster's capacity for it (3.3.1)."""
     ours, options = profiled_service(workload), combo_options(quick)
-    cache = RehearsalCache(None)
-    profiles = GoodputProfiler({workload: ours}, scenario.Simulator(), cache, num_requests=options.num_requests)
+    rehearsals = Rehearsals(Resources(scenario.Simulator()), remembers=True)
+    profiles = GoodputProfiler({workload: ours}, rehearsals, num_requests=options.num_requests)
     service, counts = ours.service, options.counts
     selection = select([service], options.offers, profiles, counts, None, options.per_pair, options.directions)
     capacity = planned(selection.candidates, service, 1e6)

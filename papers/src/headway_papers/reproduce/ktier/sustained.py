@@ -11,6 +11,7 @@ from typing import Any
 from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.metrics.interval import interval
+from headway.planning.rehearsals import Rehearsals, Resources
 from headway.planning.tiers import rehearsal, search
 from headway_papers.reproduce import charts
 from headway_papers.reproduce.findings import Exhibit, Figure, Finding, PaperTable, Row
@@ -92,7 +93,7 @@ def attainment(k: int, decay: float, seed: int, num_requests: int) -> dict[str, 
     document["workload"]["tiers"] = [{"tier": c, "ttft_s": 0.25 * 2**c} for c in range(CLASSES)]
     with TemporaryDirectory() as folder:
         chosen = scenario.assemble(document, Places(), Path())
-        evaluate = rehearsal.TierRehearsal(chosen, scenario.Simulator(), Path(folder), 1)
+        evaluate = rehearsal.TierRehearsal(chosen, Rehearsals(Resources(scenario.Simulator())), Path(folder))
         return {"attainment": evaluate(k, decay, seed)}
 
 
