@@ -458,9 +458,9 @@ class Gateway:
                     replica = self.replicas[request.replica.id]
                     if expected := replica.take_expected(live):
                         self.cache_feeds.answered(replica, expected, live.cached_tokens)
-                if request.response_id is not None:
+                if request.answer.response_id is not None:
                     num_tokens = live.prompt_tokens + live.generated_tokens
-                    self.responses.add(request.response_id, request.replica.id, request.owner, num_tokens)
+                    self.responses.add(request.answer.response_id, request.replica.id, request.owner, num_tokens)
             if live.answer_s == live.answer_s:
                 self.admission.reasons[live.model] = live.reasoning_tokens > 0
         elif outcome is _REJECTED:

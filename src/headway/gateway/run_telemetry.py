@@ -84,7 +84,7 @@ class RunTelemetry:
     def request_ended(self, request: InFlightRequest, outcome: Outcome, now: float) -> None:
         """Count and record a request."""
         live, replica = request.live, request.replica
-        is_comparable = live.enqueued_s == live.placed_s and not request.is_unstreamed
+        is_comparable = live.enqueued_s == live.placed_s and not request.answer.is_unstreamed
         if outcome is Outcome.FINISHED and replica is not None and is_comparable:
             self.drift.add(replica.id, replica.pool, live, now)
         self.metrics.count_end(request, outcome, now)
@@ -100,7 +100,9 @@ class RunTelemetry:
             self.rolling_stats.count_end(live, outcome, now)
         if self.recording.enabled:
             cascade = "" if live.stage_index < 0 else self._cascade
-            self.recording.add(live, cascade, request.request_id, request.longest_gap_s, request.resumed_s)
+            self.recording.add(
+                live, cascade, request.request_id, request.answer.longest_gap_s, request.answer.resumed_s
+            )
         if self.recording.num_waiting >= _RECORDS_PER_PART and self._records_timer is not None:
             self.flush()
 

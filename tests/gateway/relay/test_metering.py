@@ -227,12 +227,12 @@ def test_engines_say_what_they_computed_anew_to_continue_an_answer(answer: dict[
     in_flight.reservation = Reservation()
     meter = ResponseMeter(chat_request(stream=True), in_flight, OrderedScheduler([]))
     meter.measure(sse.chunk_in(answer)[0])
-    assert in_flight.continued_tokens == (0, 0)
+    assert in_flight.answer.continued_tokens == (0, 0)
     for tokens_before in (4, 5):
         meter.tokens_before = tokens_before
         for _ in range(2):  # llama.cpp says so in each chunk
             meter.measure(sse.chunk_in(answer)[0])
-    assert in_flight.continued_tokens == (6, 12)
+    assert in_flight.answer.continued_tokens == (6, 12)
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def test_an_answer_that_is_not_streamed_is_passed_on_unchanged() -> None:
         await relay.run()
         assert writer.body == body and writer.headers["content-length"] == str(len(body))
         assert writer.headers["x-headway-held-s"] == "0.500000" and writer.headers["x-headway-attempts"] == "1"
-        assert relay.in_flight.is_unstreamed and relay.used_tokens == 10
+        assert relay.in_flight.answer.is_unstreamed and relay.used_tokens == 10
 
     run(story())
 

@@ -115,7 +115,7 @@ def test_a_client_that_does_not_read_is_no_silence_of_the_engine() -> None:
     watched = Watched()
     request = watched.add_request(0)
     watched.run(1.0, (request,))
-    request.waits_for_client = True
+    request.answer.waits_for_client = True
     watched.run(100.0)
     assert not watched.suspected and not _why(request)
 

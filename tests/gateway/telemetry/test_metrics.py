@@ -40,7 +40,8 @@ def _request(tier: int = 0, pool: str | None = "pool", request_id: str = "chat-1
     } | changes  # fmt: skip
     replica = None if pool is None else SimpleNamespace(id=3, pool=pool, is_hosted=pool == "hosted")
     live = SimpleNamespace(**live)
-    return SimpleNamespace(live=live, replica=replica, continued_tokens=(1, 20), unread=None, request_id=request_id)
+    answer = SimpleNamespace(continued_tokens=(1, 20), unread=None)
+    return SimpleNamespace(live=live, replica=replica, answer=answer, request_id=request_id)
 
 
 def _samples(page: str) -> dict[str, float]:

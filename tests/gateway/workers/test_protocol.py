@@ -21,7 +21,7 @@ PROGRESS = protocol.Progress(3, 100, 1, Phase.ANSWERING, 1.0, 2.0, 1.5)
 STATE = (0.5, 100, "m", 1, Phase.REASONING, -1, False, True, False, 0, 2, 1.0, 1.5)
 FROM_WORKER: list[Any] = [
     protocol.ProgressReport(1, PROGRESS),
-    protocol.Released(1, ReleaseReason.PREFILLED, False, PROGRESS),
+    protocol.Released(1, ReleaseReason.PREFILLED, PROGRESS),
     protocol.AnswerScored(1, None),
     protocol.RequestFailed(0, "reset", 503, False, True),
     protocol.RequestSucceeded(2),

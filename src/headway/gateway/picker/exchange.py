@@ -343,7 +343,8 @@ class Exchange:
                 live.tenant = tenant
             self._in_flight = PickedRequest(live, self._request_id, request.stream, self)
             if self._answer_mode == pb.NONE:
-                self._in_flight.waits_for_client = True  # its tokens are not seen, so silence is no sign of a failure
+                # Its tokens are not seen, so silence is no sign of a failure.
+                self._in_flight.answer.waits_for_client = True
             return self._in_flight
 
         self._gateway.admission.admit(features, new_request, caller)

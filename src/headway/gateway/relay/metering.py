@@ -107,7 +107,7 @@ class ResponseMeter:
         """Record that an answer, or one of its events, is passed on without being read."""
         if what:
             in_flight = self._in_flight
-            in_flight.unread = counts = dict(in_flight.unread or ())
+            in_flight.answer.unread = counts = dict(in_flight.answer.unread or ())
             counts[what] = counts.get(what, 0) + 1
             replica = in_flight.replica
             if replica is not None and what not in replica.noted:
@@ -181,15 +181,15 @@ class ResponseMeter:
         """For each attempt that continues the answer, count once the tokens that its engine had to compute again."""
         if self._counted_before != self.tokens_before:
             self._counted_before = self.tokens_before
-            before = self._in_flight.continued_tokens
-            self._in_flight.continued_tokens = before[0] + max(computed, 0), before[1] + max(cached, 0)
+            before = self._in_flight.answer.continued_tokens
+            self._in_flight.answer.continued_tokens = before[0] + max(computed, 0), before[1] + max(cached, 0)
 
     def measure_passthrough(self, meter: passthrough.Passthrough, payload: bytes) -> None:
         """Count the tokens of an event that is passed on unchanged."""
         tokens, is_reasoning = meter.measure(payload)
         self.note_unread(meter.unread)
         if meter.id is not None:
-            self._in_flight.response_id = meter.id
+            self._in_flight.answer.response_id = meter.id
         if tokens:
             self._count_tokens(tokens, is_reasoning, not is_reasoning)
         if meter.prompt_tokens:
@@ -209,7 +209,7 @@ class ResponseMeter:
             usage = self.passthrough.measure_whole(data)
             self.note_unread(self.passthrough.unread)
             if self._request.path == RESPONSES:
-                self._in_flight.response_id = self.passthrough.id
+                self._in_flight.answer.response_id = self.passthrough.id
         elif is_text:
             chunk, unread = sse.read_chunk(data)
             if unread:
@@ -223,7 +223,7 @@ class ResponseMeter:
                 if chunk.timings is not None:
                     usage.prompt_tokens = _of_all_prompts(self._request.body.get("prompt"), usage.prompt_tokens)
                 usage.completion_tokens = self._counts.of_whole(chunk)
-        self._in_flight.is_unstreamed = True
+        self._in_flight.answer.is_unstreamed = True
         if usage is not None:
             self.set_prompt_tokens(usage.prompt_tokens)
             self._live.cached_tokens = 0 if usage.prompt_tokens_details is None else usage.cached_tokens
@@ -249,7 +249,7 @@ class ResponseMeter:
         live.generated_tokens += tokens
         if live.generated_tokens > self._limit:
             self.is_beyond_limit = True
-        if live.first_token_s != live.first_token_s and not self._in_flight.is_unstreamed:
+        if live.first_token_s != live.first_token_s and not self._in_flight.answer.is_unstreamed:
             live.first_token_s = now = self._scheduler.clock.now
         if live.stage is not DECODING:
             live.stage = DECODING
@@ -394,11 +394,11 @@ class ItlMeter:
         if self._last_s:
             gap_s = now - self._last_s
             self._histogram.observe(gap_s / tokens, tokens)
-            if gap_s > self._in_flight.longest_gap_s:
-                self._in_flight.longest_gap_s = gap_s
+            if gap_s > self._in_flight.answer.longest_gap_s:
+                self._in_flight.answer.longest_gap_s = gap_s
         else:
             if tokens > 1:
                 self._histogram.observe(0.0, tokens - 1)
             if self._tokens:
-                self._in_flight.resumed_s = self._scheduler.clock.now
+                self._in_flight.answer.resumed_s = self._scheduler.clock.now
         self._tokens, self._last_s = live.generated_tokens, now

@@ -410,7 +410,7 @@ class Relay:
         extra = [(name.encode(), headers[name].encode("latin-1")) for name in _KEPT_HEADERS if name in headers]
         is_known = length is not None and length.isdigit()
         self._response.start(200, content_type, int(length or 0) if is_known else None, extra)
-        self.in_flight.is_unstreamed = True
+        self.in_flight.answer.is_unstreamed = True
         self._live.first_token_s = self._live.answer_s = self._scheduler.clock.now
         while part := await connection.read_part():
             self._response.writer.write(part, more=True)
@@ -440,7 +440,7 @@ class Relay:
 
     def _set_waits_for_client(self, waits: bool) -> None:
         in_flight = self.in_flight
-        in_flight.waits_for_client = waits
+        in_flight.answer.waits_for_client = waits
         if in_flight.reservation is not None and self._live.generated_tokens:
             in_flight.reservation.count_tokens(0)  # reports it if the scheduler is another process
 

@@ -11,6 +11,7 @@ from mypy_extensions import mypyc_attr
 
 from headway.control.live import Live
 from headway.core.record import Outcome
+from headway.gateway.scheduling.answer_state import AnswerState
 from headway.gateway.scheduling.stream_copy import StreamCopy, StreamPart
 from headway.gateway.upstream.client import Connection
 from headway.gateway.upstream.engine import EngineEndpoint
@@ -188,23 +189,8 @@ class InFlightRequest:
     """Whether the model has other replicas, which may confirm a refusal."""
     has_fallback: bool = False
     """Whether another model may answer if this model's replicas cannot."""
-    waits_for_client: bool = False
-    """Whether the client reads slowly, so that the engine's answer is not read meanwhile."""
-    is_unstreamed: bool = False
-    """Whether all tokens came at once."""
-    continued_tokens: tuple[int, int] = (0, 0)
-    """Prompt and output tokens with which continuing engines began: recomputed, and found in their KV caches or
-    loaded."""
     owner: str = ""
     """Owner of the request's key; empty without a key."""
-    response_id: str | None = None
-    """Id of an answer of /v1/responses, which its engine may store."""
-    unread: dict[str, int] | None = None
-    """Number of events and answers that were passed on without being read, by kind."""
-    longest_gap_s: float = 0.0
-    """The longest time between two reads with tokens in one replica's stream."""
-    resumed_s: float | None = None
-    """When the current replica's first token of an answer begun elsewhere came; None if there is none."""
     has_left: bool = False
     """Whether the request has left a replica before its end, so that its stays are recorded."""
     is_away: bool = False
@@ -242,6 +228,7 @@ class InFlightRequest:
         retried."""
         self.live, self.request_id, self.is_streamed = live, request_id, is_streamed
         self.copy, self.restored = copy, restored
+        self.answer = AnswerState()
         self.reservation: Reservation | None = None
 
     @property

@@ -151,12 +151,12 @@ class StallWatch:
                 if stay.has_begun:
                     streams.setdefault(replica.id, _Streams()).has_progressed = True
                 self._progressed(stay, live, now)
-            elif request.waits_for_client:
+            elif request.answer.waits_for_client:
                 stay.silent_s = 0.0
             else:
                 stay.silent_s += PERIOD_S
             stays[live.id] = stay
-            if not request.waits_for_client:
+            if not request.answer.waits_for_client:
                 busy[replica.id] = replica
                 if stay.has_begun:
                     streams.setdefault(replica.id, _Streams()).num += 1
@@ -231,14 +231,14 @@ class StallWatch:
             self._streams_silent_s.pop(replica.id, None)
         step_s = self._step_s(replica)
         expected_s = self._times[replica.pool].prefill_s(live.prompt_tokens) + step_s
-        if request.is_unstreamed:
+        if request.answer.is_unstreamed:
             expected_s += step_s * max(live.output_tokens, live.generated_tokens)
             self._learn(replica, (now - live.enqueued_s) / expected_s)
         elif live.first_token_s > live.enqueued_s and (stay is None or stay.tokens == stay.start_tokens):
             first_s = live.first_token_s - live.enqueued_s
             self._outliers.observe(replica.id, "first token", first_s, expected_s, now)
             self._learn(replica, first_s / expected_s)
-        if not request.is_unstreamed and live.generated_tokens > 1 and (stay is None or not stay.is_paced):
+        if not request.answer.is_unstreamed and live.generated_tokens > 1 and (stay is None or not stay.is_paced):
             expected_s = step_s * (live.generated_tokens - 1)
             self._outliers.observe(replica.id, "between tokens", now - live.first_token_s, expected_s, now)
 

@@ -86,6 +86,15 @@ class _Answering(Protocol):
     def is_hosted(self) -> bool: ...
 
 
+class _Answer(Protocol):
+    """The part of the answer's state that the metrics read."""
+
+    @property
+    def continued_tokens(self) -> tuple[int, int]: ...
+    @property
+    def unread(self) -> dict[str, int] | None: ...
+
+
 class MeasuredRequest(Protocol):
     """The part of a request in flight that the metrics read."""
 
@@ -96,9 +105,7 @@ class MeasuredRequest(Protocol):
     @property
     def request_id(self) -> str: ...
     @property
-    def continued_tokens(self) -> tuple[int, int]: ...
-    @property
-    def unread(self) -> dict[str, int] | None: ...
+    def answer(self) -> _Answer: ...
 
 
 class _Latency:
@@ -177,13 +184,13 @@ class PrometheusMetrics:
         series.output_tokens += live.generated_tokens
         if live.cached_tokens and request.replica is not None:
             self._by_model["headway_cached_tokens_total"][live.model, request.replica.pool] += live.cached_tokens
-        computed, cached = request.continued_tokens
+        computed, cached = request.answer.continued_tokens
         if computed or cached:
             for kv, tokens in (("computed", computed), ("cached", cached)):
                 if tokens:
                     self._by_model["headway_continued_tokens_total"][live.model, kv] += tokens
-        if request.unread is not None:
-            for what, num in request.unread.items():
+        if request.answer.unread is not None:
+            for what, num in request.answer.unread.items():
                 self._by_model["headway_unread_total"][live.model, what] += num
         if live.tenant:
             tenant = self.tenants.known(live.tenant)

@@ -84,14 +84,9 @@ class PendingRequest(InFlightRequest):
             first_token_s=live.first_token_s,
             answer_s=live.answer_s,
             reasoning_end_s=live.reasoning_end_s,
-            waits_for_client=self.waits_for_client,
             keeps_model=live.keeps_model,
             cached_tokens=live.cached_tokens,
-            continued_tokens=self.continued_tokens,
-            unread=self.unread,
-            response_id=self.response_id,
-            longest_gap_s=self.longest_gap_s,
-            resumed_s=self.resumed_s,
+            answer=self.answer,
         )
 
     def update(self, state: protocol.Assigned, replica: EngineEndpoint | None) -> None:
@@ -300,7 +295,7 @@ class RemoteScheduler:
 
     def _send_released(self, request: PendingRequest, reason: ReleaseReason) -> None:
         self._send_copied(request)
-        self.link.send(Released(request.live.id, reason, request.is_unstreamed, request.progress()))
+        self.link.send(Released(request.live.id, reason, request.progress()))
         self.link.flush()  # before the client has its answer and can ask for metrics
 
     def _send_copied(self, request: PendingRequest) -> None:

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from headway.control.policies import FallbackReason
 from headway.core.record import Outcome
 from headway.core.request import Phase
 from headway.gateway.relay.request import Features
+from headway.gateway.scheduling.answer_state import AnswerState
 from headway.gateway.scheduling.in_flight import ReleaseReason
 from headway.gateway.scheduling.stream_copy import StreamKey, StreamPart
 from headway.gateway.settings import Api, Judge, Key, Settings
@@ -64,16 +65,10 @@ class Progress(Struct, array_like=True, gc=False):
     first_token_s: float
     answer_s: float
     reasoning_end_s: float
-    waits_for_client: bool = False
     keeps_model: bool = False
     cached_tokens: int = 0
     """Prompt tokens found in a prefix cache, by the engine's count."""
-    continued_tokens: tuple[int, int] = (0, 0)
-    unread: dict[str, int] | None = None
-    """Data passed on without being read, by kind."""
-    response_id: str | None = None
-    longest_gap_s: float = 0.0
-    resumed_s: float | None = None
+    answer: AnswerState = field(default_factory=AnswerState)
 
 
 class RequestArrived(Struct, array_like=True, tag=0, gc=False):
@@ -101,7 +96,6 @@ class Released(Struct, array_like=True, tag=2, gc=False):
 
     number: int
     reason: ReleaseReason
-    is_unstreamed: bool
     progress: Progress
 
 

@@ -331,14 +331,12 @@ class WorkerSession:
         live, reservation = request.live, request.reservation
         if request.outcome is not None or reservation is None:
             return
-        request.waits_for_client = progress.waits_for_client
+        request.answer = progress.answer
         live.keeps_model |= progress.keeps_model
         if progress.prompt_tokens not in (0, live.prompt_tokens):
             request.counted_prompt_tokens = progress.prompt_tokens
             live.prompt_tokens = progress.prompt_tokens
-        live.cached_tokens, request.continued_tokens = progress.cached_tokens, progress.continued_tokens
-        request.unread, request.response_id = progress.unread, progress.response_id
-        request.longest_gap_s, request.resumed_s = progress.longest_gap_s, progress.resumed_s
+        live.cached_tokens = progress.cached_tokens
         tokens = progress.generated_tokens - live.generated_tokens
         has_changed = tokens != 0 or progress.phase is not live.phase
         live.first_token_s = progress.first_token_s
@@ -359,7 +357,6 @@ class WorkerSession:
             request.copy.extend(message.part)
 
     def _released(self, request: RemoteRequest, message: Released) -> None:
-        request.is_unstreamed |= message.is_unstreamed
         self._apply(request, message.progress)
         request.is_assigned = False
         is_scored = message.reason is ReleaseReason.FINISHED and request.needs_score and request.outcome is None
