@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,31 +144,29 @@ def cell(value: object) -> str:
 @contextmanager
 def progress(label: str, wanted: bool) -> Iterator[Callable[[float], None] | None]:
     """Show a bar on stderr, if that is a terminal. Yields a function of the completed share, or None."""
-    if not wanted or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (TextColumn(label), BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn())
-    bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-    with bar:
-        task = bar.add_task(label, total=1.0)
-        yield lambda share: bar.update(task, completed=share)
+    with _bar((label, None, "{task.percentage:3.0f}%"), wanted) as update:
+        yield update and (lambda share: update(completed=share))
 
 
 @contextmanager
 def counting(doing: str, wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
     """As `progress`, with numbers: "rehearsing 3 of about 20". Yields a function of (done, expected), or None."""
+    with _bar((f"{doing} {{task.completed:.0f}} of about {{task.total:.0f}}", None), wanted) as update:
+        yield update and (lambda completed, expected: update(completed=completed, total=expected))
+
+
+@contextmanager
+def _bar(words: Sequence[str | None], wanted: bool) -> Iterator[Callable[..., None] | None]:
+    """Show texts, the bar in place of None, and the times. Yields what updates the bar."""
     if not wanted or not sys.stderr.isatty():
         yield None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    words = TextColumn(f"{doing} {{task.completed:.0f}} of about {{task.total:.0f}}")
-    columns = (words, BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(doing, total=1.0)
-        yield lambda completed, expected: bar.update(task, completed=completed, total=expected)
+    shown = [BarColumn() if each is None else TextColumn(each) for each in words]
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*shown, *times, console=Console(stderr=True), transient=True) as bar:
+        yield partial(bar.update, bar.add_task("", total=1.0))
 
 
 def user_cache(name: str) -> Path:

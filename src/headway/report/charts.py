@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,27 @@ def limit(axis: str, at: float, color: str = QUIET, dash: str = "dot") -> dict[s
     other = "x" if axis == "y" else "y"
     ends = {f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1, f"{axis}0": at, f"{axis}1": at}
     return {"type": "line", **ends, "line": {"color": color, "width": 1, "dash": dash}}
+
+
+def points(
+    name: str,
+    at: Iterable[tuple[Any, Any, str]],
+    marker: Mapping[str, Any],
+    hover: str = "%{text}<extra></extra>",
+    mode: str = "markers",
+    **more: Any,
+) -> dict[str, Any]:
+    """A trace of points, each with x, y and a text. `hover`: the description of a point; `%{text}` is its text."""
+    listed = list(at)
+    xs, ys, texts = ([each[i] for each in listed] for i in range(3))
+    named = {"type": "scatter", "mode": mode, "name": name, "x": xs, "y": ys, "text": texts}
+    return named | {"hovertemplate": hover, "marker": marker} | more
+
+
+def star(name: str, x: Any, y: Any, text: str) -> dict[str, Any]:
+    """The point that is chosen."""
+    marker = {"symbol": "star", "size": 19, "color": "#f0b14a", "line": {"width": 1.4, "color": INK}}
+    return points(name, [(x, y, text)], marker, f"%{{text}}<extra>{name}</extra>")
 
 
 def _trace(run: int, name: str, x: list[Any], y: list[Any], hover: str, **more: Any) -> dict[str, Any]:

@@ -288,9 +288,6 @@ def policies_of(document: Mapping[str, Any], name: str) -> Candidate:
     return Candidate(("candidate",), name, (Change(("policies",), document.get("policies") or {}),))
 
 
-def fleet_yaml(answer: Advice, text: str, number: int = 1) -> str:
-    """The fleet file with the changes of a proposal, where 1 is the best. HeadwayError if there is none."""
-    if not 1 <= number <= len(answer.proposals):
-        raise HeadwayError(f"proposal {number}: there are {len(answer.proposals)}")
-    chosen = answer.proposals[number - 1]
-    return edited(text, {each.key: each.value for each in chosen.changes})
+def fleet_yaml(answer: Advice, text: str) -> str:
+    """The fleet file with the changes of the best proposal. There must be one."""
+    return edited(text, {each.key: each.value for each in answer.proposals[0].changes})

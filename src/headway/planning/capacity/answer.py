@@ -21,8 +21,8 @@ from headway.planning.capacity.text import (
 from headway.planning.planned import Planned
 from headway.planning.rehearsals import Resources, Source
 from headway.report.blocks import Block, Chart, Charts, Legend, Lines, Report, Section, Table
-from headway.report.charts import layout, limit
-from headway.report.page import COLORS, INK
+from headway.report.charts import layout, limit, points, star
+from headway.report.page import COLORS
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "hexagon")
 GLYPHS = "●■◆▲✚⬢"
@@ -136,17 +136,7 @@ def _chart(plan: CapacityPlan, key: str) -> dict[str, Any]:
     if plan.choice is not None:
         chosen = [point for point in plan.choice.points if point.replicas == plan.choice.replicas]
         lines += [
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "the plan",
-                "x": [plan.choice.usd_per_hour],
-                "y": [_y(point, key)],
-                "marker": {"symbol": "star", "size": 19, "color": "#f0b14a", "line": {"width": 1.4, "color": INK}},
-                "text": [_hover(plan.choice, point)],
-                "hovertemplate": "%{text}<extra>the plan</extra>",
-            }
-            for point in chosen
+            star("the plan", plan.choice.usd_per_hour, _y(point, key), _hover(plan.choice, point)) for point in chosen
         ]
     axes = _layout(key)
     axes["xaxis"] |= {"range": [0, _widest_usd(plan)]}
@@ -156,29 +146,17 @@ def _chart(plan: CapacityPlan, key: str) -> dict[str, Any]:
 def _widest_usd(plan: CapacityPlan) -> float:
     """The end of the cost axis: beyond the plan and the runners-up; without a plan, beyond all rehearsals."""
     costs = [each.usd_per_hour for each in (plan.choice, *plan.runners_up) if each and each.usd_per_hour is not None]
-    points = [p.replicas * each.candidate.usd_per_replica_hour for each in plan.options for p in each.points]
-    return 1.25 * max(costs or points or [1.0])
+    rehearsed = [p.replicas * each.candidate.usd_per_replica_hour for each in plan.options for p in each.points]
+    return 1.25 * max(costs or rehearsed or [1.0])
 
 
 def _line(result: CandidateResult, key: str, color: str, symbol: str) -> dict[str, Any]:
     group = f"{result.candidate.gpu} tp {result.candidate.parallel.tp}"
     usd = result.candidate.usd_per_replica_hour
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": group,
-        "x": [point.replicas * usd for point in result.points],
-        "y": [_y(point, key) for point in result.points],
-        "line": {"color": color, "width": 1.2},
-        "marker": {
-            "symbol": [symbol if not point.misses else f"{symbol}-open" for point in result.points],
-            "size": 9,
-            "color": color,
-            "line": {"width": 1.6, "color": color},
-        },
-        "text": [_hover(result, point) for point in result.points],
-        "hovertemplate": "%{text}<extra></extra>",
-    }
+    at = [(point.replicas * usd, _y(point, key), _hover(result, point)) for point in result.points]
+    symbols = [f"{symbol}-open" if point.misses else symbol for point in result.points]
+    marker = {"symbol": symbols, "size": 9, "color": color, "line": {"width": 1.6, "color": color}}
+    return points(group, at, marker, mode="lines+markers", line={"color": color, "width": 1.2})
 
 
 def _y(point: RehearsedSize, key: str) -> float | None:

@@ -12,12 +12,13 @@ from headway.planning.cascade.request import PlanningRequest
 from headway.planning.planned import Planned
 from headway.planning.rehearsals import Resources
 from headway.report.blocks import Chart, Facts, Lines, Report, Said, Section, Table
-from headway.report.charts import layout, limit
+from headway.report.charts import layout, limit, points
 from headway.report.page import COLORS
 
 STAGES = ("model", "replicas", "GPUs", "accepts from", "requests", "p95 of the stage (s)")
 POINTS = ("plan", "GPUs per model", "quality", "p95 (s)", "mean (s)", "$/request", "what was asked for")
 LOST = ("judge off by", "planned", "GPUs per model", "quality", "p95 (s)", "short (points)", "slower (s)")
+_HOVER = "%{text}<br>quality %{y:.4g}, p95 %{x:.4g} s<extra></extra>"
 _CAPTION = "Every plan that was rehearsed as a whole. To the left and up is better; hollow: not what was asked for."
 
 
@@ -176,34 +177,24 @@ def _between(interval: Interval, times: float, unit: str) -> str:
 def _picture(answer: CascadeAnswer) -> dict[str, Any]:
     traces, target, named = [], answer.target, named_plans(answer)
     for i, group in enumerate(("curve", "alternatives", "chosen")):
-        points = [
+        own = [
             (each.rehearsed.p95_s, each.rehearsed.quality, name, each.is_met)
             for name, each, its_group in named
             if its_group == group and each.rehearsed.quality is not None and each.rehearsed.p95_s is not None
         ]
         if group == "curve":
-            points.sort(key=lambda point: point[0] or 0.0)
-        if not points:
+            own.sort(key=lambda point: point[0] or 0.0)
+        if not own:
             continue
-        p95_s, quality, names, is_met = zip(*points, strict=True)
-        shape = "star" if group == "chosen" else "circle"
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers" if group == "curve" else "markers",
-                "name": group,
-                "x": p95_s,
-                "y": quality,
-                "text": names,
-                "hovertemplate": "%{text}<br>quality %{y:.4g}, p95 %{x:.4g} s<extra></extra>",
-                "line": {"color": COLORS[i], "width": 1.2, "dash": "dot"},
-                "marker": {
-                    "color": COLORS[i],
-                    "size": 15 if group == "chosen" else 9,
-                    "symbol": [shape if met else f"{shape}-open" for met in is_met],
-                },
-            }
+        shape, size = ("star", 15) if group == "chosen" else ("circle", 9)
+        symbols = [shape if is_met else f"{shape}-open" for *_, is_met in own]
+        marker = {"color": COLORS[i], "size": size, "symbol": symbols}
+        mode, line = (
+            "lines+markers" if group == "curve" else "markers",
+            {"color": COLORS[i], "width": 1.2, "dash": "dot"},
         )
+        at = [(p95_s, quality, name) for p95_s, quality, name, _ in own]
+        traces.append(points(group, at, marker, _HOVER, mode, line=line))
     axis, value = ("x", target.latency_s) if isinstance(target, LatencyBudget) else ("y", target.q_min)
     free = {"rangemode": "normal"}
     changes = {"showlegend": True, "shapes": [limit(axis, value, "#8a929b", "dash")], "xaxis": free, "yaxis": free}

@@ -12,7 +12,7 @@ from headway.planning.combos.rehearsal import ServiceScenario
 from headway.planning.planned import Planned
 from headway.planning.rehearsals import Resources
 from headway.report.blocks import Chart, Facts, Lines, Report, Said, Section, Table
-from headway.report.charts import layout
+from headway.report.charts import layout, points
 from headway.report.page import COLORS
 
 HEADS = ("service", "combo", "planned", "$/h", "goodput/s", "tokens/$ served", "Eq. 15", "step times", "not calibrated")
@@ -192,22 +192,21 @@ def _picture(plan: ComboPlan, selection: Selection, service: str) -> dict[str, A
     for i, types in enumerate(dict.fromkeys(map(_gpu_types, some))):
         here = [each for each in some if _gpu_types(each) == types]
         planned = [bool(plan.counts.get((service, each.combo.label))) for each in here]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": types,
-                "x": [each.combo.usd_per_hour for each in here],
-                "y": [each.goodput_rps for each in here],
-                "text": [each.combo.label + ("" if each.calibrated else ", not calibrated") for each in here],
-                "hovertemplate": "%{text}<br>$%{x:.2f}/h, %{y:.3g} requests/s<extra></extra>",
-                "marker": {
-                    "color": COLORS[i % len(COLORS)],
-                    "size": [14 if chosen else 8 for chosen in planned],
-                    "symbol": ["circle" if chosen else "circle-open" for chosen in planned],
-                },
-            }
-        )
+        marker = {
+            "color": COLORS[i % len(COLORS)],
+            "size": [14 if chosen else 8 for chosen in planned],
+            "symbol": ["circle" if chosen else "circle-open" for chosen in planned],
+        }
+        at = [
+            (
+                each.combo.usd_per_hour,
+                each.goodput_rps,
+                each.combo.label + ("" if each.calibrated else ", not calibrated"),
+            )
+            for each in here
+        ]
+        hover = "%{text}<br>$%{x:.2f}/h, %{y:.3g} requests/s<extra></extra>"
+        traces.append(points(types, at, marker, hover))
     return {"data": traces, "layout": layout("$/h", "goodput (requests/s)", 380, showlegend=True)}
 
 

@@ -11,7 +11,7 @@ from headway.planning.combos.rehearsal import ServiceScenario
 from headway.planning.planned import Planned
 from headway.planning.rehearsals import Resources
 from headway.report.blocks import Chart, Facts, Report, Section, Table
-from headway.report.charts import layout
+from headway.report.charts import layout, points
 from headway.report.page import COLORS
 
 HEADS = ("", "k", "quantile", "planned/s", "fleet at first", "in time", "other arrivals", "$/h", "tokens/$")
@@ -97,21 +97,10 @@ def _picture(answer: CurveAnswer) -> dict[str, object]:
     traces = []
     for i, way in enumerate(dict.fromkeys(each.way for each in answer.sizings)):
         some = [each for each in answer.sizings if each.way == way]
-        kept = [each.other or each.run for each in some]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": way,
-                "x": [each.usd_per_hour for each in kept],
-                "y": [100 * each.attainment for each in kept],
-                "text": [f"k {each.k:.3g}" for each in some],
-                "hovertemplate": "%{text}<br>$%{x:.2f}/h, %{y:.1f}% in time<extra></extra>",
-                "marker": {
-                    "color": COLORS[i % len(COLORS)],
-                    "size": 10,
-                    "symbol": ["circle" if each is answer.chosen else "circle-open" for each in some],
-                },
-            }
-        )
+        kept = [(each.other or each.run, f"k {each.k:.3g}") for each in some]
+        symbols = ["circle" if each is answer.chosen else "circle-open" for each in some]
+        marker = {"color": COLORS[i % len(COLORS)], "size": 10, "symbol": symbols}
+        at = [(each.usd_per_hour, 100 * each.attainment, text) for each, text in kept]
+        hover = "%{text}<br>$%{x:.2f}/h, %{y:.1f}% in time<extra></extra>"
+        traces.append(points(way, at, marker, hover, "lines+markers"))
     return {"data": traces, "layout": layout("$/h", "requests in time (%)", 380, showlegend=True)}

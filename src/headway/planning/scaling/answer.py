@@ -19,7 +19,7 @@ from headway.planning.scaling.plan import (
     scenario_yaml,
 )
 from headway.report.blocks import Chart, Facts, Lines, Report, Said, Section, Table
-from headway.report.charts import layout, limit
+from headway.report.charts import layout, limit, points, star
 from headway.report.page import COLORS, INK
 
 HEADS = ("scaler", "setting", "", "GPU-hours", "late", "starts")
@@ -166,34 +166,13 @@ def _picture(answer: StartUpPlan, max_late: float) -> dict[str, Any]:
         traces += _points("knows the demand", answer.clairvoyant, INK, dash="dot")
     if answer.chosen is not None:
         best = answer.results[answer.chosen]
-        star = {"symbol": "star", "size": 18, "color": "#f0b14a", "line": {"width": 1.4, "color": INK}}
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "chosen",
-                "x": [best.gpu_hours],
-                "y": [100 * best.late],
-                "marker": star,
-                "text": [_hover(best)],
-                "hovertemplate": "%{text}<extra>chosen</extra>",
-            }
-        )
+        traces.append(star("chosen", best.gpu_hours, 100 * best.late, _hover(best)))
     shapes = [limit("y", 100 * max_late)]
     if answer.bound_gpu_hours is not None:
         at = answer.bound_gpu_hours
         shapes.append(limit("x", at, INK, "dash"))
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": "proven bound (95% in time)",
-                "x": [at, at],
-                "y": [0, 0],
-                "line": {"color": INK, "width": 1, "dash": "dash"},
-                "hoverinfo": "skip",
-            }
-        )
+        named = {"type": "scatter", "mode": "lines", "name": "proven bound (95% in time)", "x": [at, at], "y": [0, 0]}
+        traces.append(named | {"line": {"color": INK, "width": 1, "dash": "dash"}, "hoverinfo": "skip"})
     return {
         "data": traces,
         "layout": layout(
@@ -215,18 +194,9 @@ def _points(name: str, results: Sequence[ScalerResult], color: str, dash: str = 
         "y": [100 * each.late for each in best],
         "line": {"color": color, "width": 1.2, "dash": dash},
     }
-    points = {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "legendgroup": name,
-        "x": [each.gpu_hours for each in results],
-        "y": [100 * each.late for each in results],
-        "marker": {"color": color, "size": [11 if each.on_frontier else 7 for each in results]},
-        "text": [_hover(each) for each in results],
-        "hovertemplate": "%{text}<extra></extra>",
-    }
-    return [line, points]
+    at = [(each.gpu_hours, 100 * each.late, _hover(each)) for each in results]
+    marker = {"color": color, "size": [11 if each.on_frontier else 7 for each in results]}
+    return [line, points(name, at, marker, legendgroup=name)]
 
 
 def _hover(each: ScalerResult) -> str:
