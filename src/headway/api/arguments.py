@@ -15,7 +15,7 @@ from headway.core.counts import MOST_OTHER, MOST_PROCESSES, MOST_REPLICAS, MOST_
 from headway.core.errors import HeadwayError
 from headway.forecast.demand import DemandForecast
 from headway.planning.capacity.problem import Situation
-from headway.planning.cascade.regret import JudgeError
+from headway.planning.cascade.problem import JudgeError
 from headway.planning.combos.problem import Offer
 
 P = ParamSpec("P")

@@ -27,10 +27,8 @@ from headway.planning.capacity import answer as capacity
 from headway.planning.capacity.plan import CapacityOptions
 from headway.planning.capacity.problem import Situation, Speculative, Targets
 from headway.planning.cascade import answer as cascade
-from headway.planning.cascade.plan import CascadeOptions
-from headway.planning.cascade.problem import target_of
-from headway.planning.cascade.regret import JudgeError
-from headway.planning.cascade.request import make_request
+from headway.planning.cascade.problem import JudgeError, target_of
+from headway.planning.cascade.request import CascadeOptions
 from headway.planning.combos import answer as combos
 from headway.planning.combos import curve_answer, reprofile
 from headway.planning.combos.candidates import Ranking
@@ -296,19 +294,20 @@ def plan_cascade(
         raise HeadwayError(f"prefix_hit_rate: {prefix_hit_rate:g}; expected a share of prompt tokens, less than 1")
     source = source_of(scenario)
     offers = () if gpus is None or isinstance(gpus, int) else gpus
-    request = make_request(
-        source,
-        target,
-        Simulator(),
+    options = CascadeOptions(
+        target=target,
         num_gpus=gpus if isinstance(gpus, int) else None,
         gpus=_offers(offers, own_gpus([source.document], source.places), gpus_per_server),
         gpus_per_server=gpus_per_server,
         rps=rps,
         combos=combos,
         prefix_hit_rate=prefix_hit_rate,
+        alternatives=alternatives,
+        curve=curve,
+        errors=tuple(regret),
+        fresh_draws=fresh_draws,
     )
-    options = CascadeOptions(alternatives=alternatives, curve=curve, errors=tuple(regret), fresh_draws=fresh_draws)
-    return planned(partial(cascade.planned, request, options), cache)
+    return planned(partial(cascade.planned, source, options), cache)
 
 
 @checked

@@ -15,13 +15,10 @@ from headway.core.counts import MOST_SEEDS
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.planning.cascade.answer import planned
-from headway.planning.cascade.plan import CascadeOptions
-from headway.planning.cascade.problem import target_of
-from headway.planning.cascade.regret import JudgeError
-from headway.planning.cascade.request import make_request
+from headway.planning.cascade.problem import JudgeError, target_of
+from headway.planning.cascade.request import CascadeOptions
 from headway.planning.combos.plan import own_gpus
 from headway.planning.combos.problem import Offer
-from headway.scenario import Simulator
 
 _path = click.Path(path_type=Path)
 
@@ -80,18 +77,14 @@ def cascade(
     num_gpus, offers = _gpus(gpus, gpus_per_server, own_gpus([source.document], source.places))
     if quality is None and latency is None:
         raise HeadwayError("expected --quality or --latency, or both")
-    request = make_request(
-        source,
-        target_of(quality, latency),
-        Simulator(),
+    options = CascadeOptions(
+        target=target_of(quality, latency),
         num_gpus=num_gpus,
         gpus=offers,
         gpus_per_server=gpus_per_server,
         rps=rps,
         combos=combos,
         prefix_hit_rate=prefix_hit_rate,
-    )
-    options = CascadeOptions(
         alternatives=not no_alternatives,
         curve=curve,
         errors=tuple(map(_judge_error, regret.split(","))) if regret else (),
@@ -99,7 +92,7 @@ def cascade(
     )
     output = PlanOutput(**outputs)
     with output.resources("simulating", "cascades") as resources:
-        found = planned(request, options, resources)
+        found = planned(source, options, resources)
     return output.show(found)
 
 

@@ -22,12 +22,12 @@ from headway.planning.cascade.candidates import plan_of
 from headway.planning.cascade.deployment import Deployment, StageLatencies
 from headway.planning.cascade.latency import StageSimulator, evaluator_of
 from headway.planning.cascade.latency_bounds import NoBounds
-from headway.planning.cascade.plan import CascadeOptions, confidence
+from headway.planning.cascade.plan import confidence
 from headway.planning.cascade.plan import plan as make_plan
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, Lengths, QualityFloor, Replicas, ReplicaSet
 from headway.planning.cascade.rehearsal import RehearsalResult, planned_document, rehearse, tighten_until_met
 from headway.planning.cascade.replica_sets import all_sets
-from headway.planning.cascade.request import make_request
+from headway.planning.cascade.request import CascadeOptions, make_request
 from headway.planning.cascade.search import Search
 from headway.planning.combos.problem import Offer
 from headway.planning.rehearsals import Resources, Source
@@ -132,7 +132,7 @@ def every_rehearsal(use_all: bool = True, q_min: float = 0.0) -> list[RehearsalR
 
     Of those whose thresholds reach `q_min` on the requests that plans are made on.
     """
-    asked = make_request(Source(SMALL, Places(), Path()), QualityFloor(0.0), Simulator())
+    asked = make_request(Source(SMALL, Places(), Path()), CascadeOptions(target=QualityFloor(0.0)), Simulator())
     search = Search(asked.problem, StageLatencies(evaluator_of(asked)), NoBounds())
     sets, result, found = all_sets(asked.problem), search.run(QualityFloor(0.0)), list[RehearsalResult]()
     for i, ratios in enumerate(search.routings.ratios.tolist()):
@@ -152,7 +152,7 @@ def every_rehearsal(use_all: bool = True, q_min: float = 0.0) -> list[RehearsalR
 @pytest.mark.parametrize("budget_s", [22.0, 20.0, 21.0, 27.0, 34.0])
 def test_within_a_time_the_quality_is_that_of_all_plans_rehearsed(budget_s: float) -> None:
     """Against every threshold on every set of replicas, each of them simulated as a whole."""
-    asked = make_request(Source(SMALL, Places(), Path()), LatencyBudget(budget_s), Simulator())
+    asked = make_request(Source(SMALL, Places(), Path()), CascadeOptions(target=LatencyBudget(budget_s)), Simulator())
     best = max((done.quality or 0.0 for done in every_rehearsal() if done.meets(asked.problem.target)), default=None)
     assert best is not None
     found = tighten_until_met(asked, StageLatencies(evaluator_of(asked)))
@@ -165,7 +165,7 @@ def test_within_a_time_the_quality_is_that_of_all_plans_rehearsed(budget_s: floa
 def test_the_cheapest_plan_is_that_of_all_plans_rehearsed(q_min: float, within_s: float) -> None:
     """Against every threshold on every set of replicas, fewer than all GPUs included."""
     target = Cheapest(q_min, within_s)
-    asked = make_request(Source(SMALL, Places(), Path()), target, Simulator())
+    asked = make_request(Source(SMALL, Places(), Path()), CascadeOptions(target=target), Simulator())
     usd = [done.usd_per_request or 0.0 for done in every_rehearsal(False, q_min) if done.meets(target)]
     found = tighten_until_met(asked, StageLatencies(evaluator_of(asked)))
     assert found.is_met and found.rehearsed.usd_per_request is not None
@@ -222,7 +222,9 @@ def test_own_gpus_are_planned_with_and_marked(file: Path, tmp_path: Path, capsys
 
 
 def test_one_model_on_two_types_is_a_pool_of_each() -> None:
-    asked = make_request(Source(SMALL, Places(), Path()), QualityFloor(60.0), Simulator(), gpus=(H100, A100))
+    asked = make_request(
+        Source(SMALL, Places(), Path()), CascadeOptions(target=QualityFloor(60.0), gpus=(H100, A100)), Simulator()
+    )
     first = asked.problem.models[0]
     parts = (Replicas(1, 1, 1, "a100-80gb"), Replicas(1, 1, 1, "h100-80gb-sxm"))
     search = Search(asked.problem, StageLatencies(evaluator_of(asked)), NoBounds())
@@ -252,7 +254,9 @@ def test_a_fleet_of_several_types_is_planned_with_all_of_them() -> None:
         {"model": "llama-3-8b", "gpu": "h100-80gb-sxm", "replicas": 1},
     ]
     asked = make_request(
-        Source({**SCENARIO, "fleet": [first, *more]}, Places(), Path()), QualityFloor(75.0), Simulator()
+        Source({**SCENARIO, "fleet": [first, *more]}, Places(), Path()),
+        CascadeOptions(target=QualityFloor(75.0)),
+        Simulator(),
     )
     offers = [(offer.gpu.name, offer.limit, offer.usd_per_hour) for offer in asked.problem.offers]
     assert offers == [("h100-80gb-sxm", 9, None), ("l40s", 3, 1.1)] and not asked.problem.use_all
@@ -263,7 +267,9 @@ def test_a_fleet_of_several_types_is_planned_with_all_of_them() -> None:
         "llama-3-8b on l40s": 1,
         "llama-3-70b on l40s": 1,
     }
-    alone = make_request(Source(SCENARIO, Places(), Path()), QualityFloor(75.0), Simulator()).problem
+    alone = make_request(
+        Source(SCENARIO, Places(), Path()), CascadeOptions(target=QualityFloor(75.0)), Simulator()
+    ).problem
     assert alone.other_offers == () and alone.use_all and alone.num_gpus == 8
 
 
@@ -290,15 +296,16 @@ def test_a_quality_that_no_model_has_is_told(file: Path, capsys: pytest.CaptureF
 
 
 def test_one_model_left_makes_a_scenario_without_a_cascade() -> None:
-    asked = make_request(Source(SCENARIO, Places(), Path()), QualityFloor(1.0), Simulator())
-    answer = make_plan(asked, CascadeOptions(alternatives=False, fresh_draws=0), Resources(Simulator()))
+    options = CascadeOptions(target=QualityFloor(1.0), alternatives=False, fresh_draws=0)
+    asked = make_request(Source(SCENARIO, Places(), Path()), options, Simulator())
+    answer = make_plan(asked, Resources(Simulator()))
     document = planned_document(asked, answer.chosen.plan)
     assert "cascade" not in document and list(document["workload"]["quality"]["models"]) == ["llama-3-8b"]
     assert answer.chosen.is_met
 
 
 def test_a_stage_alone_has_the_same_arrivals_whatever_serves_it() -> None:
-    asked = make_request(Source(SCENARIO, Places(), Path()), QualityFloor(80.0), Simulator())
+    asked = make_request(Source(SCENARIO, Places(), Path()), CascadeOptions(target=QualityFloor(80.0)), Simulator())
     problem = asked.problem
     found = StageSimulator(problem.gpu, problem.engine, asked.policies)
     scores = problem.scores
@@ -323,7 +330,9 @@ def test_a_stage_alone_has_the_same_arrivals_whatever_serves_it() -> None:
 )
 def test_what_cannot_be_planned_is_told(change: dict[str, Any], message: str) -> None:
     with pytest.raises(HeadwayError, match=message):
-        make_request(Source({**SCENARIO, **change}, Places(), Path()), QualityFloor(80.0), Simulator())
+        make_request(
+            Source({**SCENARIO, **change}, Places(), Path()), CascadeOptions(target=QualityFloor(80.0)), Simulator()
+        )
 
 
 def test_a_workload_carries_the_rows_of_its_table(tmp_path: Path) -> None:

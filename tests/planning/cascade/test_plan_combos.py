@@ -15,13 +15,13 @@ from headway import catalog, scenario, serving
 from headway.cli import main
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.planning.cascade.plan import CascadeOptions, scenario_yaml
 from headway.planning.cascade.plan import plan as make_plan
+from headway.planning.cascade.plan import scenario_yaml
 from headway.planning.cascade.problem import QualityFloor
 from headway.planning.cascade.rehearsal import planned_document
 from headway.planning.cascade.replan import replanner_of
 from headway.planning.cascade.replanning import setup_of
-from headway.planning.cascade.request import make_request
+from headway.planning.cascade.request import CascadeOptions, make_request
 from headway.planning.combos.problem import Offer
 from headway.planning.rehearsals import Resources, Source
 from headway.scenario import Simulator
@@ -118,14 +118,15 @@ def test_a_plan_with_combos_is_planned_again_with_all_of_its_gpus(
         "handover": {"first_token": "decode"},
     }
     document = {**SCENARIO, "fleet": [], "combos": [combo]}
-    asked = make_request(Source(document, Places(), folder), QualityFloor(60.0), Simulator())
+    options = CascadeOptions(target=QualityFloor(60.0), alternatives=False, fresh_draws=0)
+    asked = make_request(Source(document, Places(), folder), options, Simulator())
     assert [(offer.gpu.name, offer.limit) for offer in asked.problem.offers] == [(H800, 4), (H20, 4)]
     assert not asked.problem.combo_kinds and asked.handover_settings.network_bytes_per_s == 5e9
-    found = planned_document(
-        asked, make_plan(asked, CascadeOptions(alternatives=False, fresh_draws=0), Resources(Simulator())).chosen.plan
-    )
+    found = planned_document(asked, make_plan(asked, Resources(Simulator())).chosen.plan)
     assert "combos" not in found and found["fleet"]
-    again = make_request(Source(document, Places(), folder), QualityFloor(60.0), Simulator(), combos=True)
+    again = make_request(
+        Source(document, Places(), folder), CascadeOptions(target=QualityFloor(60.0), combos=True), Simulator()
+    )
     splits = again.problem.combo_kinds["llama-3.1-8b"]
     assert {each.prefill_gpu for each in splits} == {
         H800,
@@ -134,8 +135,9 @@ def test_a_plan_with_combos_is_planned_again_with_all_of_its_gpus(
 
 
 def test_mixed_replicas_and_a_combo_of_one_model_are_written_side_by_side(folder: Path) -> None:
-    asked = make_request(Source(SCENARIO, Places(), folder), QualityFloor(10.0), Simulator(), combos=True)
-    chosen = make_plan(asked, CascadeOptions(alternatives=False, fresh_draws=0), Resources(Simulator())).chosen.plan
+    options = CascadeOptions(target=QualityFloor(10.0), combos=True, alternatives=False, fresh_draws=0)
+    asked = make_request(Source(SCENARIO, Places(), folder), options, Simulator())
+    chosen = make_plan(asked, Resources(Simulator())).chosen.plan
     part = chosen.stages[0].replicas[0]
     three = tuple(type(part)(1, 1, count, "", role) for count, role in ((1, "mixed"), (1, "prefill"), (2, "decode")))
     stages = (type(chosen.stages[0])(**{**_fields(chosen.stages[0]), "replicas": three}), *chosen.stages[1:])
@@ -182,12 +184,12 @@ def written(folder: Path) -> dict[str, Any]:
         "fleet": [small, small | {"model": "llama-3.1-70b", "tp": 4, "replicas": 1}],
         "cascade": {"models": ["llama-3.1-8b", "llama-3.1-70b"], "replan": REPLAN},
     }
-    asked = make_request(Source(document, Places(), folder), QualityFloor(75.0), Simulator(), gpus=offers, combos=True)
-    made: dict[str, Any] = yaml.safe_load(
-        scenario_yaml(
-            make_plan(asked, CascadeOptions(alternatives=False, fresh_draws=0), Resources(Simulator())), asked
-        )
+    asked = make_request(
+        Source(document, Places(), folder),
+        CascadeOptions(target=QualityFloor(75.0), gpus=offers, combos=True, alternatives=False, fresh_draws=0),
+        Simulator(),
     )
+    made: dict[str, Any] = yaml.safe_load(scenario_yaml(make_plan(asked, Resources(Simulator())), asked))
     return made
 
 

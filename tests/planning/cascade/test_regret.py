@@ -16,12 +16,11 @@ from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.latency import evaluator_of
-from headway.planning.cascade.plan import CascadeOptions
 from headway.planning.cascade.plan import plan as make_plan
-from headway.planning.cascade.problem import LatencyBudget, QualityFloor
-from headway.planning.cascade.regret import JudgeError, Regret, judged_scores, regrets
+from headway.planning.cascade.problem import JudgeError, LatencyBudget, QualityFloor
+from headway.planning.cascade.regret import Regret, judged_scores, regrets
 from headway.planning.cascade.rehearsal import rehearse, rehearse_by_judge
-from headway.planning.cascade.request import make_request
+from headway.planning.cascade.request import CascadeOptions, make_request
 from headway.planning.rehearsals import Resources, Source
 from headway.scenario import Simulator
 from headway.workload.quality_judges import noisy_score
@@ -40,7 +39,7 @@ ERRORS = (JudgeError(0.0, 0.0), JudgeError(-12.0, 5.0), JudgeError(12.0, 5.0), J
 
 @pytest.fixture(scope="module")
 def lost() -> tuple[Regret, ...]:
-    asked = make_request(Source(SCENARIO, Places(), Path()), QualityFloor(75.0), Simulator())
+    asked = make_request(Source(SCENARIO, Places(), Path()), CascadeOptions(target=QualityFloor(75.0)), Simulator())
     return regrets(asked, StageLatencies(evaluator_of(asked)), ERRORS)
 
 
@@ -74,8 +73,9 @@ def test_a_kind_judge_costs_quality_and_a_strict_one_time(lost: tuple[Regret, ..
 
 
 def test_what_a_judge_believes_is_the_truth_without_error_and_off_by_its_bias() -> None:
-    asked = make_request(Source(SCENARIO, Places(), Path()), QualityFloor(75.0), Simulator())
-    found = make_plan(asked, CascadeOptions(alternatives=False, fresh_draws=0), Resources(Simulator())).chosen.plan
+    options = CascadeOptions(target=QualityFloor(75.0), alternatives=False, fresh_draws=0)
+    asked = make_request(Source(SCENARIO, Places(), Path()), options, Simulator())
+    found = make_plan(asked, Resources(Simulator())).chosen.plan
     regret = rehearse_by_judge(asked, found)
     assert regret.quality == pytest.approx(rehearse(asked, found).quality)
     document = {**asked.document, "cascade": {"judge_bias": -3.0}}
@@ -85,7 +85,9 @@ def test_what_a_judge_believes_is_the_truth_without_error_and_off_by_its_bias() 
 
 
 def test_the_same_draw_for_every_judge() -> None:
-    scores = make_request(Source(SCENARIO, Places(), Path()), QualityFloor(75.0), Simulator()).problem.scores
+    scores = make_request(
+        Source(SCENARIO, Places(), Path()), CascadeOptions(target=QualityFloor(75.0)), Simulator()
+    ).problem.scores
     one, two = (judged_scores(scores, JudgeError(0.0, noise), 1).scores - scores.scores for noise in (2.0, 4.0))
     inside = (judged_scores(scores, JudgeError(0.0, 4.0), 1).scores > 0) & (
         judged_scores(scores, JudgeError(0.0, 4.0), 1).scores < 100
@@ -121,6 +123,6 @@ def test_the_command_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert regret["off"] == {"bias": 12.0, "noise": 5.0} and regret["by_judge"]["short_points"] > 0
     assert main([*asked, "--regret=much"]) == 2 and "expected points as in -9:8" in capsys.readouterr().err
     assert main([*asked, "--regret=0:-1"]) == 2
-    late = make_request(Source(SCENARIO, Places(), Path()), LatencyBudget(9.0), Simulator())
+    late = make_request(Source(SCENARIO, Places(), Path()), CascadeOptions(target=LatencyBudget(9.0)), Simulator())
     with pytest.raises(HeadwayError, match="expected a quality"):
         regrets(late, StageLatencies(evaluator_of(late)), ERRORS)

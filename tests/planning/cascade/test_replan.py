@@ -17,7 +17,7 @@ from headway.core.errors import HeadwayError
 from headway.core.record import Records
 from headway.planning.cascade.problem import QualityFloor
 from headway.planning.cascade.replan import replanner_of
-from headway.planning.cascade.request import make_request
+from headway.planning.cascade.request import CascadeOptions, make_request
 from headway.planning.rehearsals import Source
 from headway.report.run import Run
 from headway.scenario import Simulator
@@ -144,7 +144,9 @@ def test_every_run_has_a_planner_of_its_own() -> None:
 def test_a_scenario_can_be_planned_and_rehearsed_as_it_stands_and_keeps_the_key() -> None:
     made = document([6.0])
     made["workload"] |= {"arrivals": 6, "num_requests": 200}
-    asked = make_request(Source(made, Places(), Path()), QualityFloor(75.0), Simulator(), num_gpus=8)
+    asked = make_request(
+        Source(made, Places(), Path()), CascadeOptions(target=QualityFloor(75.0), num_gpus=8), Simulator()
+    )
     assert asked.policies.scaler is None and asked.problem.num_gpus == 8
     assert asked.replan == made["cascade"]["replan"] and "replan" not in asked.document["cascade"]
 

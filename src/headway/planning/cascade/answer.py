@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from headway.planning.cascade.plan import CascadeAnswer, CascadeOptions, Interval, plan, scenario_yaml
+from headway.planning.cascade.plan import CascadeAnswer, Interval, plan, scenario_yaml
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, Target
 from headway.planning.cascade.rehearsal import RehearsedPlan
-from headway.planning.cascade.request import PlanningRequest
+from headway.planning.cascade.request import CascadeOptions, make_request
 from headway.planning.planned import Planned
-from headway.planning.rehearsals import Resources
+from headway.planning.rehearsals import Resources, Source
 from headway.report.blocks import Chart, Facts, Lines, Report, Said, Section, Table
 from headway.report.charts import layout, limit, points
 from headway.report.page import COLORS
@@ -22,9 +22,11 @@ _HOVER = "%{text}<br>quality %{y:.4g}, p95 %{x:.4g} s<extra></extra>"
 _CAPTION = "Every plan that was rehearsed as a whole. To the left and up is better; hollow: not what was asked for."
 
 
-def planned(request: PlanningRequest, options: CascadeOptions, resources: Resources) -> Planned:
-    """Thresholds, GPUs per model and replica shapes of a cascade: `headway plan cascade`. HeadwayError as of `plan`."""
-    answer = plan(request, options, resources)
+def planned(source: Source, options: CascadeOptions, resources: Resources) -> Planned:
+    """Thresholds, GPUs per model and replica shapes of a cascade: `headway plan cascade`. HeadwayError as of
+    `make_request`."""
+    request = make_request(source, options, resources.simulator)
+    answer = plan(request, resources)
     return Planned(
         answer,
         answer.chosen.is_met,
@@ -189,10 +191,8 @@ def _picture(answer: CascadeAnswer) -> dict[str, Any]:
         shape, size = ("star", 15) if group == "chosen" else ("circle", 9)
         symbols = [shape if is_met else f"{shape}-open" for *_, is_met in own]
         marker = {"color": COLORS[i], "size": size, "symbol": symbols}
-        mode, line = (
-            "lines+markers" if group == "curve" else "markers",
-            {"color": COLORS[i], "width": 1.2, "dash": "dot"},
-        )
+        mode = "lines+markers" if group == "curve" else "markers"
+        line = {"color": COLORS[i], "width": 1.2, "dash": "dot"}
         at = [(p95_s, quality, name) for p95_s, quality, name, _ in own]
         traces.append(points(group, at, marker, _HOVER, mode, line=line))
     axis, value = ("x", target.latency_s) if isinstance(target, LatencyBudget) else ("y", target.q_min)

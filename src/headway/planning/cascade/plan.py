@@ -22,7 +22,7 @@ from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.latency import bounds_of, cached_latencies
 from headway.planning.cascade.planners import EFFORT, alternatives
 from headway.planning.cascade.problem import CascadePlan, Floats, QualityFloor, Target
-from headway.planning.cascade.regret import JudgeError, Regret, regrets
+from headway.planning.cascade.regret import Regret, regrets
 from headway.planning.cascade.rehearsal import (
     RehearsedPlan,
     best_or_nearest,
@@ -86,24 +86,14 @@ class CascadeAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     """For each pool of the plan: whether its step times were measured on its GPU and engine."""
 
 
-class CascadeOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    alternatives: bool = True
-    """Plan the alternatives; one that is better is chosen."""
-    curve: int = 0
-    """Number of plans from low to high quality."""
-    errors: tuple[JudgeError, ...] = ()
-    """Of judges, for `regrets`."""
-    fresh_draws: int = 5
-    """Draws of the requests on which the chosen plan is rehearsed once more."""
-
-
-def plan(request: PlanningRequest, options: CascadeOptions, resources: Resources) -> CascadeAnswer:
+def plan(request: PlanningRequest, resources: Resources) -> CascadeAnswer:
     """The best plan whose rehearsal meets the target; where none does, the one that comes nearest.
 
     Where the problem offers combos, the plan without them is made too and taken if it is better. The best of many plans
     is best on its own requests in part by chance, so its p95 there is lower than on others.
     """
-    compare, progress = options.alternatives, resources.progress
+    options, progress = request.options, resources.progress
+    compare = options.alternatives
     with cached_latencies(request, resources.cache_dir) as latencies:
         latencies.progress = progress and (lambda num: progress(num, num))
         without_combos: tuple[RehearsedPlan, ...] = ()

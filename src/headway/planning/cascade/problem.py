@@ -172,6 +172,17 @@ def target_of(quality: float | None, latency_s: float | None) -> Target:
     return LatencyBudget(latency_s) if quality is None else Cheapest(quality, latency_s)
 
 
+class JudgeError(Struct, frozen=True, forbid_unknown_fields=True):
+    """The error of a judge's scores in points: mean and standard deviation."""
+
+    bias: float
+    noise: float
+
+    def __post_init__(self) -> None:
+        if not -100 <= self.bias <= 100 or not 0 <= self.noise <= 100:
+            raise ValueError(f"bias {self.bias:g}, noise {self.noise:g}; expected -100 to 100, and 0 to 100")
+
+
 @dataclass(frozen=True)
 class CascadeProblem:
     """Stages are models, the smallest first; `scores` has a column for each of them."""

@@ -24,7 +24,7 @@ from headway.core.errors import HeadwayError
 from headway.perf.params import weights_bytes
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.planners import SearchPlanner
-from headway.planning.cascade.problem import CascadePlan, QualityFloor
+from headway.planning.cascade.problem import CascadePlan, JudgeError, QualityFloor
 from headway.planning.cascade.rehearsal import (
     RehearsalResult,
     Trials,
@@ -37,17 +37,6 @@ from headway.planning.cascade.routing import Routings, cascades, of_routes
 from headway.planning.cascade.search import Search
 from headway.workload.quality import Scores
 from headway.workload.random_streams import stream
-
-
-class JudgeError(Struct, frozen=True, forbid_unknown_fields=True):
-    """The error of a judge's scores in points: mean and standard deviation."""
-
-    bias: float
-    noise: float
-
-    def __post_init__(self) -> None:
-        if not -100 <= self.bias <= 100 or not 0 <= self.noise <= 100:
-            raise ValueError(f"bias {self.bias:g}, noise {self.noise:g}; expected -100 to 100, and 0 to 100")
 
 
 class JudgedPlan(Struct, frozen=True, forbid_unknown_fields=True):

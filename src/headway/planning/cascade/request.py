@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from headway import catalog
 from headway.catalog.coefficients import Coefficients
@@ -19,7 +19,7 @@ from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Fleet, Pool
-from headway.planning.cascade.problem import CascadeProblem, HandoverSettings, Target, coefficients_key
+from headway.planning.cascade.problem import CascadeProblem, HandoverSettings, JudgeError, Target, coefficients_key
 from headway.planning.cascade.replica_sets import combo_kinds_of
 from headway.planning.combos.problem import Offer
 from headway.planning.rehearsals import Simulator, Source
@@ -32,12 +32,36 @@ HELD_OUT = 0.5
 """The share of the score table that is held out from planning."""
 
 
+class CascadeOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    target: Target
+    num_gpus: int | None = None
+    """Of the first pool's type; None: the fleet's GPUs, or `gpus`."""
+    gpus: tuple[Offer, ...] = ()
+    gpus_per_server: int | None = None
+    rps: float | None = None
+    """Requests per second; None: the scenario's."""
+    combos: bool = False
+    """Whether models may have combos."""
+    prefix_hit_rate: float = 0.0
+    """The share of prompt tokens in prefix caches (appendix M). Stages are planned with it; rehearsals compute whole
+    prompts."""
+    alternatives: bool = True
+    """Plan the alternatives; one that is better is chosen."""
+    curve: int = 0
+    """Number of plans from low to high quality."""
+    errors: tuple[JudgeError, ...] = ()
+    """Of judges, for `regrets`."""
+    fresh_draws: int = 5
+    """Draws of the requests on which the chosen plan is rehearsed once more."""
+
+
 @dataclass(frozen=True)
 class PlanningRequest:
     """A problem, and the scenario that its plans are rehearsed in."""
 
     problem: CascadeProblem
     """Contains the part of the score table on which plans are made."""
+    options: CascadeOptions
     simulator: Simulator
     held_out: Scores
     document: dict[str, Any]
@@ -55,23 +79,10 @@ class PlanningRequest:
     """The document's `cascade.replan`. Rehearsals do not replan."""
 
 
-def make_request(
-    source: Source,
-    target: Target,
-    simulator: Simulator,
-    *,
-    num_gpus: int | None = None,
-    gpus: Sequence[Offer] = (),
-    gpus_per_server: int | None = None,
-    rps: float | None = None,
-    combos: bool = False,
-    prefix_hit_rate: float = 0.0,
-) -> PlanningRequest:
+def make_request(source: Source, options: CascadeOptions, simulator: Simulator) -> PlanningRequest:
     """The planning request of a document. HeadwayError if its workload has no scores or its fleet no pool.
 
-    The GPUs are the fleet's, or `num_gpus` of the first pool's type, or `gpus`. `combos`: models may have combos.
-    `prefix_hit_rate`: the share of prompt tokens in prefix caches (appendix M). Stages are planned with it; rehearsals
-    compute whole prompts. A `trace` of a served day gives the scores and the rate of that day.
+    A workload that is the `trace` of a served day has that day's scores and rate.
     """
     places, base_dir = source.places, source.base_dir
     document = _with_served_day(*source)
@@ -79,22 +90,21 @@ def make_request(
     if isinstance(cascade, dict):
         replan = cascade.get("replan")
         document = {**document, "cascade": {name: cascade[name] for name in cascade if name != "replan"}}
-    if rps is not None:
-        document = {**document, "workload": {**document.get("workload", {}), "arrivals": rps}}
+    if options.rps is not None:
+        document = {**document, "workload": {**document.get("workload", {}), "arrivals": options.rps}}
     chosen = scenario.assemble(document, places, base_dir)
     pools, entries = _flat_pools(chosen.document, chosen.fleet)
     scores, held_out = _score_tables(chosen)
-    offers = _fleet_offers(pools, gpus_per_server)
-    if num_gpus:
-        offers = (structs.replace(offers[0], limit=num_gpus),)
-    if gpus:
-        offers = _priced(gpus, offers)
+    offers = _fleet_offers(pools, options.gpus_per_server)
+    if options.num_gpus:
+        offers = (structs.replace(offers[0], limit=options.num_gpus),)
+    if options.gpus:
+        offers = _priced(options.gpus, offers)
         entries = _at_prices(entries, pools, offers)
-    problem = _problem(chosen, scores, offers, target, gpus_per_server, pools[0])
-    problem = replace(problem, prefix_hit_rate=prefix_hit_rate)
+    problem = _problem(chosen, scores, offers, options, pools[0])
     templates = _template_pools(problem, pools)
     coefficients = _coefficients(problem, templates, pools, chosen)
-    if combos:
+    if options.combos:
         problem = replace(problem, combo_kinds=combo_kinds_of(problem, coefficients, pools[0].network_bytes_per_s))
         if not any(problem.combo_kinds.values()):
             raise HeadwayError(
@@ -104,6 +114,7 @@ def make_request(
     handovers = [combo.parts[0].handover for combo in chosen.fleet.combos if len(combo.parts) > 1]
     return PlanningRequest(
         problem,
+        options,
         simulator,
         held_out,
         {**without_combos, "fleet": entries},
@@ -183,8 +194,7 @@ def _problem(
     chosen: Scenario,
     scores: Scores,
     offers: tuple[Offer, ...],
-    target: Target,
-    gpus_per_server: int | None,
+    options: CascadeOptions,
     first: Pool,
 ) -> CascadeProblem:
     rows = generate(chosen.spec.workload, chosen.spec.seed, chosen.base_dir)
@@ -200,8 +210,9 @@ def _problem(
         num_gpus=offers[0].limit or 0,
         rate_rps=(len(rows) - 1) / span_s,
         scores=scores,
-        target=target,
-        gpus_per_server=gpus_per_server,
+        target=options.target,
+        gpus_per_server=options.gpus_per_server,
+        prefix_hit_rate=options.prefix_hit_rate,
         span_s=span_s,
         judge_s=0.27 if chosen.spec.cascade is None else chosen.spec.cascade.judge_s,
         use_all=len(offers) < 2,

@@ -197,14 +197,8 @@ def _picture(plan: ComboPlan, selection: Selection, service: str) -> dict[str, A
             "size": [14 if chosen else 8 for chosen in planned],
             "symbol": ["circle" if chosen else "circle-open" for chosen in planned],
         }
-        at = [
-            (
-                each.combo.usd_per_hour,
-                each.goodput_rps,
-                each.combo.label + ("" if each.calibrated else ", not calibrated"),
-            )
-            for each in here
-        ]
+        names = (each.combo.label + ("" if each.calibrated else ", not calibrated") for each in here)
+        at = [(each.combo.usd_per_hour, each.goodput_rps, name) for each, name in zip(here, names, strict=True)]
         hover = "%{text}<br>$%{x:.2f}/h, %{y:.3g} requests/s<extra></extra>"
         traces.append(points(types, at, marker, hover))
     return {"data": traces, "layout": layout("$/h", "goodput (requests/s)", 380, showlegend=True)}

@@ -17,8 +17,8 @@ from headway.planning.cascade.candidates import best_plan_of, plan
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.latency import bounds_of, evaluator_of
 from headway.planning.cascade.planners import EFFORT
-from headway.planning.cascade.problem import CascadePlan, LatencyBudget, QualityFloor
-from headway.planning.cascade.regret import JudgeError, informed_routings, regrets
+from headway.planning.cascade.problem import CascadePlan, JudgeError, LatencyBudget, QualityFloor
+from headway.planning.cascade.regret import informed_routings, regrets
 from headway.planning.cascade.rehearsal import rehearse, simulated, tighten_until_met
 from headway.planning.cascade.request import PlanningRequest
 from headway.planning.cascade.search import Search

@@ -17,7 +17,7 @@ from headway.catalog.coefficients import CoefficientFile, Coefficients
 from headway.config import strict_yaml
 from headway.config.strict_yaml import Places
 from headway.planning.cascade.problem import QualityFloor
-from headway.planning.cascade.request import PlanningRequest, make_request
+from headway.planning.cascade.request import CascadeOptions, PlanningRequest, make_request
 from headway.planning.rehearsals import Source
 from headway.scenario import Simulator
 from headway.scenario.presets import builtin
@@ -59,7 +59,7 @@ def planning_case(
         large["coefficients"] = str(_file(large["gpu"], large["engine"], AWQ_SLOWER))
     target = QualityFloor(q_min)
     source = Source(document | {"seed": seed}, Places(), Path())
-    return make_request(source, target, Simulator(), num_gpus=num_gpus)
+    return make_request(source, CascadeOptions(target=target, num_gpus=num_gpus), Simulator())
 
 
 def with_fresh_requests(case: PlanningRequest, seed: int) -> PlanningRequest:
