@@ -36,9 +36,6 @@ class ServedConnection(Protocol):
     def end_response(self, cycle: HttpCycle, /) -> None:
         """The response is complete, so the next request may begin."""
 
-    def end_task(self, task: asyncio.Task[None], /) -> None:
-        """The application of a request has returned, and its task ends."""
-
 
 class HttpCycle:
     """One request and its response. Implements `ClientWriter`: each part of the body is one write to the connection,
@@ -57,8 +54,6 @@ class HttpCycle:
         self._connection, self._transport, self._memory, self._scope = connection, transport, memory, scope
         self._default_headers = default_headers
         self._expects_100_continue, self._keeps_alive = expects_100_continue, keeps_alive
-        self.task: asyncio.Task[None] | None = None
-        """The task in which the application runs."""
         # The request's body.
         self._parts: list[bytes] = []
         self._num_held = 0
@@ -97,8 +92,6 @@ class HttpCycle:
             self._fail()
         finally:
             self._scope = {}  # the connection keeps this object until the next request
-            if self.task is not None:
-                self._connection.end_task(self.task)
 
     def _has_ended(self) -> bool:
         return self.is_complete or self._is_gone

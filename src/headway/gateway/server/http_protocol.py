@@ -416,11 +416,9 @@ class HttpProtocol(asyncio.Protocol):
         cycle = self._cycle
         if self._is_new and cycle is not None:
             self._is_new = False
-            cycle.task = task = self._loop.create_task(cycle.run(self._app, self._takes_writer))
+            task = self._loop.create_task(cycle.run(self._app, self._takes_writer))
             self._state.tasks.add(task)
-
-    def end_task(self, task: asyncio.Task[None]) -> None:
-        self._state.tasks.discard(task)
+            task.add_done_callback(self._state.tasks.discard)
 
     def end_response(self, cycle: HttpCycle) -> None:
         self._state.total_requests += 1
