@@ -1,4 +1,4 @@
-"""Fallbacks in a fleet file: hosted pools, and which pool answers in place of which."""
+"""Fallbacks in a fleet file: hosted pools, and the pools that answer instead of others."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _HOSTED_KEYS = (
     "model", "name", "region", "replicas", "endpoints", "api", "api_key", "served_name", "hosted", "fallback",
     "usd_per_million_input_tokens", "usd_per_million_output_tokens", "usd_per_million_cached_tokens",
 )  # fmt: skip
-"""Keys of a pool that mean something to a service of others."""
+"""Pool keys that apply to an external service."""
 
 
 def check_hosted(spec: PoolSpec, at: Key, places: Places) -> None:
-    """HeadwayError if a hosted pool has keys of engines that somebody runs, or a name that no service can have."""
+    """Raise HeadwayError if a hosted pool has keys of self-run engines, or an invalid name."""
     for field in msgspec.structs.fields(PoolSpec):
         if field.name not in _HOSTED_KEYS and getattr(spec, field.name) != field.default:
             known = ", ".join(_HOSTED_KEYS)
@@ -32,7 +32,7 @@ def check_hosted(spec: PoolSpec, at: Key, places: Places) -> None:
 
 
 def check_simulated(specs: Sequence[tuple[Key, PoolSpec]], places: Places) -> None:
-    """HeadwayError if nothing says how fast a hosted pool answers."""
+    """Raise HeadwayError if a hosted pool has no speed."""
     for at, spec in specs:
         for key in ("ttft_s", "tokens_per_s"):
             if spec.hosted is not None and getattr(spec.hosted, key) is None:
@@ -41,9 +41,9 @@ def check_simulated(specs: Sequence[tuple[Key, PoolSpec]], places: Places) -> No
 
 
 def with_fallbacks(fleet: Fleet, spec: Spec, places: Places) -> Fleet:
-    """The fleet, in which pools that stand by for their own model have models with names of their own.
+    """The fleet, in which pools that stand by for their own model get a model name of their own.
 
-    HeadwayError if a fallback does not exist, is part of a loop, or stands by for a cascade.
+    Raises HeadwayError if a fallback does not exist, is part of a loop, or stands by for a cascade.
     """
     named = _named(fleet, spec, places)
     if not named:
@@ -70,7 +70,8 @@ _Named = dict[str, tuple[Key, str, tuple[str, ...]]]
 
 
 def _named(fleet: Fleet, spec: Spec, places: Places) -> _Named:
-    """By pool or combo with fallbacks: the place, its model, and the fallbacks. HeadwayError if one cannot be."""
+    """By pool or combo with fallbacks: its key, its model, and the fallbacks. Raises HeadwayError if a fallback is
+    invalid."""
     found: _Named = {}
     for i, pool in enumerate(fleet.pools):
         found[pool.name] = ("fleet", i, "fallback"), pool.model.name, pool.fallback
@@ -108,7 +109,7 @@ def _stood_by(pool: Pool) -> Pool:
 
 
 def _check_loops(fleet: Fleet, named: _Named, places: Places) -> None:
-    """HeadwayError if a model is, over any number of steps, its own fallback."""
+    """Raise HeadwayError if a model is, over any number of steps, its own fallback."""
     fallbacks = fleet.fallbacks.models
 
     def path_back(model: str, target: str, seen: tuple[str, ...]) -> tuple[str, ...] | None:

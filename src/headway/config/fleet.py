@@ -1,4 +1,4 @@
-"""The fleet of a specification: names looked up in the catalog, and models, limits and settings checked."""
+"""Builds the fleet of a specification: looks up names in the catalog, and checks models, limits and settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PROXIED_GPU = "unknown"
 _HOSTED_GPU = "hosted"
 _HOSTED_CONCURRENT = 1 << 16
 _PROXIED_CONTEXT_TOKENS = 1 << 24
-"""No limit of the gateway's: an engine has its own."""
+"""Context limit of pools that are only served: the gateway sets none, as the engine has its own."""
 
 LEAST_SETTINGS = {
     "max_num_seqs": 1,
@@ -48,7 +48,7 @@ LEAST_SETTINGS = {
     "watermark": 0,
     "token_overhead_s": 0,
 }
-"""Least values of an engine's settings."""
+"""Minimum values of an engine's settings."""
 
 
 WEIGHT_DTYPES = {
@@ -70,11 +70,11 @@ UNMEASURED_WEIGHTS = {
     "gptq": _LIKE_16_BITS,
     "int4": _LIKE_16_BITS,
 }
-"""Weights whose products no table has, by `quantization`: what their step times are taken from."""
+"""By `quantization`: weight types not in any kernel table, and the source of their step times."""
 
 
 def fleet_of(spec: Spec, base_dir: Path, places: Places) -> Fleet:
-    """Every pool and combo. HeadwayError where one is invalid; paths are relative to `base_dir`."""
+    """Every pool and combo; paths are relative to `base_dir`. Raises HeadwayError for an invalid pool."""
     own = own_of(spec, places)
     pools = tuple(_pool(pool, ("fleet", i), f"pool-{i}", base_dir, places, own) for i, pool in enumerate(spec.fleet))
     combos = tuple(_combo(combo, ("combos", i), base_dir, places, own) for i, combo in enumerate(spec.combos))
@@ -93,7 +93,7 @@ def fleet_of(spec: Spec, base_dir: Path, places: Places) -> Fleet:
 
 
 def _check_kv_store(fleet: Fleet, places: Places) -> None:
-    """HeadwayError if a pool that is to use the store does not exist, or has no prefix cache."""
+    """Raise HeadwayError if a pool that should use the store does not exist or has no prefix cache."""
     named = fleet.kv_store.pools if fleet.kv_store is not None else ()
     pools = {pool.name: pool for pool in fleet.all_pools}
     for i, name in enumerate(named):
@@ -104,7 +104,7 @@ def _check_kv_store(fleet: Fleet, places: Places) -> None:
 
 
 def _sampling(spec: Spec) -> Sampling | None:
-    """The workload's sampling parameters; None: the models' own."""
+    """The workload's sampling parameters; None: use the models' defaults."""
     chosen = spec.workload.sampling
     return GREEDY if chosen == "greedy" else chosen
 
@@ -114,14 +114,14 @@ def _with_sampling(pool: Pool, sampling: Sampling) -> Pool:
 
 
 def own_of(spec: Spec, places: Places) -> OwnHardware:
-    """The scenario's own GPUs, models and engines."""
+    """The GPUs, models and engines defined in the scenario."""
     return own_hardware(spec.gpus, spec.models, spec.engines, places)
 
 
 def coefficients_of(
     spec: Spec, fleet: Fleet, base_dir: Path, places: Places, only_known: bool = False
 ) -> dict[str, Coefficients]:
-    """Step-time coefficients by pool. `only_known`: without pools that name no GPU, which are errors otherwise."""
+    """Step-time coefficients by pool. `only_known` skips pools that name no GPU, which are errors otherwise."""
     specs: list[tuple[Key, PoolSpec]] = [(("fleet", i), pool) for i, pool in enumerate(spec.fleet)]
     for i, combo in enumerate(spec.combos):
         specs += [(("combos", i, key), part) for key, part in combo.parts.items()]
@@ -138,7 +138,8 @@ def coefficients_of(
 def _coefficients(
     spec: PoolSpec, pool: Pool, at: Key, base_dir: Path, places: Places, own: OwnHardware
 ) -> Coefficients:
-    """From the pool's own file, else from the catalog; not calibrated where the pool has what was not measured."""
+    """Coefficients from the pool's own file, else from the catalog; marked uncalibrated if the pool has unmeasured
+    parts."""
     if not spec.gpu:
         raise places.error((*at, "gpu"), "missing; expected a GPU, without which replicas can be served, not simulated")
     if spec.coefficients is None:
@@ -150,7 +151,7 @@ def _coefficients(
 
 
 def with_unmeasured(found: Coefficients, spec: PoolSpec, shape: Model | None = None) -> Coefficients:
-    """The coefficients; not calibrated where the pool has what was not measured on any GPU."""
+    """The coefficients, marked uncalibrated if the pool has parts that were not measured on any GPU."""
     unmeasured = [UNMEASURED_WEIGHTS[spec.quantization]] if spec.quantization in UNMEASURED_WEIGHTS else []
     if shape is not None:
         unmeasured += [note for note in unmeasured_of(shape) if spec.quantization is None or note != _LIKE_16_BITS]
@@ -162,7 +163,7 @@ def with_unmeasured(found: Coefficients, spec: PoolSpec, shape: Model | None = N
 
 
 def unmeasured_of(shape: Model) -> list[str]:
-    """What the step times of a model rest on beside measurements: its layers, and the types of its weights."""
+    """The parts of a model whose step times are not based on measurements: layers and weight types."""
     notes = list(shape.unmodelled)
     dtypes = {shape.dtype, *(part for each in shape.layers for part in (each.mixer_dtype, each.mlp_dtype) if part)}
     if any(kernel_dtype(each) == "int4" for each in dtypes) and (shape.moe is None or shape.dtype != "int4"):
@@ -196,7 +197,8 @@ def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places, own: OwnHar
 
 
 def _replicas(spec: PoolSpec, at: Key, places: Places, units: int) -> int:
-    """The replicas of a pool, or of a part in each of `units` combos; endpoints set the number if there are any."""
+    """The replicas of a pool, or of a part in each of `units` combos; endpoints determine the number, if there are
+    any."""
     num = len(spec.endpoints)
     if not num:
         return spec.replicas
@@ -251,7 +253,7 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, ow
 
 
 def _pool_engine(spec: PoolSpec, model: Model, at: Key, base_dir: Path, places: Places, own: OwnHardware) -> Engine:
-    """The engine's profile with the settings that are keys of the pool."""
+    """The engine's profile with the settings that are pool keys."""
     accelerator = own.gpu(spec.gpu) if spec.gpu else None
     engine = _engine(spec.engine, (*at, "engine"), places, own, accelerator)
     if spec.coefficients is not None and accelerator is not None:
@@ -268,18 +270,18 @@ def _pool_engine(spec: PoolSpec, model: Model, at: Key, base_dir: Path, places: 
 
 
 def profile_of(spec: PoolSpec, own: OwnHardware) -> Engine:
-    """The profile of a pool's engine, without the pool's changes. HeadwayError if there is none of its name."""
+    """The profile of a pool's engine, without the pool's changes. Raises HeadwayError if no profile has its name."""
     changes = {"name": spec.engine} if isinstance(spec.engine, str) else spec.engine
     return own.engine(str(changes.get("name", DEFAULT_ENGINE)), str(changes.get("version", "")))
 
 
 def _proxied_model(spec: PoolSpec, at: Key, places: Places) -> Model:
-    """A model that is only served: it has its names, and some shape, on which no decision rests."""
+    """A model that is only served: its names, with an arbitrary shape that no decision uses."""
     shape = model("llama-3.1-8b")
     if not isinstance(spec.model, str):
         raise places.error((*at, "gpu"), "missing; expected it beside `model: {config: ...}`, or a model's name")
     names = dict.fromkeys((spec.model, spec.served_name))
-    with suppress(HeadwayError):  # any name will do
+    with suppress(HeadwayError):  # any name is accepted
         names |= dict.fromkeys(model(spec.model).names)
     name, *others = filter(None, names)
     longest = None if spec.hosted is None else spec.hosted.max_context_tokens
@@ -298,7 +300,7 @@ def _proxied_gpu(spec: PoolSpec) -> Gpu:
 
 
 def _hosted_engine(spec: PoolSpec) -> Engine:
-    """An engine that computes each prompt and a token of each request in one step."""
+    """An engine that computes each prompt and one token of each request in one step."""
     assert spec.hosted is not None
     step_s, block = 1 / (spec.hosted.tokens_per_s or 1.0), spec.hosted.prompt_cache_block_tokens
     engine = Engine(
@@ -311,7 +313,7 @@ def _hosted_engine(spec: PoolSpec) -> Engine:
 
 
 def model_of(spec: PoolSpec, at: Key, base_dir: Path, places: Places, own: OwnHardware) -> Model:
-    """The shape in the catalog or in a config, with the names under which the model is deployed and requested."""
+    """The shape from the catalog or a config, with the names under which the model is deployed and requested."""
     with places.at(*at, "model"):
         if isinstance(spec.model, str):
             shape = own.model(spec.model, base_dir)
@@ -327,9 +329,9 @@ def model_of(spec: PoolSpec, at: Key, base_dir: Path, places: Places, own: OwnHa
 
 
 def _with_distinct_names(fleet: Fleet) -> Fleet:
-    """The fleet, in which models of one shape with different weights are different models.
+    """The fleet, in which models of equal shape with different weights are different models.
 
-    The first one keeps the names of the shape; the others are called by their weights.
+    The first one keeps the shape's names; the others are named after their weights.
     """
     first: dict[str, Model] = {}
     for pool in fleet.all_pools:
@@ -357,7 +359,7 @@ def _engine(
     accelerator: Gpu | None,
     overhead: Overhead | None = None,
 ) -> Engine:
-    """The profile of that name on this GPU, with the times of a request of `overhead`, and the user's changes."""
+    """The engine profile on this GPU, with the request times of `overhead` and the user's changes."""
     changes = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = changes.pop("name", DEFAULT_ENGINE)
     if "speculative" in changes:

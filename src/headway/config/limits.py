@@ -1,4 +1,4 @@
-"""The limits of a scenario's tenants: those of the simulation, and those of the gateway's keys."""
+"""The limits of a scenario's tenants, from the simulation's settings and the gateway's keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.limits.tenants import TenantLimits, rates_of_keys
 
 
 def limits_of(spec: Spec) -> dict[str, TenantLimits]:
-    """By tenant; without those that have none."""
+    """Limits by tenant, without tenants that have none."""
     keys: dict[str, list[Key]] = {}
     for key in spec.gateway.api_keys:
         if isinstance(key, Key):
@@ -28,7 +28,7 @@ def limits_of(spec: Spec) -> dict[str, TenantLimits]:
 
 
 def check_tenants(scenario: Scenario, tenants: Sequence[str]) -> None:
-    """HeadwayError if the simulation has limits of a tenant that the workload does not have."""
+    """Raise HeadwayError if the simulation limits a tenant that the workload does not contain."""
     for name in scenario.spec.simulation.limits:
         if name in tenants:
             continue

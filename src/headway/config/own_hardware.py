@@ -1,4 +1,4 @@
-"""A scenario's own GPUs, models and engines, beside those of the catalog: sections `gpus`, `models`, `engines`."""
+"""A scenario's own GPUs, models and engines, in addition to the catalog: sections `gpus`, `models`, `engines`."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ class OwnHardware:
     models: Mapping[str, Model] = field(default_factory=dict)
     engines: Mapping[str, Engine] = field(default_factory=dict)
     like: Mapping[str, str] = field(default_factory=dict)
-    """Own GPUs and engines, and those of the catalog that they are like."""
+    """By own GPU or engine: the similar catalog entry."""
 
     def gpu(self, name: str) -> Gpu:
         return _look_up(name, self.gpus, catalog.gpu, catalog.gpus(), "GPU")
 
     def model(self, name: str, base_dir: Path = Path()) -> Model:
-        """Also by the path of a folder with a config.json, relative to `base_dir`, or from the hub's cache."""
+        """A model by name, by the path of a folder with a config.json (relative to `base_dir`), or from the hub's
+        cache."""
         return _look_up(name, self.models, lambda each: catalog.find_model(each, base_dir), catalog.models(), "model")
 
     def engine(self, name: str, version: str = "") -> Engine:
         return _look_up(name, self.engines, lambda each: catalog.engine(each, version), catalog.engines(), "engine")
 
     def coefficients(self, gpu_name: str, engine_name: str, version: str = "") -> Coefficients:
-        """The catalog's, for what an own GPU or engine is like; not calibrated then."""
+        """The coefficients of the similar catalog GPU and engine, then marked uncalibrated."""
         used = self.like.get(gpu_name, gpu_name), self.like.get(engine_name, engine_name)
         found = catalog.coefficients(*used, version)
         estimated = []
@@ -55,7 +56,7 @@ class OwnHardware:
 
 
 def own_hardware(gpus: Entries, models: Entries, engines: Entries, places: Places) -> OwnHardware:
-    """The entries of a scenario's sections. HeadwayError where one is invalid."""
+    """The entries of a scenario's sections. Raises HeadwayError for an invalid entry."""
     like: dict[str, str] = {}
     return OwnHardware(
         _entries(gpus, Gpu, catalog.gpu, "gpus", places, like),
@@ -68,7 +69,7 @@ def own_hardware(gpus: Entries, models: Entries, engines: Entries, places: Place
 def _entries(
     entries: Entries, kind: type[T], find: Callable[[str], T], section: str, places: Places, like: dict[str, str]
 ) -> dict[str, T]:
-    """By name. `like` of an entry names one of the catalog, whose values fill its gaps."""
+    """Entries by name. An entry's `like` names a catalog entry, whose values fill the missing keys."""
     found: dict[str, T] = {}
     for i, entry in enumerate(entries):
         at: Key = (section, i)
@@ -108,7 +109,7 @@ _OF_LAYERS = (
 
 
 def _check_layers_kept(entry: Mapping[str, Any], at: Key, places: Places) -> None:
-    """HeadwayError for a change that the list of layers of the model that an entry is like would hide."""
+    """Raise HeadwayError if an entry changes a key that the similar model's list of layers overrides."""
     for name in _OF_LAYERS:
         if name in entry:
             raise places.error(

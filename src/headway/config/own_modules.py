@@ -1,4 +1,4 @@
-"""Policies of users in documents: the folder of their module, and the text that names them in any folder."""
+"""Users' policies in documents: the folder of their module, and a name that is valid in any folder."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import msgspec
 from headway.core.errors import HeadwayError
 
 PACKAGE = "headway.config.user_modules"
-"""Modules that were imported by their location are in it, under the spelled name of their folder."""
+"""Package for modules imported by location, each under the encoded name of its folder."""
 _NAME = re.compile(r"(?P<folder>.*/)?(?P<module>\w+(?:\.\w+)*):(?P<qualname>\w+)")
-"""`own:Router`, or with the folder of the module in front: `policies/own:Router`."""
+"""`own:Router`, optionally with the module's folder: `policies/own:Router`."""
 
 
 def folder_of(module: str, base_dir: Path) -> Path | None:
-    """The folder that has a module: the current directory, else `base_dir`; None: neither."""
+    """The folder that contains a module: the current directory, else `base_dir`; None: neither."""
     return next((folder for folder in (Path.cwd(), base_dir.absolute()) if has_module(folder, module)), None)
 
 
 def neighbour_of(module: str, name: str) -> str:
-    """How a module that was imported by its location finds a plain name; any other module finds it as it is."""
+    """The full name under which a module imported by location finds a plain name; other modules use the plain name."""
     if not module.startswith(f"{PACKAGE}."):
         return name
     code = module.removeprefix(f"{PACKAGE}.").partition(".")[0]
@@ -39,7 +39,7 @@ def has_module(folder: Path, module: str) -> bool:
 
 
 def with_folder(name: str, base_dir: Path) -> str:
-    """`module:Class` with the module's absolute folder in front, where it lies in a folder; other texts as they are."""
+    """`module:Class` with the module's absolute folder in front, if it is in a folder; other texts unchanged."""
     found = _NAME.fullmatch(name)
     if found is None:
         return name
@@ -50,9 +50,9 @@ def with_folder(name: str, base_dir: Path) -> str:
 
 
 def named(value: Any) -> Any:
-    """A class, an instance or a value of Python as a document holds it.
+    """The document form of a Python class, instance or value.
 
-    HeadwayError for a class that no other process can import, and an instance whose arguments are not known.
+    Raises HeadwayError for a class that other processes cannot import, and for an instance with unknown arguments.
     """
     if isinstance(value, msgspec.Struct):
         return msgspec.to_builtins(value)
@@ -90,7 +90,8 @@ def _of_class(made_by: type[Any]) -> str:
 
 
 def plain(value: Any, name: Callable[[Any], Any] = named) -> Any:
-    """A document that can be written. The same objects where nothing changes, so that a section is written once."""
+    """A document that can be written to a file. Unchanged parts stay the same objects, so that a shared section is
+    written once."""
     if isinstance(value, Mapping):
         made: Any = {key: plain(each, name) for key, each in value.items()}
         is_same = isinstance(value, dict) and all(made[key] is each for key, each in value.items())
@@ -102,6 +103,6 @@ def plain(value: Any, name: Callable[[Any], Any] = named) -> Any:
 
 
 def _inline(entry: Any) -> Any:
-    """A policy whose `name` is an instance: its arguments beside the name."""
+    """A policy whose `name` is an instance, with its arguments moved beside the name."""
     name = entry.get("name")
     return {**entry, **name} if isinstance(name, Mapping) else entry

@@ -1,4 +1,4 @@
-"""Secrets outside of files that users write: `${NAME}` of the environment, `${file:PATH}` of a mounted file."""
+"""Secrets outside of users' files: `${NAME}` from the environment, `${file:PATH}` from a mounted file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FILE = "file:"
 def resolved(value: Any, at: Key, places: Places, base_dir: Path, environment: Mapping[str, str]) -> Any:
     """The value with every placeholder in its texts replaced, at any depth.
 
-    Paths are relative to `base_dir`. HeadwayError where a variable is not set or a file cannot be read.
+    Paths are relative to `base_dir`. Raises HeadwayError if a variable is not set or a file cannot be read.
     """
     if isinstance(value, Mapping):
         return {key: resolved(each, (*at, key), places, base_dir, environment) for key, each in value.items()}
@@ -40,7 +40,7 @@ def resolved(value: Any, at: Key, places: Places, base_dir: Path, environment: M
 
 
 def has_placeholder(value: Any) -> bool:
-    """Whether a text in the value, at any depth, has a placeholder."""
+    """Whether any text in the value has a placeholder."""
     if isinstance(value, Mapping):
         return any(map(has_placeholder, value.values()))
     if isinstance(value, list | tuple):
@@ -49,7 +49,7 @@ def has_placeholder(value: Any) -> bool:
 
 
 def variables_of(value: Any) -> list[str]:
-    """The variables of the environment that placeholders in the value name, each once, in order of their names."""
+    """The environment variables used by placeholders in the value, sorted and without duplicates."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -59,7 +59,7 @@ def variables_of(value: Any) -> list[str]:
 
 
 def _text(file: Path, at: Key, places: Places) -> str:
-    """A file's text without the line end that editors add."""
+    """A file's text without its final line end."""
     try:
         return file.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""The preset of policies: Headway's own set, as far as a fleet can use it."""
+"""The policy preset: Headway's own set, as far as a fleet supports it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ PARTS = PolicySpecs(
     admission="by-deadline",
     scaling="headway",
 )
-"""Who runs keeps the seat, as in vLLM. Otherwise a request whose prompt waited long elsewhere would take the KV blocks
-of those that arrived after it, and theirs would be computed anew."""
+"""Headway's set. Running requests keep their place, as in vLLM: otherwise a request that waited long elsewhere would
+take KV blocks of later arrivals, which would then be recomputed."""
 KEYS = ("routing", "ordering", "ordering_at", "migration", "admission", "scaling")
-"""Keys of policies that a preset chooses, unless they are given beside it."""
+"""Policy keys that a preset sets, unless the user sets them."""
 PREEMPTING = "priority"
-"""The order where engines take any ordering, such as PASCAL's, or where the gateway pauses what runs."""
+"""The ordering for engines that support any ordering (such as PASCAL's), and for gateways that pause running
+requests."""
 
 
 def expanded(policies: PolicySpecs, fleet: Fleet, given: Collection[str]) -> PolicySpecs:
-    """The policies with those of their preset, where they have one. `given` keys stay, also those that are None."""
+    """The policies with their preset's values filled in, if they have a preset. `given` keys stay, even if they are
+    None."""
     if policies.preset is None:
         return policies
     parts = {key: getattr(PARTS, key) for key in ("routing", "ordering", "admission")}
     takes_any = all(pool.engine.orderings is None for pool in _engines(fleet))
     if takes_any or policies.preempt_every_s is not None:
         parts["ordering"] = PREEMPTING
-    # Where engines order by tier, a queue in front of them only keeps the router from placing.
+    # If engines order by tier, a hold queue would only delay the router's placements.
     parts["ordering_at"] = "replica" if all(map(_orders_by_tier, _engines(fleet))) else "gateway"
     if not why_no_migration(fleet):
         parts["migration"] = PARTS.migration
@@ -43,7 +45,7 @@ def expanded(policies: PolicySpecs, fleet: Fleet, given: Collection[str]) -> Pol
 
 
 def explained(policies: PolicySpecs, fleet: Fleet) -> list[str]:
-    """What the preset does with a fleet, for its users: one line on what it uses, one on what it leaves out.
+    """One line on what the preset uses in a fleet, and one on what it leaves out.
 
     `policies` are expanded ones.
     """
@@ -84,7 +86,7 @@ def _left_out(chosen: PolicySpecs, fleet: Fleet) -> Iterator[tuple[str, str]]:
 
 
 def why_no_migration(fleet: Fleet) -> str:
-    """Why no request can move between replicas; "": some can."""
+    """Why no request can move between replicas; "": moves are possible."""
     parts = [part for combo in fleet.combos for part in combo.parts if part.role != "mixed"]
     if any(part.engine.name.startswith("sglang") for part in parts):
         return "SGLang's engines are started for one phase"
@@ -95,7 +97,7 @@ def why_no_migration(fleet: Fleet) -> str:
 
 
 def why_no_scaling(fleet: Fleet) -> str:
-    """Why the number of replicas is fixed; "": it is not."""
+    """Why the number of replicas is fixed; "": it is not fixed."""
     if any(_most_replicas(each) > each.min_replicas for each in _deployments(fleet) if each.max_replicas is not None):
         return ""
     return "no pool has `max_replicas` above its `min_replicas`"
@@ -114,7 +116,7 @@ def _most_replicas(deployment: Pool | Combo) -> int:
 
 
 def _engines(fleet: Fleet) -> list[Pool]:
-    """The pools with engines of the fleet's own."""
+    """The pools that run their own engines."""
     return [pool for pool in fleet.all_pools if pool.hosted is None]
 
 

@@ -1,4 +1,4 @@
-"""Pools that are served and cannot be simulated, as they name no GPU: simulations leave them out and say so."""
+"""Pools that are only served: they name no GPU, so simulations omit them, with a warning."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headway.core.errors import LeftOutWarning
 
 
 def without_proxied(document: Mapping[str, Any], places: Places) -> tuple[Mapping[str, Any], Places]:
-    """A scenario's document without the pools that are only served, and without a trace's requests for their models.
+    """A scenario's document without the served-only pools, and without a trace's requests for their models.
 
-    A LeftOutWarning names the pools. Where none would be left, the document stays, and the missing GPU is an error
-    later.
+    A LeftOutWarning names the pools. If no pool would remain, the document is unchanged, and the missing GPU becomes an
+    error later.
     """
     left_out = _proxied(document)
     if not left_out:
@@ -37,12 +37,12 @@ def without_proxied(document: Mapping[str, Any], places: Places) -> tuple[Mappin
 
 
 def proxied_names(document: Mapping[str, Any]) -> list[str]:
-    """The names of the pools that `without_proxied` leaves out."""
+    """The names of the pools that `without_proxied` removes."""
     return [str(document["fleet"][i].get("name") or f"pool-{i}") for i in _proxied(document)]
 
 
 def _proxied(document: Mapping[str, Any]) -> list[int]:
-    """The places of pools that are only served; none if no other pool is there."""
+    """The indexes of served-only pools; empty if there are no other pools."""
     pools = document.get("fleet")
     if not isinstance(pools, list):
         return []
@@ -51,7 +51,7 @@ def _proxied(document: Mapping[str, Any]) -> list[int]:
 
 
 _SERVED = ("endpoints", "endpoints_file", "kubernetes", "inference_pool")
-"""Keys of a pool, of which each says where its replicas are."""
+"""Pool keys that say where the replicas are."""
 
 
 def _is_proxied(pool: Any) -> bool:
@@ -65,7 +65,7 @@ def _is_proxied(pool: Any) -> bool:
 
 
 def _without_fallbacks(pool: Any, names: Sequence[str]) -> Any:
-    """A pool whose fallbacks are pools that are left."""
+    """A pool without fallbacks that were removed."""
     fallback = pool.get("fallback") if isinstance(pool, Mapping) else None
     if not isinstance(fallback, list):
         return pool
@@ -83,14 +83,14 @@ def _model(pool: Any) -> Any:
 
 
 def without_models(workload: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any]:
-    """A workload of a trace without the requests for these models."""
+    """A trace workload without the requests for these models."""
     trace = workload["trace"]
     given = {SHORT["trace"]: trace} if isinstance(trace, str) else dict(trace)
     return {**workload, "trace": {**given, "without_models": [*given.get("without_models", ()), *models]}}
 
 
 def _moved(places: Places, kept: Sequence[int]) -> Places:
-    """Places in which the kept pools are numbered anew."""
+    """Places with the remaining pools renumbered."""
     new = {old: i for i, old in enumerate(kept)}
 
     def moved(key: Key) -> Key | None:

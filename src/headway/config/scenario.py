@@ -1,4 +1,4 @@
-"""A scenario: a document that a user wrote, with the specification and the fleet that it describes."""
+"""A scenario: the user's document, with the specification and fleet that it describes."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ Changes = Mapping[Key, tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """Pure data. The names of its fleet are known and its models fit; its policies are not resolved."""
+    """Pure data. The names in its fleet are known and its models fit; its policies are not resolved."""
 
     spec: Spec
     fleet: Fleet
     document: dict[str, Any]
     """The file's content."""
     base_dir: Path
-    """Relative paths start here."""
+    """Folder to which paths are relative."""
     places: Places
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The step-time functions of a scenario's pools. Reads coefficients at the first call. Can be pickled."""
+    """The step-time functions of a scenario's pools. Reads coefficients at the first call. Picklable."""
 
     scenario: Scenario
 
@@ -64,7 +64,7 @@ class StepTimes:
 
     @property
     def pools(self) -> tuple[PoolCalibration, ...]:
-        """Of every pool on GPUs, and of every part of a combo."""
+        """The calibration of every pool on GPUs, and of every part of a combo."""
         found = []
         for pool in self.scenario.fleet.all_pools:
             if pool.hosted is not None:
@@ -80,7 +80,7 @@ class StepTimes:
         return step_model(pool.model, pool.gpu, pool.engine, pool.parallel, self.coefficients[pool.name])
 
     def __call__(self, pool: Pool) -> Line:
-        if pool.hosted is not None and self.coefficients is not None:  # which checks that its speed is known
+        if pool.hosted is not None and self.coefficients is not None:  # it checks that the pool's speed is known
             return hosted_line(pool.hosted)
         factor = self.scenario.spec.simulation.step_time_factor
         line = self.model(pool).line
@@ -96,7 +96,7 @@ def _slowed(line: Line, factor: float) -> Line:
 
 
 def read(path: Path) -> tuple[dict[str, Any], Places]:
-    """The document of a scenario file, named after the file unless it has a name."""
+    """The document of a scenario file; its name defaults to the file's name."""
     document, places = strict_yaml.read(path)
     check_sections(document, places)
     return {**document, "name": document.get("name", path.stem)}, places
@@ -105,7 +105,7 @@ def read(path: Path) -> tuple[dict[str, Any], Places]:
 def check_sections(document: Mapping[str, Any], places: Places) -> None:
     """Raise HeadwayError unless each section is a mapping, or a list of mappings, as the schema says.
 
-    Planners change documents before these are read as a whole.
+    Planners change documents before the whole is read.
     """
     for section in fields(Spec):
         value = document.get(section.name)
@@ -115,9 +115,9 @@ def check_sections(document: Mapping[str, Any], places: Places) -> None:
 
 
 def assemble(document: Mapping[str, Any], places: Places, base_dir: Path, changes: Changes | None = None) -> Scenario:
-    """The scenario of a document, some values changed. HeadwayError where keys, values or the fleet are invalid."""
+    """The scenario of a document, with some values changed. Raises HeadwayError for invalid keys, values or fleets."""
     changed, places = strict_yaml.change(document, places, changes or {})
-    if "workload" not in changed:  # a fleet file
+    if "workload" not in changed:  # the document is a fleet file
         raise places.error(
             (), "'workload' is missing; expected it there, or requests by an option (--trace, --workload, --demand)"
         )
@@ -132,7 +132,7 @@ def assemble(document: Mapping[str, Any], places: Places, base_dir: Path, change
 
 
 def _without_secrets(document: dict[str, Any]) -> dict[str, Any]:
-    """The document without settings of the gateway that have placeholders, which nothing but the gateway reads."""
+    """The document without gateway settings that have placeholders, which only the gateway reads."""
     settings = document.get("gateway")
     if not isinstance(settings, Mapping) or not has_placeholder(settings):
         return document
@@ -156,10 +156,10 @@ _FILE_PLACEHOLDER = re.compile(r"\$\{file:([^{}]*)\}")
 
 
 def with_absolute_paths(document: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
-    """A scenario's document that is the same scenario in any folder and process, and that can be written to a file.
+    """A scenario's document in a form that is valid in any folder and process, and can be written to a file.
 
-    Its files are under absolute paths, and policies of one's own under the names of their classes, with the folders of
-    their modules. HeadwayError for a policy that no other process can import.
+    Paths are absolute, and users' policies are named by class and module folder. Raises HeadwayError for a policy that
+    other processes cannot import.
     """
     folder = base_dir.absolute()
 
@@ -201,7 +201,7 @@ def with_absolute_paths(document: Mapping[str, Any], base_dir: Path) -> dict[str
 
 
 def written(scenario: Scenario) -> dict[str, Any]:
-    """The document that reads as this scenario, whose policies, variants and seed may differ from its file's."""
+    """The document that describes this scenario, whose policies, variants and seed may differ from its file's."""
     spec, document = scenario.spec, dict(scenario.document)
     given = document.get("policies") or {}
     read_policies = strict_yaml.convert(given, PolicySpecs, scenario.places, ("policies",))
@@ -215,14 +215,14 @@ def written(scenario: Scenario) -> dict[str, Any]:
 
 
 def _written_policies(policies: PolicySpecs) -> dict[str, Any]:
-    """All that differs from the defaults, and all that a preset would choose otherwise."""
+    """The values that differ from the defaults or from the preset's choice."""
     made = _written_struct(policies)
     chosen = {key: getattr(policies, key) for key in PRESET_KEYS} if policies.preset is not None else {}
     return {**made, **chosen}
 
 
 def _written_struct(value: Struct) -> dict[str, Any]:
-    """A Struct's keys whose values are not the defaults. Values of Python stay."""
+    """A Struct's keys whose values are not the defaults. Python values stay."""
     given = {field.encode_name: (getattr(value, field.name), field) for field in fields(value)}
     return {
         name: to_builtins(each) if isinstance(each, Struct) else each
@@ -236,7 +236,7 @@ def _default(field: FieldInfo) -> Any:
 
 
 def variants(scenario: Scenario) -> tuple[Scenario, ...]:
-    """One scenario for each variant, else for each pair of routing and ordering, in listed order."""
+    """One scenario per variant, else per pair of routing and ordering, in listed order."""
     spec = scenario.spec
     if spec.variants:
         return tuple(_of_variant(scenario, variant) for variant in spec.variants)
@@ -245,7 +245,7 @@ def variants(scenario: Scenario) -> tuple[Scenario, ...]:
 
 
 def variant(scenario: Scenario, name: str) -> Scenario:
-    """The variant of that name. HeadwayError where there is none."""
+    """The variant of that name. Raises HeadwayError if there is none."""
     for each, chosen in zip(scenario.spec.variants, variants(scenario), strict=False):
         if each.name == name:
             return chosen
@@ -253,7 +253,7 @@ def variant(scenario: Scenario, name: str) -> Scenario:
 
 
 def only_variant(scenario: Scenario) -> Scenario:
-    """The single variant. HeadwayError where there are several."""
+    """The single variant. Raises HeadwayError if there are several."""
     chosen = variants(scenario)
     if len(chosen) > 1:
         key = "routing" if len(listed(scenario.spec.policies.routing)) > 1 else "ordering"
@@ -264,7 +264,7 @@ def only_variant(scenario: Scenario) -> Scenario:
 
 
 def _first_policies(spec: Spec) -> str:
-    """The flags that choose the first policy of each kind that has several."""
+    """The flags that choose the first policy of each kind that lists several."""
     kinds = {"--routing": listed(spec.policies.routing), "--ordering": listed(spec.policies.ordering)}
     first = {flag: each[0] for flag, each in kinds.items() if len(each) > 1}
     names = {flag: each if isinstance(each, str) else each.get("name") for flag, each in first.items()}
@@ -286,7 +286,7 @@ def listed(spec: PolicySpec | list[PolicySpec]) -> list[PolicySpec]:
 
 
 _NONE_MEANS_NONE = {field.name for field in fields(Variant) if field.default is UNSET}
-"""Keys of a variant whose null switches a policy off. Others are then as in `policies`."""
+"""Variant keys whose null switches a policy off. For other keys, null means the value in `policies`."""
 
 
 def _of_variant(scenario: Scenario, variant: Variant) -> Scenario:
@@ -304,7 +304,7 @@ def _of_variant(scenario: Scenario, variant: Variant) -> Scenario:
 
 
 def _warn_of_units(spec: Spec, places: Places) -> None:
-    """A SloWarning for each SLO that is likely in another unit."""
+    """Emit a SloWarning for each SLO that probably has the wrong unit."""
     declared: list[tuple[Key, Any]] = [(("slo",), spec.slo), (("workload", "slo"), spec.workload.slo)]
     tiers = spec.workload.tiers if isinstance(spec.workload.tiers, tuple) else ()
     declared += [(("workload", "tiers", i), tier) for i, tier in enumerate(tiers)]
@@ -356,7 +356,7 @@ def _check_role_changes(scenario: Scenario) -> None:
 
 
 def _num_partners(fleet: Fleet) -> list[int]:
-    """Of each replica, in fleet order: the other replicas of its combo."""
+    """By replica, in fleet order: the number of other replicas in its combo."""
     deployments: list[Pool | Combo] = [*fleet.pools, *fleet.combos]
     units = [unit_of(each) for each in deployments for _ in range(each.replicas)]
     return [len(unit) - 1 for unit in units for _ in unit]

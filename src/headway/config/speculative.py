@@ -1,4 +1,4 @@
-"""The key `speculative` of a pool: the drafts of its engines, and the shape of what drafts them."""
+"""The pool key `speculative`: the drafts of its engines, and the shape of the draft model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from headway.config.strict_yaml import Key, Places
 from headway.core.fleet import Engine, Model, Parallel, Speculative, by_rate
 
 EAGLE3_VOCAB_SIZE = 32_000
-"""Of the published heads for Llama 3.1 and 3.3 (`draft_vocab_size` in yuhuili/EAGLE3-LLaMA3.1-Instruct-8B)."""
+"""Vocabulary of the published heads for Llama 3.1 and 3.3 (`draft_vocab_size` in
+yuhuili/EAGLE3-LLaMA3.1-Instruct-8B)."""
 
 
 def with_speculation(
@@ -28,7 +29,7 @@ def with_speculation(
     places: Places,
     own: OwnHardware,
 ) -> Engine:
-    """The engine with its drafts. HeadwayError where a key is invalid; paths are relative to `base_dir`."""
+    """The engine with its drafts; paths are relative to `base_dir`. Raises HeadwayError for an invalid key."""
     _check(spec, engine, parallel, at, places)
     num = spec.num_speculative_tokens
     draft = _draft(spec, target, at, base_dir, places, own)
@@ -49,7 +50,7 @@ def with_speculation(
 
 
 def _repository(spec: SpeculativeSpec, draft: Model | None) -> str:
-    """What engines load as the draft model or head."""
+    """The draft model or head that engines load."""
     if spec.hf_id or draft is None:
         return spec.hf_id
     if spec.method != "draft_model":
@@ -102,7 +103,7 @@ def _check_schedule(spec: SpeculativeSpec, engine: Engine, at: Key, places: Plac
 def _draft(
     spec: SpeculativeSpec, target: Model, at: Key, base_dir: Path, places: Places, own: OwnHardware
 ) -> Model | None:
-    """The shape of what drafts; None: no model does."""
+    """The shape of the draft model or head; None: no model drafts."""
     if spec.method == "ngram":
         if spec.model:
             raise places.error((*at, "model"), "goes with a method that drafts with a model; ngram has none")

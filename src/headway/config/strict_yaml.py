@@ -1,4 +1,4 @@
-"""Users' YAML files, converted strictly into Structs. Errors have the file, line and key, and the nearest name."""
+"""Converts users' YAML files strictly into Structs. Errors state the file, line, key and the closest valid name."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Key = tuple[str | int, ...]
 
 
 _MAX_TEXT_CHARS = 64
-"""Of a wrong value in an error."""
+"""Maximum length of a wrong value in an error message."""
 _MAX_LEVELS = 100
-"""Mappings and sequences in each other."""
+"""Maximum nesting of mappings and sequences."""
 _MAX_REPEATED = 100_000
-"""Values of a document that are there by aliases only."""
+"""Maximum number of values that exist only through aliases."""
 
 
 class Places:
-    """The origins of a document's values: lines of a file, or flags of the command line."""
+    """The origins of a document's values: lines of a file, or command-line flags."""
 
     def __init__(
         self,
@@ -41,10 +41,11 @@ class Places:
         self.lines = dict(lines or {})
         self.flags = dict(flags or {})
         self.warned = set(warned)
-        """Keys whose values come from options that warn of an unlikely value themselves."""
+        """Keys set by options that warn of an unlikely value themselves."""
 
     def where(self, key: Key) -> str:
-        """`chat.yaml:12: fleet[0].gpu`, or `--gpu`. A key without a line has that of its nearest parent."""
+        """The origin of a key: `chat.yaml:12: fleet[0].gpu`, or `--gpu`. A key without a line uses its closest
+        parent's."""
         for end in range(len(key), 0, -1):
             if key[:end] in self.flags:
                 return self.flags[key[:end]]
@@ -55,7 +56,7 @@ class Places:
 
     @contextmanager
     def at(self, *key: str | int) -> Iterator[None]:
-        """Add this key to the message of a HeadwayError raised inside."""
+        """Add this key to the message of a HeadwayError raised in the block."""
         try:
             yield
         except HeadwayError as error:
@@ -73,8 +74,8 @@ def spell(key: Key) -> str:
 
 
 def read(path: Path) -> tuple[dict[str, Any], Places]:
-    """The mapping in a YAML file, with durations in seconds, and the origins of its values. HeadwayError where there is
-    none."""
+    """The mapping in a YAML file, with durations in seconds, and the origins of its values. Raises HeadwayError for
+    other content."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -87,7 +88,7 @@ def read(path: Path) -> tuple[dict[str, Any], Places]:
 
 
 def parse(text: str, file: str) -> tuple[dict[str, Any], Places]:
-    """`read` of a text; `file` is its name in errors."""
+    """As `read`, for a text; `file` is its name in errors."""
     with _explaining(file):
         loader = _Loader(text)
         try:
@@ -103,14 +104,14 @@ def parse(text: str, file: str) -> tuple[dict[str, Any], Places]:
 
 
 def compose(text: str, file: str) -> yaml.Node | None:
-    """The tree of a YAML text, of bounded depth and size; None: the text is empty. HeadwayError as by `read`."""
+    """The tree of a YAML text, of bounded depth and size; None: the text is empty. Raises HeadwayError like `read`."""
     with _explaining(file):
         return yaml.compose(text, Loader=_Loader)
 
 
 @contextmanager
 def _explaining(file: str) -> Iterator[None]:
-    """HeadwayError in place of what the YAML library raises."""
+    """Turn the YAML library's exceptions into HeadwayErrors."""
     try:
         yield
     except yaml.MarkedYAMLError as error:
@@ -122,13 +123,13 @@ def _explaining(file: str) -> Iterator[None]:
 
 
 SHORT = {"engine": "name", "trace": "path"}
-"""Keys whose value may be a string, which is short for this key of a mapping."""
+"""Keys whose value may be a string, as shorthand for this key of a mapping."""
 
 
 def change(
     data: Mapping[str, Any], places: Places, changes: Mapping[Key, tuple[str, Any]]
 ) -> tuple[dict[str, Any], Places]:
-    """A document with values set, in order: key -> (the flag that sets it, the value). Its input stays as it is."""
+    """A copy of a document with values set, in order: key -> (the flag that sets it, the value)."""
     changed, places = dict(data), Places(places.file, places.lines, places.flags, places.warned)
     for key, (flag, value) in changes.items():
         parent: Any = changed
@@ -148,23 +149,23 @@ def change(
 
 
 def _check_step(parent: Any, step: str | int, flag: str) -> None:
-    """HeadwayError where a list has no such entry."""
+    """Raise HeadwayError if a list has no such entry."""
     if isinstance(parent, list) and not (isinstance(step, int) and step < len(parent)):
         raise HeadwayError(f"{flag}: {step!r} is no entry of a list of {len(parent)}; expected 0 to {len(parent) - 1}")
 
 
 class _BoundsError(yaml.MarkedYAMLError):
-    """A document that is valid, and larger than any that is meant."""
+    """A valid document that is too large or too deep."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e6 is a number, as in YAML 1.2 and JSON. Its depth and what its aliases repeat are bounded."""
+    """A YAML loader that reads 1e6 as a number, as YAML 1.2 and JSON do, and bounds depth and alias expansion."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = self._num_repeated = 0
         self._extents: dict[yaml.Node, tuple[int, int]] = {}
-        """Of each whole node: levels, and values with those that aliases repeat."""
+        """By complete node: (levels, values including those repeated by aliases)."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -188,7 +189,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _extent(self, node: yaml.Node) -> tuple[int, int]:
-        """Levels and values of a node, by those of its children."""
+        """(levels, values) of a node, computed from its children."""
         children: list[yaml.Node] = node.value if isinstance(node, yaml.SequenceNode) else []
         if isinstance(node, yaml.MappingNode):
             children = [each for pair in node.value for each in pair]
@@ -229,7 +230,7 @@ def _lines(node: yaml.Node, key: Key, file: str) -> Iterator[tuple[Key, int]]:
 
 
 def convert(data: Any, to: type[T], places: Places, at: Key = ()) -> T:
-    """`data` as a `to`, strictly; `at` is its key in the document. HeadwayError where it does not fit."""
+    """`data` strictly converted to `to`; `at` is its key in the document. Raises HeadwayError if it does not fit."""
     try:
         return msgspec.convert(data, to)
     except msgspec.ValidationError as error:
@@ -250,14 +251,14 @@ def _explained(error: msgspec.ValidationError, data: Any, to: Any, places: Place
         return unknown("value", name[1], _values(data, to, inner), places.where(key))
     message = mismatch(what)
     if re.match(r"expected (integer|number)\b.*, got string$", message) and (text := _text(data, inner)) is not None:
-        message += f": {text!r}"  # a unit, mostly; elsewhere it might be a secret
+        message += f": {text!r}"  # usually a unit; elsewhere it might be a secret
         if key and is_seconds(key[-1]):
             message += f"; {EXPECTED}"
     return places.error(key, message)
 
 
 def _text(data: Any, key: Key) -> str | None:
-    """The text at a key; None if there is none. A long one is shortened."""
+    """The text at a key, shortened if long; None if there is none."""
     for step in key:
         if not isinstance(data, Mapping | list | tuple):
             return None
@@ -268,7 +269,7 @@ def _text(data: Any, key: Key) -> str | None:
 
 
 def _in_free_key(data: Any, to: Any, key: Key) -> tuple[str, msgspec.ValidationError, Any, Any] | None:
-    """Of keys that a user names: the first one whose value does not fit, the error, the value, and its Struct."""
+    """Among keys chosen by the user: the first one whose value does not fit, the error, the value, and its Struct."""
     structs = [
         t.value_type.cls
         for t in _types(data, to, key)
@@ -286,7 +287,7 @@ def _in_free_key(data: Any, to: Any, key: Key) -> tuple[str, msgspec.ValidationE
 
 
 def _key(path: str) -> Key:
-    """The key of msgspec's path `$.fleet[0].gpu`; it ends before a free key, which msgspec writes `[...]`."""
+    """The key of msgspec's path `$.fleet[0].gpu`, up to a key chosen by the user, which msgspec writes `[...]`."""
     key: list[str | int] = []
     for name, index, free in re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]|(\[\.\.\.\])", path):
         if free:
@@ -296,7 +297,7 @@ def _key(path: str) -> Key:
 
 
 def _types(data: Any, to: Any, key: Key) -> Iterator[msgspec.inspect.Type]:
-    """The types that a value at `key` in a `to` may have."""
+    """The possible types of the value at `key` in a `to`."""
     types = [msgspec.inspect.type_info(to)]
     for step in key:
         types = [child for t in _members(types) for child in _children(t, step, data)]
@@ -305,7 +306,7 @@ def _types(data: Any, to: Any, key: Key) -> Iterator[msgspec.inspect.Type]:
 
 
 def _fields(data: Any, to: Any, key: Key) -> set[str]:
-    """The keys that a Struct at `key` may have."""
+    """The valid keys of a Struct at `key`."""
     structs = [t for t in _types(data, to, key) if isinstance(t, msgspec.inspect.StructType)]
     for step in key:
         data = data[step]
@@ -315,7 +316,7 @@ def _fields(data: Any, to: Any, key: Key) -> set[str]:
 
 
 def _values(data: Any, to: Any, key: Key) -> set[str]:
-    """The strings that a value at `key` may be."""
+    """The valid strings at `key`."""
     words: set[str] = set()
     for t in _types(data, to, key):
         if isinstance(t, msgspec.inspect.LiteralType):
@@ -341,7 +342,7 @@ def _children(t: msgspec.inspect.Type, step: str | int, data: Any) -> Iterator[m
 
 
 def plain(value: Any) -> Any:
-    """A Struct as a document holds it: plain values, without keys whose value is None."""
+    """A Struct as plain document values, without keys whose value is None."""
     value = msgspec.to_builtins(value)
     if isinstance(value, dict):
         return {key: plain(each) for key, each in value.items() if each is not None}
@@ -349,5 +350,5 @@ def plain(value: Any) -> Any:
 
 
 def dump(document: Mapping[str, Any]) -> str:
-    """A document as YAML, its keys in order."""
+    """A document as YAML, with its keys in order."""
     return yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True, width=100)

@@ -1,8 +1,8 @@
-"""Modules of users, imported from the folder of a scenario by their location, while `sys.path` stays as it is.
+"""Imports users' modules from the folder of a scenario by location, without changing `sys.path`.
 
-The folder becomes a package inside this one, and the folder's path is spelled in the package's name. So any process can
-import the module again by its name, and instances of its classes can be pickled. Its neighbours, which it imports by
-their plain names, are modules of that package, too: those of another folder may have the same names.
+The folder becomes a subpackage of this module, named after the folder's encoded path. So any process can import the
+module by this name, and instances of its classes can be pickled. Neighbouring modules, which it imports by plain names,
+become modules of the same package, so modules in other folders may have the same names.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __path__: list[str] = []
 
 
 def loader_of(base_dir: Path) -> Callable[[str], ModuleType]:
-    """Imports a module by name: from the current directory, else from `base_dir`, else from `sys.path`.
+    """A function that imports a module by name from the current directory, else `base_dir`, else `sys.path`.
 
-    A name may begin with the folder, as in `policies/own`, relative to `base_dir`.
+    A name may begin with a folder, as in `policies/own`, relative to `base_dir`.
     """
 
     def load(name: str) -> ModuleType:
@@ -40,14 +40,14 @@ def loader_of(base_dir: Path) -> Callable[[str], ModuleType]:
         file = folder.joinpath(*module.split("."))
         imported = getattr(sys.modules.get(module), "__file__", None)
         if imported in (f"{file}.py", str(file / "__init__.py")):
-            return sys.modules[module]  # a program that imported it shares its classes
+            return sys.modules[module]  # shares the classes with a program that already imported it
         return import_module(f"{__name__}.{str(folder).encode().hex()}.{module}")
 
     return load
 
 
 class _FolderFinder(MetaPathFinder):
-    """Finds the packages of folders, and the modules in them."""
+    """Finds the packages of folders, and their modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -67,7 +67,7 @@ class _FolderFinder(MetaPathFinder):
 
 
 class _FolderLoader(SourceFileLoader):
-    """Runs a module that may import its neighbours by their plain names, at once or later."""
+    """Runs a module that may import its neighbours by plain names, at once or later."""
 
     def __init__(self, folder: str, loader: SourceFileLoader) -> None:
         super().__init__(loader.name, loader.path)
@@ -86,13 +86,13 @@ class _FolderLoader(SourceFileLoader):
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """As `__import__`, but a module that is found nowhere else is the neighbour of that name."""
+        """`__import__`, except that a module found nowhere else is a neighbour of that name."""
         first = name.partition(".")[0]
         if level > 0 or not self._is_neighbour(first):
             return __import__(name, globals, locals, fromlist or (), level)
         within = neighbour_of(self.name, first)
         __import__(neighbour_of(self.name, name), globals, locals, fromlist or ())
-        sys.modules.setdefault(first, sys.modules[within])  # for what was pickled under its plain name
+        sys.modules.setdefault(first, sys.modules[within])  # for objects pickled under the plain name
         return sys.modules[neighbour_of(self.name, name) if fromlist else within]
 
     def _is_neighbour(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Values set in the text of a YAML file, so that its comments and its layout stay."""
+"""Sets values in the text of a YAML file, and preserves its comments and layout."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _END_OF_LINE = re.compile(r"[^\n]*")
 
 
 def edited(text: str, changes: Mapping[Key, Any], file: str = "") -> str:
-    """The text of a document with values set, as `strict_yaml.change` sets them.
+    """The text of a document with values set, as by `strict_yaml.change`.
 
-    Only what changes is written anew. A document in which that cannot be done, as with an anchor on a changed value,
-    is written whole, without its comments.
+    Only changed parts are rewritten. If that is impossible, as with an anchor on a changed value, the whole document is
+    written without its comments.
     """
     document, places = strict_yaml.parse(text, file)
     flags = {key: (strict_yaml.spell(key), value) for key, value in changes.items()}
@@ -32,12 +32,12 @@ def edited(text: str, changes: Mapping[Key, Any], file: str = "") -> str:
         if strict_yaml.parse(made, file)[0] == wanted:
             return made
     except HeadwayError:
-        pass  # the edit made no valid document
+        pass  # the edit produced an invalid document
     return strict_yaml.dump(wanted)
 
 
 def unified_diff(before: str, after: str, name: str) -> str:
-    """A diff that `patch` and `git apply` take; empty if nothing differs."""
+    """A diff for `patch` and `git apply`; empty if the texts are equal."""
     lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), name, name)
     return "".join(each if each.endswith("\n") else f"{each}\n\\ No newline at end of file\n" for each in lines)
 
@@ -66,7 +66,7 @@ def _nested(keys: Key, value: Any) -> Any:
 
 
 def _child(node: yaml.Node | None, step: str | int) -> yaml.Node | None:
-    """The value under a key, or an entry of a list; None: a mapping has no such key."""
+    """The value under a key, or an entry of a list; None: the mapping lacks the key."""
     if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
         found: yaml.Node = node.value[step]
         return found
@@ -77,7 +77,7 @@ def _child(node: yaml.Node | None, step: str | int) -> yaml.Node | None:
 
 def _replaced(text: str, node: yaml.Node, value: Any) -> str:
     start, end = _start(node), _end(node)
-    gap = " " if start and text[start - 1] == ":" else ""  # an empty value
+    gap = " " if start and text[start - 1] == ":" else ""  # the value is empty
     return text[:start] + gap + _flow(value) + text[end:]
 
 
@@ -111,7 +111,7 @@ def _column(node: yaml.Node) -> int:
 
 
 def _end(node: yaml.Node) -> int:
-    """Where the last value of a node ends: marks of block collections are after the comments below them."""
+    """The end of a node's last value; the node's own end mark is after the comments below it."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _end(last[1] if isinstance(last, tuple) else last)

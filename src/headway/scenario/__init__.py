@@ -1,4 +1,4 @@
-"""A scenario file, its parts, and a run: the only place where the parts meet."""
+"""A scenario file, its parts, and a run. Only this package combines the parts."""
 
 from headway.config.scenario import Scenario, StepTimes, variant, variants
 from headway.scenario.policies import policies_of

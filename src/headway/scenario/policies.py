@@ -1,4 +1,4 @@
-"""The policies of a scenario: names and arguments of its specification, resolved and checked against its fleet."""
+"""Resolves the policies of a scenario from names and arguments, and checks them against its fleet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headway.workload.spec import TraceSpec
 def policies_of(scenario: Scenario, tasks: TaskFactory | None = None) -> Policies:
     """The policies of a scenario with one variant. `tasks` runs the planners of scalers; None: inline.
 
-    HeadwayError where there are several variants, or where a policy cannot be had.
+    Raises HeadwayError for several variants, or for a policy that cannot be created.
     """
     chosen = variants(scenario)
     if len(chosen) > 1:
@@ -32,13 +32,13 @@ def policies_of(scenario: Scenario, tasks: TaskFactory | None = None) -> Policie
 
 
 def check(scenario: Scenario) -> None:
-    """HeadwayError where a policy of any variant cannot be had."""
+    """Raise HeadwayError if a policy of any variant cannot be created."""
     for variant in variants(scenario):
         _resolved(variant, None)
 
 
 def labels(scenario: Scenario, policies: Policies) -> dict[str, str]:
-    """How reports name the policies of a scenario with one variant: kind -> name and arguments."""
+    """Report labels of the policies of a scenario with one variant: kind -> name and arguments."""
     spec = scenario.spec
     if spec.variants:
         return {"policies": spec.variants[0].name}
@@ -51,7 +51,7 @@ def labels(scenario: Scenario, policies: Policies) -> dict[str, str]:
 
 
 def scaler_of(scenario: Scenario, tasks: TaskFactory | None = None) -> PolicyChoice[Scaler] | None:
-    """The scaler, with the forecaster and the planner that its specification names."""
+    """The scaler, with the forecaster and planner named in its specification."""
     spec = scenario.spec.policies.scaling
     if spec is None:
         return None
@@ -61,7 +61,7 @@ def scaler_of(scenario: Scenario, tasks: TaskFactory | None = None) -> PolicyCho
 
 
 def knows_future(scaler: Callable[[], Scaler] | None) -> bool:
-    """Whether the scaler's forecaster is fitted on the run's own demand."""
+    """Whether the scaler's forecaster is fitted to the run's own demand."""
     return isinstance(scaler, PolicyChoice) and getattr(scaler.arguments.get("forecaster"), "cheats", False)
 
 
@@ -119,7 +119,7 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
 
 
 def check_begins(scenario: Scenario, policies: Policies) -> None:
-    """HeadwayError where a simulation would follow schedules, and does not know when it begins."""
+    """Raise HeadwayError if a simulation has schedules but no start date."""
     if policies.scaler is None and not scenario.document.get("variants"):
         check_followed(scenario)
     if policies.least and policies.began_s is None:
@@ -128,7 +128,7 @@ def check_begins(scenario: Scenario, policies: Policies) -> None:
 
 
 def check_followed(scenario: Scenario) -> None:
-    """HeadwayError for schedules of a fleet without a scaler, which nothing would follow."""
+    """Raise HeadwayError for schedules in a fleet without a scaler, which would be ignored."""
     if scenario.spec.policies.scaling is None:
         for key, i, each in _deployments(scenario):
             if each.scheduled_min_replicas:
@@ -137,7 +137,7 @@ def check_followed(scenario: Scenario) -> None:
 
 
 def _least(scenario: Scenario) -> dict[str, LeastReplicas]:
-    """The schedules of pools and combos that have one; none without a scaler."""
+    """The schedules by pool or combo; empty without a scaler."""
     if scenario.spec.policies.scaling is None:
         return {}
     return {
@@ -148,7 +148,7 @@ def _least(scenario: Scenario) -> dict[str, LeastReplicas]:
 
 
 def _deployments(scenario: Scenario) -> list[tuple[str, int, Pool | Combo]]:
-    """Pools and combos, with their places in the file."""
+    """Pools and combos, with their keys in the file."""
     deployments: list[tuple[str, int, Pool | Combo]] = [
         ("fleet", i, each) for i, each in enumerate(scenario.fleet.pools)
     ]
@@ -157,7 +157,7 @@ def _deployments(scenario: Scenario) -> list[tuple[str, int, Pool | Combo]]:
 
 
 def _began_s(scenario: Scenario) -> float | None:
-    """When the run's time 0 is, if the scenario or its trace says so, in seconds since the epoch."""
+    """Epoch time of the run's time 0, if the scenario or its trace states it."""
     begins, workload = scenario.spec.simulation.begins, scenario.spec.workload
     if begins is not None:
         with scenario.places.at("simulation", "begins"):
@@ -167,7 +167,7 @@ def _began_s(scenario: Scenario) -> float | None:
             return found.timestamp()
     if workload.trace is None:
         return None
-    from headway.forecast.recorded_hours import recorded_began_s  # imports pyarrow, which few simulations need
+    from headway.forecast.recorded_hours import recorded_began_s  # it imports pyarrow, which few simulations need
 
     trace = TraceSpec(workload.trace) if isinstance(workload.trace, str) else workload.trace
     began_s = recorded_began_s(scenario.base_dir / trace.path)
@@ -175,7 +175,7 @@ def _began_s(scenario: Scenario) -> float | None:
 
 
 def _check_preemption(scenario: Scenario, ordering: Ordering) -> None:
-    """HeadwayError where no request would ever be paused."""
+    """Raise HeadwayError if no request would ever be paused."""
     if scenario.spec.policies.ordering_at != "gateway":
         raise HeadwayError("requests wait in the replicas' queues; expected `ordering_at: gateway`")
     if not ordering.preemptive and not isinstance(ordering, SharingOrdering):
@@ -184,7 +184,8 @@ def _check_preemption(scenario: Scenario, ordering: Ordering) -> None:
 
 
 def _window(scenario: Scenario) -> int | None:
-    """The specified window; None: as many requests as a replica runs where the gateway orders, else no window."""
+    """The specified window; None: with an ordering at the gateway, the number of requests that a replica runs at once,
+    else no window."""
     spec = scenario.spec.policies
     if spec.window is not None or spec.ordering_at == "replica":
         return spec.window
@@ -192,12 +193,12 @@ def _window(scenario: Scenario) -> int | None:
 
 
 def _prompt_window(scenario: Scenario) -> int:
-    """The prompt tokens of one iteration: with so many to compute, an engine needs no more."""
+    """The prompt tokens of one iteration, which keep an engine busy."""
     return min(pool.engine.max_num_batched_tokens for pool in _own_pools(scenario.fleet))
 
 
 def _own_pools(fleet: Fleet) -> Sequence[Pool]:
-    """The pools whose engines are the fleet's own; all of them if it has none."""
+    """The pools that run their own engines; all pools if there is none."""
     return [pool for pool in fleet.all_pools if pool.hosted is None] or fleet.all_pools
 
 
@@ -216,7 +217,7 @@ def _cascade(scenario: Scenario) -> CascadeConfig | None:
 
 
 def _check_engines(fleet: Fleet, ordering: PolicySpec) -> None:
-    """HeadwayError where an engine does not support the ordering."""
+    """Raise HeadwayError if an engine does not support the ordering."""
     name = ordering if isinstance(ordering, str) else str(ordering.get("name"))
     for pool in fleet.all_pools:
         accepted = pool.engine.orderings

@@ -1,4 +1,4 @@
-"""Errors of users' policies, reported as errors of the policy: which one, where, and what it did."""
+"""Reports exceptions in users' policies as errors of the policy: which one, where, and what happened."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from headway.policies.resolve import PolicyChoice
 
 _PACKAGE = Path(headway.__file__).parent
 _DECIDING = (_PACKAGE / "control", _PACKAGE / "sim")
-"""Code that uses the decisions of policies."""
+"""Code that acts on the decisions of policies."""
 
 
 @contextmanager
 def as_policy_errors(policies: Policies) -> Iterator[None]:
-    """Turn an exception of a user's policy, or of code that cannot use what it returned, into a HeadwayError.
+    """Turn an exception raised in a user's policy, or by code that received its invalid result, into a HeadwayError.
 
-    Exceptions without a user's policy pass: they are Headway's.
+    Other exceptions pass unchanged: they are Headway's own.
     """
     try:
         yield
@@ -50,7 +50,7 @@ def as_policy_errors(policies: Policies) -> Iterator[None]:
 
 
 def _user_policies(policies: Policies) -> list[PolicyChoice[Any]]:
-    """The policies that do not come with Headway."""
+    """The policies that are not part of Headway."""
     cascade = None if policies.cascade is None else policies.cascade.policy
     used = [policies.router, policies.ordering, policies.migration, policies.admission, cascade, policies.scaler]
     choices = [each for each in used if isinstance(each, PolicyChoice)]
@@ -58,11 +58,11 @@ def _user_policies(policies: Policies) -> list[PolicyChoice[Any]]:
 
 
 def _file_of(choice: PolicyChoice[Any]) -> str:
-    with suppress(TypeError, OSError):  # a class that was typed into an interpreter has no file
+    with suppress(TypeError, OSError):  # a class typed into an interpreter has no file
         return inspect.getfile(choice.made_by)
     return next((each.__code__.co_filename for each in vars(choice.made_by).values() if inspect.isfunction(each)), "")
 
 
 def _described(error: Exception) -> str:
-    """As in "KeyError: 'no such replica'", on one line."""
+    """An error on one line, as in "KeyError: 'no such replica'"."""
     return " ".join(f"{type(error).__name__}: {error}".split())

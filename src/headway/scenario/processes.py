@@ -1,4 +1,4 @@
-"""Worker processes for runs, which end with the main process: at Ctrl-C at once, and without a traceback."""
+"""Worker processes for runs. They end with the main process; Ctrl-C ends them at once, without a traceback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _MOST_WAIT_S = 1.0
-"""For the ends of a broken pool's processes to be known."""
+"""Longest wait for the exit codes of a broken pool's processes."""
 
 
 def available_cores() -> int:
@@ -33,9 +33,9 @@ def available_cores() -> int:
 def processes(jobs: int, num_tasks: int | None = None) -> Iterator[Executor | None]:
     """A pool of at most `jobs` processes; None for one job or task, which needs none.
 
-    All of them start now. On Linux they are forks of this process, with its modules loaded, as long as it has no other
-    threads; elsewhere each is a new interpreter. HeadwayError, with the process and the signal, if one is killed, as by
-    the system when memory runs out; and for more jobs than a machine has.
+    All of them start now. On Linux they are forks of this process, with its modules loaded, unless it has other
+    threads; elsewhere each is a new interpreter. Raises HeadwayError, with process and signal, if one is killed (for
+    example for lack of memory), and for more jobs than any machine supports.
     """
     check_count("jobs", jobs, MOST_PROCESSES)
     if jobs == 1 or (num_tasks is not None and num_tasks <= 1):
@@ -67,15 +67,15 @@ def processes(jobs: int, num_tasks: int | None = None) -> Iterator[Executor | No
 
 
 def _begin() -> None:
-    """Prepare a worker: it ends at Ctrl-C, and when its parent ends."""
-    # A terminal sends Ctrl-C to all processes; Python's own handler would print a traceback in each.
+    """Prepare a worker to end at Ctrl-C and when its parent ends."""
+    # A terminal sends Ctrl-C to all processes, and Python's own handler would print a traceback in each.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    warnings.simplefilter("ignore", HeadwayWarning)  # which the main process has shown
+    warnings.simplefilter("ignore", HeadwayWarning)  # the main process has already shown them
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent does, even if the parent was killed and could send no signal."""
+    """End this process when its parent ends, even if the parent was killed and could not send a signal."""
     from multiprocessing import parent_process
 
     parent = parent_process()
@@ -85,10 +85,10 @@ def _end_with_parent() -> None:
 
 
 def _killed(workers: Iterable[BaseProcess]) -> str:
-    """The worker that a signal ended, as in "worker process 123 was killed by SIGKILL"; "" if none is known.
+    """The worker that a signal ended, as in "worker process 123 was killed by SIGKILL"; "" if unknown.
 
-    The pool ends the others with SIGTERM. It waits for them in a thread of its own: until that has noted how a process
-    ended, nobody else can know.
+    The pool ends the other workers with SIGTERM. Its own thread waits for them, and exit codes are known only after
+    that thread has read them.
     """
     until_s = time.monotonic() + _MOST_WAIT_S
     for each in workers:

@@ -1,4 +1,4 @@
-"""An executor whose calls run on a Ray cluster."""
+"""An executor that runs calls on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class RayExecutor(Executor):
-    """Each call is a task of the cluster for one CPU. Functions and arguments are pickled."""
+    """Runs each call as a Ray task with one CPU. Functions and arguments are pickled."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
         self._refs: list[Any] = []
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """As of `concurrent.futures.Executor`. A HeadwayError of the call is raised as itself."""
+        """As in `concurrent.futures.Executor`. A HeadwayError of the call is raised unchanged."""
         ref = self._ray.remote(_call).options(num_cpus=1, max_retries=0).remote(fn, args, kwargs)
         self._refs.append(ref)
         result: Future[T] = Future()
@@ -40,7 +40,7 @@ class RayExecutor(Executor):
 
 
 def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[T | None, str | None]:
-    """The result, or the message of a HeadwayError, to which Ray would add a traceback."""
+    """The result, or the message of a HeadwayError; Ray would add a traceback to the exception itself."""
     try:
         return fn(*args, **kwargs), None
     except HeadwayError as error:
@@ -64,9 +64,9 @@ def _settle(done: Future[Any], result: Future[Any]) -> None:
 
 @contextmanager
 def cluster() -> Iterator[RayExecutor]:
-    """An executor on the cluster of RAY_ADDRESS, or of this machine; without one, on a local cluster until the end.
+    """An executor on the cluster at RAY_ADDRESS or on this machine, else on a temporary local cluster.
 
-    Every machine of the cluster needs this version of Headway. HeadwayError without the package `ray`.
+    Every machine of the cluster needs this version of Headway. Raises HeadwayError if the package `ray` is missing.
     """
     try:
         import ray

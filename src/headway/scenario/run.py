@@ -1,4 +1,4 @@
-"""Assembles a scenario, runs it, compares its variants."""
+"""Loads a scenario, runs it, and compares its variants."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
     from headway.planning.rehearsals import Watch
 
 Progress = Callable[[float], None]
-"""Called now and then with the share that is done, 0 to 1."""
+"""Called at intervals with the completed share, 0 to 1."""
 
 
 LEAK_NOTE = "cheating: the forecaster is fitted on the demand of this very run, its future included"
 
 
 class Simulator:
-    """Simulates scenarios for planners. Satisfies `planning.rehearsals.Simulator`."""
+    """Simulates scenarios for planners. Implements `planning.rehearsals.Simulator`."""
 
     def records(self, scenario: Scenario, watch: Watch | None = None) -> Records:
         chosen = _with_empty_pools(_simulated(scenario))
@@ -72,12 +72,13 @@ class Simulator:
 
 
 def load(path: str | Path, changes: Changes | None = None) -> Scenario:
-    """The scenario in a file, with some values changed. HeadwayError where it cannot be run."""
+    """The scenario in a file, with some values changed. Raises HeadwayError if it cannot be run."""
     return assemble(*read(Path(path)), Path(path).parent, changes)
 
 
 def assemble(document: Mapping[str, Any], places: Places, base_dir: Path, changes: Changes | None = None) -> Scenario:
-    """The scenario of a document, with the empty pools that replanning needs. HeadwayError where it cannot be run."""
+    """The scenario of a document, including the empty pools that replanning needs. Raises HeadwayError if it cannot be
+    run."""
     scenario = assemble_unresolved(document, places, base_dir, changes)
     check(scenario)
     return scenario
@@ -86,12 +87,12 @@ def assemble(document: Mapping[str, Any], places: Places, base_dir: Path, change
 def assemble_unresolved(
     document: Mapping[str, Any], places: Places, base_dir: Path, changes: Changes | None = None
 ) -> Scenario:
-    """The same for a scenario that runs at once, which resolves its policies."""
+    """As `assemble`, without resolving the policies: for a scenario that is run next, which resolves them anyway."""
     return _with_empty_pools(config.assemble(document, places, base_dir, changes))
 
 
 def _simulated(scenario: Scenario) -> Scenario:
-    """The only variant, with what can be simulated."""
+    """The only variant, checked to be simulable."""
     return only_variant(_without_proxied(scenario))
 
 
@@ -166,7 +167,7 @@ def run(
 
 
 def _bands(chosen: Scenario, summary: Summary, step_times: StepTimes) -> dict[str, Band]:
-    """None with hosted pools, whose latencies are given and not predicted."""
+    """Error bands of the metrics; empty with hosted pools, whose latencies are given and not predicted."""
     pools = chosen.fleet.all_pools
     if any(pool.hosted is not None for pool in pools):
         return {}
@@ -183,7 +184,7 @@ def compare(
 ) -> list[Run]:
     """Simulate every variant, in `jobs` processes or in a pool. All get the same arrivals and lengths.
 
-    No `jobs`: the first variant tells whether the others take long enough for one process on each core.
+    Without `jobs`, the first variant's duration decides whether to use one process per core for the others.
     """
     chosen = variants(scenario)
     runs: list[Run] = []
@@ -203,7 +204,7 @@ def compare(
 
 
 _WORTH_PROCESSES_S = 2.0
-"""Runs that take longer in all are spread over the cores; below it, starting processes gains little."""
+"""Total duration from which runs are spread over the cores; below it, starting processes gains little."""
 
 
 def _jobs_for(expected_s: float) -> int:
@@ -221,9 +222,9 @@ def replicate(
 ) -> SeededMetrics:
     """The metrics of `compare`'s runs and of the same variants with the following seeds, `num_seeds` in all.
 
-    Without `by_replica`, those of single replicas are left out where the others differ between two seeds.
-    A variant whose second seed changes nothing (a trace, and policies that draw no random numbers) is not run again.
-    No `jobs`: one process for each core where the runs take long enough.
+    Without `by_replica`, per-replica metrics are omitted once the others differ between two seeds. A variant whose
+    second seed changes nothing (a trace, and policies without random numbers) is not run again. Without `jobs`: one
+    process per core if the runs take long enough.
     """
     chosen, first = variants(scenario), scenario.spec.seed
     seeds = tuple(range(first, first + num_seeds))
@@ -255,27 +256,27 @@ def replicate(
 def metrics_of(
     scenario: Scenario, by_replica: bool = True, unlike: dict[str, float | int | None] | None = None
 ) -> dict[str, float | int | None]:
-    """The metrics of a run. Those of single replicas only with `by_replica`, or if the others equal `unlike`."""
+    """The metrics of a run, including per-replica ones only with `by_replica` or if the others equal `unlike`."""
     summary = run(scenario).summary
     flat = flatten(summary, by_replica)
     return flatten(summary) if flat == unlike else flat
 
 
 def provenance(scenario: Scenario, command: str | None = None) -> Provenance:
-    """What reproduces the runs of a scenario."""
+    """The information needed to reproduce a scenario's runs."""
     policies = plain(msgspec.structs.asdict(scenario.spec.policies), _shown)
     if not scenario.fleet.fallbacks.models:
         del policies["fallback"]
     for key in ("preempt_every_s", "max_hold_s", "shed_ttft_share", "preset"):
         if policies[key] is None:
-            del policies[key]  # so that records are those of versions without it
+            del policies[key]  # so that records equal those of versions without this key
     document = plain({**scenario.document, "seed": scenario.spec.seed, "policies": policies}, _shown)
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
     return Provenance(scenario_yaml=text, seed=scenario.spec.seed, version=__version__, command=command)
 
 
 def _shown(value: Any) -> Any:
-    """A policy of one's own as `config.own_modules` names it, else by a name that only its own process knows."""
+    """The name of a user's policy as in `config.own_modules`, else a name valid only in its own process."""
     try:
         return named(value)
     except HeadwayError:
@@ -289,7 +290,7 @@ def _source(scenario: Scenario) -> RequestSource:
 
 
 def _with_sequence_lengths(scenario: Scenario) -> Scenario:
-    """The scenario, in which pools of models with windowed layers know how long the workload's sequences are."""
+    """The scenario, with the workload's mean sequence length set in pools whose models have windowed layers."""
     fleet = scenario.fleet
     if not any(pool.model.memory_varies_with_length for pool in fleet.all_pools):
         return scenario
@@ -297,7 +298,7 @@ def _with_sequence_lengths(scenario: Scenario) -> Scenario:
         rows = generate(scenario.spec.workload, scenario.spec.seed, scenario.base_dir)
     prompt, output = rows.prompt_tokens.astype(float), rows.output_tokens.astype(float)
     steps = float(output.sum())
-    # A request is in the cache for as long as it generates, and half of its output is there on average.
+    # A request occupies the cache while it generates; on average half of its output is there.
     mean = float((output * (prompt + output / 2)).sum() / steps) if steps else None
 
     def known(pool: Pool) -> Pool:
@@ -359,11 +360,11 @@ def _rejections(records: Records, pools: tuple[Pool, ...], is_shedding: bool) ->
 
 _LONGEST_IDLE_S = 30 * 86_400.0
 _LEAST_BUSY_SHARE = 1e-3
-"""A run of more days in which replicas are busy for a smaller share has arrival times in another unit."""
+"""In a run of several days, the share of busy time below which arrival times are probably in another unit."""
 
 
 def _check_makespan(spec: Spec, records: Records) -> None:
-    """HeadwayError if the run is so long for its load that arrival times cannot be in seconds."""
+    """Raise HeadwayError if a run is so long for its load that arrival times cannot be in seconds."""
     warmup_s = spec.simulation.warmup_s
     window_s = records.end_s - warmup_s
     if spec.simulation.until_s is not None or window_s <= _LONGEST_IDLE_S:
@@ -385,7 +386,7 @@ def _planner_messages(spec: Spec, policies: Policies) -> Sequence[str]:
 
 
 def _bound(scenario: Scenario, records: Records, step_times: StepTimes) -> tuple[float | None, tuple[str, ...]]:
-    """The least GPU hours of any plan, where the run scales; or a note that says why they are not known."""
+    """The least GPU hours of any plan, if the run scales; or a note saying why it is unknown."""
     spec = scenario.spec
     if spec.policies.scaling is None or spec.cascade is not None:
         return None, ()
@@ -406,7 +407,7 @@ def _bound(scenario: Scenario, records: Records, step_times: StepTimes) -> tuple
 
 
 def _share_done(progress: Progress | None, source: RequestSource, spec: Spec) -> Callable[[float, int], None] | None:
-    """The simulator's callback (time, requests that ended), which passes on the larger share."""
+    """The simulator's callback (time, ended requests), which reports the larger of the two completed shares."""
     if progress is None:
         return None
     num_requests, until_s = source.num_requests, spec.simulation.until_s

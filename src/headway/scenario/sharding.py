@@ -1,7 +1,7 @@
-"""One long run in several processes: models whose requests never meet are simulated apart, with the same records.
+"""One long run in several processes: models whose requests never meet are simulated separately, with the same records.
 
-Each model has a service of its own: router, hold queue, admission and replicas, in any number of regions and pools.
-Services share nothing unless the scenario has what couples them (`what_couples`); then one process simulates all.
+Each model has its own service: router, hold queue, admission and replicas, in any number of regions and pools. Services
+share nothing unless the scenario couples them (`what_couples`); then one process simulates all.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from headway.workload.table import NAMED, Prefix, Workload
 
 Longs = npt.NDArray[np.int64]
 LONG_REQUESTS = 100_000
-"""Requests from which on processes are started unasked."""
+"""Number of requests from which a run uses several processes by default."""
 _INDEX = "columns.json"
 
 
 def simulate_apart(scenario: Scenario, policies: Policies, source: RequestSource, jobs: int | None) -> Records | None:
-    """The records of a scenario with one variant, from up to `jobs` processes; None: one process is to make them.
+    """The records of a scenario with one variant, from up to `jobs` processes; None: it must run in one process.
 
-    `jobs` of None: one for each core if the run is long.
+    With `jobs` None: one process per core if the run is long.
     """
     if jobs is None:
         jobs = available_cores() if (source.num_requests or 0) >= LONG_REQUESTS else 1
@@ -63,7 +63,7 @@ def simulate_apart(scenario: Scenario, policies: Policies, source: RequestSource
 
 
 def what_couples(scenario: Scenario, policies: Policies) -> str | None:
-    """The first part of a scenario by which its models may affect each other; None: there is none."""
+    """The first part of a scenario through which its models may affect each other; None: there is none."""
     spec, fleet = scenario.spec, scenario.fleet
     used = [policies.router, policies.ordering, policies.admission]
     is_own = [
@@ -88,9 +88,9 @@ def what_couples(scenario: Scenario, policies: Policies) -> str | None:
 
 
 def split(scenario: Scenario, rows: Workload, most: int) -> list[Longs] | None:
-    """The ids of the requests of each shard, `most` shards at most; None: there is one, or a request has no model.
+    """The request ids of each shard, at most `most` shards; None: there is one shard, or a request names no model.
 
-    The models with the most tokens come first, each to the shard with the fewest so far.
+    Models are assigned by decreasing tokens, each to the shard with the fewest tokens so far.
     """
     pools = [pool for pool in scenario.fleet.pools if pool.replicas]
     names = {pool.model.name: pool.names for pool in pools}
@@ -117,7 +117,7 @@ def split(scenario: Scenario, rows: Workload, most: int) -> list[Longs] | None:
 
 @dataclass(frozen=True)
 class _Part:
-    """What a process reports beside its files."""
+    """The result of one process, besides its files."""
 
     moves: Columns
     replicas: tuple[ReplicaRecord, ...]
@@ -128,14 +128,14 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Shard:
-    """Some requests of a scenario, whose rows and records are files of a folder."""
+    """A subset of a scenario's requests, with input and records as files in a folder."""
 
     scenario: Scenario
     folder: Path
     num_rows: int
 
     def write(self, workload: Workload, ids: Longs) -> None:
-        """Write the shard's requests, their numbers and names to its folder."""
+        """Write the shard's requests, numbers and names to its folder."""
         rows = workload.take(ids)
         prefix: Columns = {}
         if rows.prefix is not None:
@@ -187,7 +187,7 @@ class _Shard:
 
 
 def _save(folder: Path, columns: Mapping[str, npt.NDArray[Any]]) -> None:
-    """A file for each column, and a list of names; of equal values that are one in memory, one value."""
+    """Write one file per column, and a list of names; columns that share memory are written once."""
     folder.mkdir(parents=True)
     listed = [(name, column.strides == (0,) and len(column) > 0) for name, column in columns.items()]
     (folder / _INDEX).write_bytes(msgspec.json.encode(listed))

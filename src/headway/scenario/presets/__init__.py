@@ -1,4 +1,4 @@
-"""The scenario files that are part of Headway."""
+"""The scenario files shipped with Headway."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BUILTINS = tuple(_FILES)
 
 
 def builtin(name: str) -> Path:
-    """The file of a built-in scenario. HeadwayError for an unknown name."""
+    """The file of a built-in scenario. Raises HeadwayError for an unknown name."""
     if name not in _FILES:
         raise unknown("built-in scenario", name, _FILES)
     return _FILES[name]
