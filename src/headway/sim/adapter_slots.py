@@ -1,7 +1,7 @@
 """The LoRA adapter slots of one replica, and the times to fill them.
 
-As in vLLM (`vllm/lora/worker_manager.py`): an adapter runs from a slot on the GPU; adapters that left it stay in host
-memory while there is room; in both places the least recently used idle adapter makes room for another.
+As in vLLM (`vllm/lora/worker_manager.py`): an adapter runs from a GPU slot; an evicted adapter stays in host memory
+while there is room. In both places, the least recently used idle adapter is evicted first.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class LoadTimes(Struct, frozen=True):
     """Seconds to load an adapter into a slot."""
 
     load_s: float
-    """Its first load."""
+    """Time of the first load."""
     copy_s: float
-    """A copy from host memory."""
+    """Time of a copy from host memory."""
 
 
 class AdapterSlots:
@@ -28,13 +28,13 @@ class AdapterSlots:
     def __init__(self, num_slots: int, max_in_host: int, times: dict[str, LoadTimes]) -> None:
         self.num_slots, self._max_in_host = num_slots, max_in_host
         self.times = times
-        """By adapter. An emulated engine adds to it and removes from it."""
+        """By adapter. An emulated engine adds and removes entries."""
         self.clear()
 
     def clear(self) -> None:
-        """Forget all adapters, as after a crash."""
+        """Forget all adapters, after a crash."""
         self._num_users: OrderedDict[str, int] = OrderedDict()
-        """Running requests by adapter in a slot, the least recently used adapter first."""
+        """By adapter in a slot: its number of running requests. The least recently used adapter comes first."""
         self._in_host: OrderedDict[str, None] = OrderedDict()
 
     def has_room_for(self, adapter: str) -> bool:
@@ -43,7 +43,8 @@ class AdapterSlots:
         return adapter in users or len(users) < self.num_slots or 0 in users.values()
 
     def use(self, adapter: str) -> float:
-        """Count a running request. Returns the seconds to load its adapter, for which there must be room."""
+        """Count a running request and return the seconds to load its adapter. The adapter must have a slot or room for
+        one."""
         users = self._num_users
         if adapter in users:
             users[adapter] += 1
@@ -60,5 +61,5 @@ class AdapterSlots:
         return self.times[adapter].copy_s if is_in_host else self.times[adapter].load_s
 
     def release(self, adapter: str) -> None:
-        """A request that was counted has left the batch. The adapter keeps its slot until another one needs it."""
+        """A counted request has left the batch. The adapter keeps its slot until another one needs it."""
         self._num_users[adapter] -= 1

@@ -1,14 +1,14 @@
-"""The process that sends a replica's tokens to their clients: one token after the other, at its own rate.
+"""The process that sends a replica's tokens to their clients, one after the other, at its own rate.
 
-An iteration of n tokens gives it n more to send, so the last of them leaves n times its time for a token later. While
-iterations give it more than it sends, tokens of later ones wait longer and longer. The engine waits for nothing.
+An iteration of n tokens adds n tokens to its queue, so the last of them is sent n token times later. If iterations
+produce tokens faster than the process sends them, its queue grows. The engine never waits for it.
 """
 
 from __future__ import annotations
 
 
 class ApiServer:
-    """How late the tokens of a replica's last iteration leave, `late_s`."""
+    """The delay `late_s` of the tokens of a replica's last iteration."""
 
     __slots__ = ("_at_s", "_token_s", "late_s")
 
@@ -17,10 +17,11 @@ class ApiServer:
         self._at_s = self.late_s = 0.0
 
     def take(self, num_tokens: float, start_s: float, a_s: float, b_s: float, low: int, high: int) -> None:
-        """Iterations `low` + 1 to `high` of a stretch (see `core.record.boundary_s`) gave `num_tokens` tokens each.
+        """Iterations `low` + 1 to `high` of a stretch (see `core.record.boundary_s`) produced `num_tokens` tokens each.
 
-        The last tokens are late by all work since some iteration, less the time since. It is the most since one of
-        three: the last, the first, or all before, as iterations of a stretch never get shorter.
+        The delay of the last tokens is the maximum over earlier iterations of the work since that iteration less the
+        time since. Within a stretch iterations never get shorter, so the maximum is at the last iteration, the first
+        one, or before the stretch.
         """
         last_s = start_s + high * a_s + b_s * (high * (high - 1) // 2)
         least_s = num_tokens * self._token_s
@@ -35,7 +36,7 @@ class ApiServer:
         self._at_s = last_s
 
     def add(self, now: float) -> None:
-        """A further token at `now`."""
+        """One more token at `now`."""
         late_s = self.late_s - (now - self._at_s)
         self.late_s = (late_s if late_s > 0.0 else 0.0) + self._token_s
         self._at_s = now

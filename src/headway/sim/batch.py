@@ -1,9 +1,8 @@
-"""The batch of one replica: the requests that prefill and decode, and the memory that they and those waiting hold.
+"""The batch of one replica: requests in prefill and decode, and the memory held by them and by waiting requests.
 
-No time passes here. `replica` says when things happen, `batching` what runs next and `preemption` who gives way; all
-work through these methods.
-A decoding request has gained `tick - joined_tick` tokens since it joined, so a sum over all of them is an offset plus
-their number times the tick, and needs no update as ticks pass.
+No time passes here: `replica` decides when things happen, `batching` what runs next and `preemption` which requests are
+preempted; all use these methods. A decoding request has gained `tick - joined_tick` tokens since it joined, so a sum
+over all of them is an offset plus their number times the tick, and need not be updated at each tick.
 """
 
 from __future__ import annotations
@@ -51,26 +50,26 @@ class Batch:
         self.engine: Engine = pool.engine
         self.max_num_seqs = pool.engine.max_num_seqs
         self.max_num_batched_tokens = pool.engine.max_num_batched_tokens * pool.parallel.pp
-        """Of all micro-batches together."""
+        """Limit for all micro-batches together."""
         self.window = pool.model.sliding_window_tokens
         drafts = pool.engine.drafts
         self.speculation = None if drafts is None else Speculation(drafts, seed)
         self.draft_slots = 0 if drafts is None else drafts.num_slots
-        """KV slots that each decoding request needs in an iteration for tokens that are verified or drafted."""
+        """KV slots that each decoding request needs per iteration for tokens being verified or drafted."""
         self.ticks_are_plain = self.window is None and drafts is None
-        """Ticks pass without anything else to count."""
+        """Whether a tick needs no accounting beyond its number."""
         self.kv_blocks_total = kv_blocks
         self.host = host
         self.adapters = adapters
-        """None: no LoRA adapters."""
+        """The LoRA slots; None: no LoRA adapters."""
         self.queue = queue
         self.stalls: StallTracker | None = None
         self._pack_segment, self._put_segment = recorder.segments.pack, recorder.segments.write
         self._drafts = recorder.drafts
         self.tick = 0
-        """Iterations so far in which the decoding requests each gained a token."""
+        """Number of iterations in which the decoding requests gained a token."""
         self.cache_changes: set[int] | None = None
-        """Segments whose cached blocks have changed, for `PrefixCache.changes`; None = nobody reads them."""
+        """Segments whose cached blocks have changed, for `PrefixCache.changes`; None = there is no reader."""
         self.prefixes: PrefixCache | None = None
         self.store: StoreClient | None = None
         self.keeping: Keeping | None = None
@@ -98,41 +97,42 @@ class Batch:
         self.resident: dict[int, Live] = {}
         """Waiting requests that hold KV blocks on the GPU."""
         self.chunks: list[tuple[Live, int]] = []
-        """Prefill chunks of the coming iteration, in tokens."""
+        """(request, tokens) of the next iteration's prefill chunks."""
         self.chunk_shapes: list[tuple[int, int]] = []
-        """The same as (new tokens, tokens before)."""
+        """(new tokens, earlier tokens) of the same chunks."""
         self.chunk_tokens = 0
         self.checks: list[tuple[int, int, Live]] = []
-        """Heap of (tick, id, request): when to check a decoding request for its end or a change."""
+        """Heap of (tick, id, request): when to check a decoding request for its end or for a change of phase or
+        rank."""
         self._window_ends: list[tuple[int, int]] = []
-        """Heap of (tick, id): when a context outgrows the sliding window."""
+        """Heap of (tick, id): when a request's context outgrows the sliding window."""
         self.growing: dict[int, int] = {}
-        """That tick, by request."""
+        """By request: the tick at which its context outgrows the window."""
         if self.stalls is not None:
             self.stalls = StallTracker(self.stalls.pacer)
         self.num_waiting = self.prefill_tokens_left = self.expected_cached_tokens = 0
         self.context_offset = self.generated_offset = self.window_tokens = self.num_growing = 0
         self.is_changed = False
-        """The decoding requests differ from those at the start of the epoch."""
+        """Whether the decoding requests differ from those at the start of the epoch."""
         self.must_recheck = False
-        """Decide again at the next boundary, as admission may then find more room."""
+        """Whether to schedule again at the next boundary, because admission may find more room."""
         self.stall_s = 0.0
-        """Time of KV copies that delays the next iteration."""
+        """Time of KV copies, which delays the next iteration."""
 
     def extend_cache(self, store: StoreClient | None, keeping: Keeping | None) -> None:
-        """Extend the prefix cache by a shared store, and by blocks that are kept. Call before the first request."""
+        """Extend the prefix cache by a shared store, and by kept blocks. Call before the first request."""
         self.store, self.keeping = store, keeping
         self.clear()
 
     def report_cache_changes(self) -> None:
-        """Note from now on which cached blocks change. Call before the first request."""
+        """Record changed cached blocks from now on. Call before the first request."""
         self.cache_changes = set()
         self.clear()
 
-    # Requests that wait: counts and KV.
+    # Waiting requests: counts and KV.
 
     def count_waiting(self, live: Live) -> None:
-        """Count a request as waiting: to prefill what it has (again), or to be swapped back in."""
+        """Count a request as waiting: to prefill (again), or to be swapped in."""
         live.stage = WAITING
         if self.stalls is not None:
             self.stalls.update(live)
@@ -151,17 +151,17 @@ class Batch:
         self.discard_kv(live)
 
     def forget_expected(self, live: Live) -> None:
-        """Expect nothing in the prefix cache any more: the prefill begins, or the request leaves."""
+        """Reset the tokens expected from the prefix cache: the prefill begins, or the request leaves."""
         self.expected_cached_tokens -= live.expected_cached_tokens
         live.expected_cached_tokens = 0
 
     def hold_blocks(self, live: Live, blocks: int) -> None:
-        """Let a waiting request hold blocks on the GPU, which are pinned already."""
+        """Let a waiting request hold GPU blocks that are already pinned."""
         live.resident_blocks = blocks
         self.resident[live.id] = live
 
     def release_blocks(self, live: Live) -> None:
-        """Unpin the blocks that a waiting request holds."""
+        """Unpin a waiting request's blocks."""
         self.kv.pinned -= live.resident_blocks
         live.swapped_tokens = live.resident_blocks = 0
         del self.resident[live.id]
@@ -178,7 +178,7 @@ class Batch:
     # Prefill and decode.
 
     def admit(self, live: Live, hit_blocks: int, loaded_blocks: int, now: float) -> None:
-        """Take the first waiting request into the batch, with its blocks in the prefix cache and its host tier."""
+        """Move the first waiting request into the batch, with its blocks in the prefix cache and its host tier."""
         self.queue.pop()
         self.num_waiting -= 1
         if live.expected_cached_tokens:
@@ -201,7 +201,7 @@ class Batch:
         self.prefilling[live.id] = live
 
     def _resume(self, live: Live) -> None:
-        """Decode again with the KV that was kept."""
+        """Continue decoding with the kept KV."""
         live.prefill_end_s = NEVER
         live.computed_tokens = live.swapped_tokens
         if live.id in self.resident:
@@ -225,7 +225,7 @@ class Batch:
             self.kv.pinned += loaded_blocks
 
     def add_chunk(self, live: Live, tokens: int) -> None:
-        """Compute this many more prompt tokens in the coming iteration. Their blocks must be free."""
+        """Compute this many more prompt tokens in the next iteration. Their blocks must be free."""
         kv = self.kv
         before = live.computed_tokens
         live.computed_tokens = after = before + tokens
@@ -261,7 +261,7 @@ class Batch:
         self.is_changed = True
 
     def stop_decode(self, live: Live, keeps_blocks: bool = False, returns: bool = False) -> None:
-        """Take a decoding request out of the batch. `computed_tokens` becomes the KV tokens that it had.
+        """Take a decoding request out of the batch. `computed_tokens` becomes its KV tokens.
 
         With `keeps_blocks`, its blocks stay pinned until `Replica.release`. `returns`: see `PrefixCache.release`.
         """
@@ -313,11 +313,11 @@ class Batch:
         kv = self.kv
         del self.prefilling[live.id]
         kv.pinned += -live.computed_tokens // kv.block + live.shared_blocks
-        live.quantum_tick = self.tick - 1  # the prefill's token is the first of its quantum
+        live.quantum_tick = self.tick - 1  # the token of the prefill is the first of its quantum
         self.start_decode(live)
 
     def set_check(self, live: Live) -> None:
-        """Set the tick of a decoding request's next check: its end, or a change of its phase or rank."""
+        """Set the tick of a decoding request's next check: for its end, or for a change of phase or rank."""
         generated = live.generated_tokens
         if live.first_token_s != live.first_token_s:
             ahead = 1
@@ -338,11 +338,11 @@ class Batch:
         heappush(self.checks, (tick, live.id, live))
 
     def sync(self, live: Live) -> None:
-        """Bring `generated_tokens` of a decoding request up to the present tick."""
+        """Update a decoding request's `generated_tokens` to the current tick."""
         live.generated_tokens = live.joined_generated + self.tick - live.joined_tick
 
     def advance(self, num_ticks: int) -> None:
-        """Let ticks pass. Contexts grow within the sliding window; those that outgrow it stop."""
+        """Let ticks pass. Contexts grow up to the sliding window."""
         self.tick += num_ticks
         if self.speculation is not None:
             self._accept(self.speculation, num_ticks)
@@ -369,7 +369,7 @@ class Batch:
         return min(most, ends[0][0] - self.tick) if ends else most
 
     def _accept(self, speculation: Speculation, num_ticks: int) -> None:
-        """Add the tokens that the last ticks gave to decoding requests beyond one a tick."""
+        """Add the tokens beyond one per tick that decoding requests gained in the last ticks."""
         tick, window = self.tick, self.window
         for live in self.decoding.values():
             grown = tick - live.joined_tick
@@ -394,14 +394,14 @@ class Batch:
                 self.stalls.update(live)
 
     def redraft(self, speculation: Speculation) -> None:
-        """Draft another number of tokens from now on: the coming iterations of all decoding requests change."""
+        """Change the number of drafted tokens, and with it the coming iterations of all decoding requests."""
         for live in self.decoding.values():
             self.sync(live)
             speculation.rejoin(live, self.tick)
             self.set_check(live)
 
     def renew_quanta(self, quantum: int) -> None:
-        """Send requests that have used up their quantum to the end of the queue's order."""
+        """Move requests that have used up their quantum to the end of the queue's order."""
         for live in self.decoding.values():
             turns = (self.tick - live.quantum_tick) // quantum
             if turns:

@@ -1,7 +1,7 @@
-"""The batching rules of the engines that Headway models: what a replica runs in its next iteration.
+"""The batching rules of the engines: what a replica runs in its next iteration.
 
-Each rule looks at a batch at a boundary, fills `batch.chunks` (the prefill chunks), and returns whether the decoding
-requests gain a token in that iteration.
+At a boundary, a rule reads the batch, fills `batch.chunks` (the prefill chunks), and returns whether the decoding
+requests gain a token in the next iteration.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headway.sim.preemption import displace, evict_for, last_ranked, make_room, 
 
 
 def chunked(batch: Batch, now: float) -> bool:
-    """vLLM V1 and Sarathi: decodes first, then prefill chunks, within one token budget."""
+    """vLLM V1 and Sarathi: first decodes, then prefill chunks, within one token budget."""
     if not batch.kv.can_tick(batch.tick):
         make_room(batch, now)
     budget = batch.max_num_batched_tokens - len(batch.decoding)
@@ -38,7 +38,7 @@ def whole_prompt(batch: Batch, now: float) -> bool:
 
 
 def prefill_first(batch: Batch, now: float) -> bool:
-    """vLLM V0: whole prompts as soon as they fit, in iterations of their own, while decoding pauses."""
+    """vLLM V0: whole prompts as soon as they fit, in separate iterations, during which decoding pauses."""
     if batch.num_waiting:
         _admit(batch, batch.max_num_batched_tokens, now, whole=True, reserve=False)
     if batch.chunks:
@@ -48,7 +48,7 @@ def prefill_first(batch: Batch, now: float) -> bool:
 
 
 def request_level(batch: Batch, now: float) -> bool:
-    """FasterTransformer: a batch runs to its end before the next is formed."""
+    """FasterTransformer: a batch runs to its end before the next one is formed."""
     if batch.decoding:
         make_room(batch, now)
     elif batch.num_waiting:
@@ -65,7 +65,7 @@ BATCHING_RULES: dict[str, Callable[[Batch, float], bool]] = {
 
 
 def _continue_prefills(batch: Batch, budget: int, now: float) -> int:
-    """Give the prompts in progress their next chunks. Returns the rest of the budget, in tokens."""
+    """Give the prompts in progress their next chunks. Returns the remaining budget in tokens."""
     kv = batch.kv
     for live in list(batch.prefilling.values()):
         if budget <= 0:
@@ -87,10 +87,10 @@ def _continue_prefills(batch: Batch, budget: int, now: float) -> int:
 
 
 def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = True) -> None:
-    """Admit requests from the head of the queue while sequences, blocks and budget (in tokens) last.
+    """Admit requests from the head of the queue while there are sequences, blocks and budget (in tokens) left.
 
-    A request whose LoRA adapter finds no slot is passed over, as in vLLM. With `reserve`, the blocks that decoding
-    requests need in this iteration are left to them.
+    A request whose LoRA adapter has no slot is skipped, as in vLLM. With `reserve`, the blocks that decoding requests
+    need in this iteration stay free.
     """
     kv, tick, queue, prefixes, adapters = batch.kv, batch.tick, batch.queue, batch.prefixes, batch.adapters
     while (live := queue.first()) is not None:
@@ -125,8 +125,9 @@ def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = T
                 continue
             if batch.resident and not num_running and evict_for(batch, live, now):
                 continue
-            # Cached blocks may be evicted as other requests grow, and the request then needs fewer; not so if it alone
-            # has them and its whole prompt is scheduled: then it needs a free block more for each one evicted.
+            # Cached blocks may be evicted as other requests grow, and the request then needs fewer blocks. Exception:
+            # it alone holds them and its whole prompt is scheduled; then it needs one more free block for each evicted
+            # one.
             shrinks = hit + loaded and (live.prefix or chunk == budget)
             if shrinks and num_running and (queue.preemptive or num_running < batch.max_num_seqs):
                 batch.must_recheck = True

@@ -68,9 +68,9 @@ def simulate(
     """Run a workload on a fleet. Deterministic: the same arguments give the same records on every machine.
 
     `progress(now_s, requests arrived)` is called at intervals. `until_s` stops the run; requests still in the system
-    are recorded as unfinished. `line` replaces `perf`'s step-time model. `pacer` is the pace at which answers are read.
-    `decisions` observes the policies' choices. `order` learns the place of every row. `limits` are those of tenants, by
-    name. Raises HeadwayError if a model does not fit its GPUs.
+    are recorded as unfinished. `line` replaces `perf`'s step-time model. `pacer` is the reading pace of answers.
+    `decisions` observes the policies' choices. `order` receives the place of every row. `limits` are tenants' limits,
+    by name. Raises HeadwayError if a model does not fit its GPUs.
     """
     cluster = Cluster(
         fleet,
@@ -90,7 +90,7 @@ def simulate(
 
 
 class Cluster:
-    """A fleet in virtual time. Satisfies `control.effects.Effects` and `ScalingEffects`."""
+    """A fleet in virtual time. Implements `control.effects.Effects` and `ScalingEffects`."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Cluster:
         limits: SimulatedLimits | None = None,
     ) -> None:
         self._limits = limits
-        """None: no tenant has any."""
+        """Tenants' limits; None: no tenant has limits."""
         self._observer, self._seed, self._order = observer, seed, order
         self._source, self._progress = source, progress
         self._kernel = kernel = Kernel()
@@ -123,7 +123,7 @@ class Cluster:
         self._until_s: float | None = None
         notify = source.reactive or limits is not None
         self._schedulers: Schedulers | None = None
-        """None: there is one, which knows all that it has placed."""
+        """Several schedulers; None: one scheduler, which knows all placements."""
         if scrape.schedulers.num > 1:
             shared = SharedControl(self, self._recorder, notify)
             self._control: Control = shared
@@ -144,7 +144,7 @@ class Cluster:
         self._configure(policies)
 
     def _configure(self, policies: Policies) -> None:
-        """Hand the replicas to control, model by model."""
+        """Register the replicas with control, by model."""
         names = {pool.model.name: pool.names for pool in self._pools}
         scaling = partial(self._scaling, policies)
         members = self._members(0)
@@ -156,7 +156,7 @@ class Cluster:
                 service.view.changes = self._kernel.changes
 
     def _members(self, scheduler: int) -> dict[str, list[Member]]:
-        """The replicas by model, as a scheduler sees them."""
+        """A scheduler's view of the replicas, by model."""
         deployments = {part.name: each.name for each in self._fleet.deployments.values() for part in unit_of(each)}
         members: dict[str, list[Member]] = {pool.model.name: [] for pool in self._pools}
         for replica in self._replicas:
@@ -189,7 +189,7 @@ class Cluster:
             self._replicas[replica].enqueue(live, now)
 
     def _latency_s(self, live: Live, region: str) -> float:
-        """Latency between a request's own region and another, each way."""
+        """Latency between a request's region and another, each way."""
         median_s = self._network.latency_s(live.region, region)
         if not median_s or self._network.p90_to_median == 1:
             return median_s
@@ -251,7 +251,7 @@ class Cluster:
         self._kernel.at(time_s, COMMAND, argument.id, action, argument)
 
     def notify_ended(self, live: Live, now: float, outcome: Outcome) -> None:
-        """Report the end of a request to its tenant's limits, and to the workload, which may react with others."""
+        """Report a request's end to its tenant's limits and to the workload, which may send further requests."""
         if self._limits is not None:
             self._kernel.at(max(now, self._kernel.now), COMMAND, live.id, self._settle, (live, outcome))
         if self._source.reactive:
@@ -317,11 +317,11 @@ class Cluster:
         unfinished = [live for replica in self._replicas for live in replica.halt(stop_s, Cause.UNFINISHED)]
         self._transfers.write_unfinished(stop_s)
         self._control.write_unfinished(unfinished, stop_s)
-        # The last tokens may still be on their way to the client when the run stops.
+        # When the run stops, the last tokens may not have reached the client.
         return self._records(max(stop_s, self._control.last_s))
 
     def _is_active(self, now: float) -> bool:
-        """Whether anything besides ticks is still to happen."""
+        """Whether anything besides ticks may still happen."""
         if (
             self._awaits_replicas()
             or self._source.peek_s() is not None
@@ -373,7 +373,7 @@ def _replicas_ordering(policies: Policies) -> Callable[[], Ordering]:
 
 
 def _check_adapters(asked: Sequence[str], served: Sequence[str]) -> None:
-    """HeadwayError if requests ask for a LoRA adapter that no pool has."""
+    """Raise HeadwayError if requests ask for a LoRA adapter that no pool has."""
     for name in asked:
         if name and not served:
             what = f"requests ask for the LoRA adapter {name!r}; expected a pool of `fleet` with it in its `lora`"

@@ -1,7 +1,7 @@
-"""The scheduler of a replica's engine: what it sees of the requests that wait, and what it decides at a boundary.
+"""The scheduler of a replica's engine: which waiting requests it sees, and what it decides at a boundary.
 
-A request reaches the scheduler through the engine's frontend, which may take time. At a boundary a batching rule
-decides the next iteration, which repeats until something changes: the *horizon* is the number of iterations until then.
+A request reaches the scheduler through the engine's frontend, which may take time. At a boundary, a batching rule
+decides the next iteration, which repeats until something changes. The *horizon* is the number of repetitions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headway.sim.timeline import Timeline, first_boundary_at
 
 
 class EngineScheduler:
-    """Decides what one replica runs, and until when. With `is_exact` every iteration is decided by itself."""
+    """Decides what one replica runs, and for how long. With `is_exact`, each iteration is decided separately."""
 
     __slots__ = (
         "_batch", "_batching_rule", "_changes", "_has_frontend", "_is_exact", "_kernel", "_lag", "_queue", "_timeline",
@@ -34,12 +34,12 @@ class EngineScheduler:
         self._batching_rule = BATCHING_RULES[engine.batching]
         self._lag = engine.schedule_lag
         self.request_s, self.tokenize_s = engine.request_overhead_s, engine.tokenize_s_per_token
-        """Time of the frontend for a request, and for each token of its prompt."""
+        """Frontend time per request, and per prompt token."""
         self._has_frontend = bool(self._lag or self.request_s or self.tokenize_s)
-        """Requests reach the scheduler some time after they were placed."""
+        """Whether requests reach the scheduler some time after their placement."""
 
     def receive(self, live: Live, now: float, tokenized: bool, delay_s: float) -> None:
-        """Take a request that is counted as waiting to the queue, after `delay_s` and the time of the frontend."""
+        """Queue a request that counts as waiting, after `delay_s` and the frontend's time."""
         batch, queue, timeline = self._batch, self._queue, self._timeline
         if self._has_frontend or delay_s:
             live.ready_s = now + self.request_s + delay_s
@@ -63,7 +63,7 @@ class EngineScheduler:
             self._timeline.wake_by(now)
 
     def schedule(self, now: float) -> None:
-        """Decide the next iteration, and sleep for as long as it repeats."""
+        """Decide the next iteration, and sleep while it repeats."""
         batch, queue, timeline = self._batch, self._queue, self._timeline
         batch.must_recheck = False
         if self._changes.is_read:
@@ -94,7 +94,7 @@ class EngineScheduler:
         timeline.sleep_until(timeline.k + (1 if is_single else self._horizon(now)))
 
     def _rest(self, now: float) -> None:
-        """Wait for events: no request runs. Raises AssertionError if waiting requests would wait forever."""
+        """Wait for events while no request runs. Raises AssertionError if waiting requests would wait forever."""
         batch, timeline, transit = self._batch, self._timeline, self._transit
         timeline.close()
         timeline.reset()
@@ -107,7 +107,7 @@ class EngineScheduler:
             self._kernel.at(live.ready_s, COMMAND, live.id, self._on_ready)
 
     def _horizon(self, now: float) -> int:
-        """Number of iterations that the present batch of decoding requests repeats, at least one."""
+        """Number of iterations, at least one, for which the current decoding batch repeats."""
         batch, queue, timeline = self._batch, self._queue, self._timeline
         checks = batch.checks
         while (live := checks[0][2]).check_tick != checks[0][0] or live.replica != batch.replica:
@@ -147,7 +147,7 @@ class EngineScheduler:
         return n
 
     def _open_inbox(self, now: float) -> None:
-        """Queue the requests that are ready. A busy engine with a scheduling lag looked one boundary earlier."""
+        """Queue the requests that are ready. With a scheduling lag, a busy engine looked one boundary earlier."""
         batch, timeline = self._batch, self._timeline
         seen_s = now
         if self._lag and (batch.decoding or batch.prefilling):

@@ -1,10 +1,10 @@
-"""The network between replicas: flows that share the capacity of both their ends.
+"""The network between replicas: flows that share the capacity of both ends.
 
-A flow gets an equal share of its source's outgoing capacity and of its target's incoming capacity, whichever is less.
-Capacity that a flow leaves unused because its other end is slower is not given to other flows.
+A flow gets an equal share of its source's outgoing capacity or of its target's incoming capacity, whichever is less.
+Capacity left unused because a flow's other end is slower is not given to other flows.
 
-Every start and end of a flow changes the ends of all flows beside it. So not each flow has an event but each source:
-at the earliest end of its flows, or before it. An event that comes too early finds no flow that ends, and looks again.
+Each start or end of a flow changes the ends of all flows beside it. So events belong to sources rather than flows: a
+source has one event, at or before the earliest end of its flows. An event that comes too early is scheduled again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Link:
         self.flows: dict[int, Flow] = {}
         """By key."""
         self.armed_s = inf
-        """Of a source: when its event comes, no later than the first end of its flows. Infinite: it has none."""
+        """For a source: time of its event, no later than the first end of its flows. Infinite: no event."""
         self.armed_key = 0
         self.version = 0
-        """Of the event; an event of another version is void."""
+        """Version of the event; events with another version are void."""
 
 
 class Flow:
@@ -48,9 +48,9 @@ class Flow:
         self.rate = 0.0
         self.since_s = 0.0
         self.end_s = inf
-        """When all bytes will have arrived, at the present rate."""
+        """When all bytes will have arrived, at the current rate."""
         self.out: Link | None = None
-        """The source's network; None: no byte is on its way."""
+        """The source's network; None: nothing is being sent."""
         self.into: Link | None = None
         self.is_stopped = False
         self.done = done
@@ -65,21 +65,21 @@ class Fabric:
         self._latency_s = latency_s
         self._out: dict[int, Link] = {}
         self._in: dict[int, Link] = {}
-        """Networks that have flows."""
+        """Incoming links with flows, by replica."""
 
     def send(
         self, key: int, source: int, target: int, num_bytes: float, now: float, done: Done, limit: float = inf
     ) -> Flow:
         """Begin a flow of at most `limit` bytes per second; `done(time_s)` is called when all bytes have arrived.
 
-        `key` is unique among the present flows.
+        `key` is unique among the current flows.
         """
         flow = Flow(key, source, target, num_bytes, limit, done)
         self._kernel.at(now + self._latency_s, COMMAND, key, self._begin, flow)
         return flow
 
     def share(self, source: int, target: int, limit: float = inf) -> float:
-        """Bytes per second of one more flow."""
+        """The rate, in bytes per second, that one more flow would get."""
         out, into = self._out.get(source), self._in.get(target)
         num_out, num_in = 1 if out is None else len(out.flows) + 1, 1 if into is None else len(into.flows) + 1
         return min(self._capacity(source) / num_out, self._capacity(target) / num_in, limit)
@@ -118,7 +118,7 @@ class Fabric:
         self._share(out, into, now)
 
     def _look(self, now: float, armed: tuple[Link, int]) -> None:
-        """End the first flow of a source if it ends now, else wait for it again."""
+        """End the first flow of a source if it ends now; otherwise wait for it again."""
         out, version = armed
         if out.version != version:
             return
@@ -130,14 +130,14 @@ class Fabric:
             self._arm(out, first)
 
     def _arm(self, out: Link, flow: Flow) -> None:
-        """Have an event no later than the end of this flow, in the order of keys."""
+        """Schedule an event no later than the end of this flow; equal times are ordered by key."""
         if flow.end_s < out.armed_s or (flow.end_s == out.armed_s and flow.key < out.armed_key):
             out.armed_s, out.armed_key = flow.end_s, flow.key
             out.version += 1
             self._kernel.at(flow.end_s, COMMAND, flow.key, self._look, (out, out.version))
 
     def _share(self, out: Link, into: Link, now: float) -> None:
-        """Recompute the rates and ends of all flows of two replicas after one of their flows began or ended."""
+        """Recompute rates and ends of all flows of two replicas, after one of their flows began or ended."""
         for flow in out.flows.values():
             _update(flow, now)
         if out.flows:
@@ -148,7 +148,7 @@ class Fabric:
 
 
 def _update(flow: Flow, now: float) -> bool:
-    """Recompute the rate and the end; whether they change."""
+    """Recompute the rate and the end; returns whether they changed."""
     out, into = flow.out, flow.into
     assert out is not None and into is not None
     rate = min(out.capacity / len(out.flows), into.capacity / len(into.flows), flow.limit)
@@ -161,7 +161,7 @@ def _update(flow: Flow, now: float) -> bool:
 
 
 def _first(out: Link) -> Flow:
-    """The flow that ends first; of several, the one with the lowest key."""
+    """The flow that ends first; on ties, the lowest key."""
     flows = iter(out.flows.values())
     first = next(flows)
     for flow in flows:

@@ -1,6 +1,6 @@
-"""The replicas of a simulated fleet: made, started, given back, and recorded.
+"""The replicas of a simulated fleet: creates, starts, releases and records them.
 
-A *unit* starts and stops as one: a replica of a pool, or all replicas of a combo. It is paid for from its start on.
+A *unit* starts and stops together: one replica of a pool, or all replicas of a combo. It is billed from its start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headway.sim.timeline import Line
 
 
 class SimulatedFleet:
-    """The replicas so far, numbered in the order in which they were made."""
+    """All replicas so far, numbered in order of creation."""
 
     __slots__ = (
         "_instance_sources",
@@ -38,7 +38,7 @@ class SimulatedFleet:
     )
 
     def __init__(self, fleet: Fleet, run: Run, ordering: Callable[[], Ordering], line: Callable[[Pool], Line]) -> None:
-        """Make the replicas with which the fleet begins. Raises HeadwayError if there is none."""
+        """Create the initial replicas. Raises HeadwayError if there is none."""
         self._run, self._ordering = run, ordering
         self._resources = {pool.name: PoolResources(pool, line(pool)) for pool in fleet.all_pools}
         deployments: list[Pool | Combo] = [*fleet.pools, *fleet.combos]
@@ -46,9 +46,9 @@ class SimulatedFleet:
         """Pools and combos, by name."""
         self.replicas: list[Replica] = []
         self.pools: list[Pool] = []
-        """By replica."""
+        """By replica id."""
         self.lifetimes: list[Lifetime] = []
-        """By replica."""
+        """By replica id."""
         self._num_units = 0
         self._instance_sources = InstanceSources(fleet, run.seed)
         self._kv_store = None if fleet.kv_store is None else KvStore(fleet.kv_store, self._now)
@@ -80,7 +80,7 @@ class SimulatedFleet:
         return replica
 
     def _store_client(self, pool: Pool) -> StoreClient | None:
-        """A replica's access to the shared store of KV, if there is one for its pool."""
+        """A replica's access to the shared KV store; None if its pool has none."""
         store = self._kv_store
         if store is None or not pool.engine.prefix_caching or pool.hosted is not None:
             return None
@@ -102,13 +102,13 @@ class SimulatedFleet:
         return unit, start_s
 
     def give_back(self, replica: int, now: float) -> None:
-        """Stop a replica for good."""
+        """Stop a replica permanently."""
         self.replicas[replica].is_up = False
         self.lifetimes[replica].end(now)
         self._instance_sources.give_back(replica, self.pools[replica])
 
     def set_role(self, replica: int, role: Role) -> None:
-        """Change a replica's role, and note the time for its record."""
+        """Change a replica's role, and record the time."""
         self.replicas[replica].view.role = role
         self.replicas[replica].timeline.note_change()
         self.lifetimes[replica].set_role(role, self._now())
@@ -116,16 +116,16 @@ class SimulatedFleet:
     # Facts of replicas.
 
     def network_bytes_per_s(self, replica: int) -> float:
-        """Capacity of a replica's network, each way."""
+        """Network capacity of a replica, each way."""
         return self.pools[replica].network_bytes_per_s
 
     def kv_bytes_per_token(self, replica: int) -> float:
-        """Bytes of a token's KV at a replica."""
+        """Bytes of one token's KV at a replica."""
         pool = self.pools[replica]
         return memory.kv_bytes_per_token(pool.model, pool.engine.kv_dtype_bytes)
 
     def records(self, end_s: float) -> tuple[ReplicaRecord, ...]:
-        """The records of all replicas up to the end of the run."""
+        """The records of all replicas until the end of the run."""
         return tuple(self._record(replica, end_s) for replica in self.replicas)
 
     def _record(self, replica: Replica, end_s: float) -> ReplicaRecord:

@@ -1,7 +1,7 @@
-"""Host memory of one replica: KV of preempted requests that is swapped out, and a second tier of the prefix cache.
+"""Host memory of one replica: swapped-out KV of preempted requests, and a second tier of the prefix cache.
 
-A copy back to the GPU delays the next iteration. Blocks of the second tier are copied out beside the
-computation, as vLLM's offloading does.
+A copy back to the GPU delays the next iteration. Second-tier blocks are copied out in the background, as in vLLM's
+offloading.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class HostPrefixTier(SegmentBlocks):
 
 
 class HostMemory:
-    """Capacity for swapped KV, and the time that a copy takes."""
+    """Capacity for swapped KV, and the time of a copy."""
 
     __slots__ = ("_copy_s", "_offload_tokens", "capacity_tokens", "used_tokens")
 
@@ -36,21 +36,21 @@ class HostMemory:
         self._offload_tokens = offload_tokens
 
     def prefix_tier(self, block_size_tokens: int) -> HostPrefixTier | None:
-        """An empty second tier for the prefix cache; None if no memory is set aside for one."""
+        """An empty second tier for the prefix cache; None if it has no memory."""
         capacity_blocks = self._offload_tokens // block_size_tokens
         if not capacity_blocks:
             return None
         return HostPrefixTier(capacity_blocks, lambda blocks: self._copy_s(blocks * block_size_tokens))
 
     def swap_out(self, live: Live, tokens: int) -> float | None:
-        """Swap out this many KV tokens. Returns seconds on the host link, or None if they do not fit."""
+        """Swap out this many KV tokens. Returns the seconds on the host link, or None if they do not fit."""
         if not self.reserve(tokens):
             return None
         live.swapped_tokens = tokens
         return self._copy_s(tokens)
 
     def swap_in(self, live: Live) -> float:
-        """Swap a request's KV back in. Returns seconds on the host link."""
+        """Swap a request's KV back in. Returns the seconds on the host link."""
         tokens = live.swapped_tokens
         self.drop(live)
         return self._copy_s(tokens)
@@ -71,6 +71,6 @@ class HostMemory:
         self.used_tokens -= tokens
 
     def receive(self, live: Live, reserved_tokens: int, tokens: int) -> None:
-        """Take in a request's KV from another replica, into `reserved_tokens` of capacity."""
+        """Store a request's KV from another replica in `reserved_tokens` of capacity."""
         self.used_tokens += tokens - reserved_tokens
         live.swapped_tokens = tokens

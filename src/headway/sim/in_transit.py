@@ -1,7 +1,7 @@
-"""Requests and KV caches on their way to a replica or away from it, and the blocks that they take meanwhile.
+"""Requests and KV caches moving to or from a replica, and the blocks they occupy meanwhile.
 
-At the target, blocks are reserved before anything is copied. At the source, a request that leaves its batch keeps its
-blocks until the copy has ended. Both happen at any time; what they change takes effect at the next boundary.
+The target reserves blocks before anything is copied. At the source, a request that leaves its batch keeps its blocks
+until the copy ends. Both can happen at any time and take effect at the next boundary.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class InTransit:
 
     def clear(self) -> None:
         self.num_arriving = 0
-        """Requests on their way here, without those in `expected`."""
+        """Number of requests moving here, except those in `expected`."""
         self.expected: dict[int, Live] = {}
-        """Requests that count as waiting here while their KV is still at the prefill replica."""
+        """Requests that count as waiting here although their KV is still at the prefill replica."""
         self.reserved_blocks = 0
         self.pausing: list[tuple[Live, Any]] = []
-        """Requests that leave the batch at the next boundary, each with its move."""
+        """(request, move) for requests that leave the batch at the next boundary."""
         self.leaving: dict[int, Live] = {}
         """Requests out of the batch whose KV is being copied."""
 
     # At the target.
 
     def reserve(self, blocks: int, now: float) -> bool:
-        """Reserve blocks if that many are free besides those that the running iteration takes."""
+        """Reserve blocks if enough are free besides those needed by the running iteration."""
         batch, timeline = self.batch, self._timeline
         timeline.catch_up(now)
         if not batch.kv.can_tick(batch.tick, blocks + batch.kv.watermark):
@@ -64,7 +64,7 @@ class InTransit:
         self._timeline.wake_by(now)
 
     def expect(self, live: Live) -> None:
-        """Count a request as waiting here, no longer as arriving: it is sent before its KV."""
+        """Count a request as waiting instead of arriving, because it is sent before its KV."""
         self.num_arriving -= 1
         self.batch.num_waiting += 1
         self.expected[live.id] = live
@@ -78,7 +78,7 @@ class InTransit:
         self.num_arriving += 1
 
     def hold(self, live: Live, blocks: int, now: float) -> None:
-        """Let a request that has arrived hold these reserved blocks, in which its `swapped_tokens` of KV are."""
+        """Let an arrived request hold these reserved blocks, which contain its `swapped_tokens` of KV."""
         self.reserved_blocks -= blocks
         self.batch.hold_blocks(live, blocks)
         self._timeline.wake_by(now)
@@ -86,7 +86,7 @@ class InTransit:
     # At the source.
 
     def kv_tokens(self, live: Live, now: float) -> int:
-        """KV tokens of a decoding request, as of the last complete iteration."""
+        """KV tokens of a decoding request, after the last complete iteration."""
         ahead = self._timeline.ticks_ahead(now)
         return live.computed_tokens + self.batch.tick + ahead - live.joined_tick
 
@@ -101,8 +101,8 @@ class InTransit:
         timeline.wake_by(now)
 
     def pause_all(self, now: float) -> None:
-        """Take the requests of `pausing` out of the batch, but those whose move was abandoned: another one may have
-        begun since, and still copy."""
+        """Take the requests of `pausing` out of the batch, unless their move was abandoned: another move may have begun
+        since and still be copying."""
         pausing, self.pausing = self.pausing, []
         for live, move in pausing:
             if live.move is move and self.batch.decoding.get(live.id) is live:
@@ -118,13 +118,13 @@ class InTransit:
         live.move.paused(now)
 
     def add_leaving(self, live: Live) -> None:
-        """Note that the KV of a request out of the batch and the queue is being copied."""
+        """Record that the KV of a request outside batch and queue is being copied."""
         live.stage = PAUSED
         self.leaving[live.id] = live
         self._timeline.note_change()
 
     def unqueue(self, live: Live) -> None:
-        """Delete a request's entry in the queue, so that the request may enter the queue again."""
+        """Delete a request's queue entry, so that the request can be queued again."""
         self.batch.queue.delete(live)
         self._timeline.note_change()
 
@@ -136,7 +136,7 @@ class InTransit:
         self._timeline.wake_by(now)
 
     def release(self, live: Live, now: float) -> None:
-        """Let go of a paused request and its KV."""
+        """Release a paused request and its KV."""
         batch = self.batch
         self._timeline.catch_up(now)
         del self.leaving[live.id]
@@ -152,7 +152,7 @@ class InTransit:
         self._timeline.wake_by(now)
 
     def keep(self, live: Live, now: float) -> None:
-        """Keep the KV of a paused request, which does not leave. The request is to be enqueued again."""
+        """Keep a paused request's KV because the request stays. It must be enqueued again."""
         del self.leaving[live.id]
         if not live.swapped_tokens:
             batch = self.batch

@@ -1,4 +1,4 @@
-"""Incidents at given times: crashes, broken streams, slow replicas and changes of role."""
+"""Incidents at given times: crashes, broken streams, slow replicas and role changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Incidents:
         self._kernel, self._transfers, self._control = kernel, transfers, control
         self._replicas, self._lifetimes = fleet.replicas, fleet.lifetimes
         self.num_to_come = 0
-        """Incidents and their consequences that have not happened yet."""
+        """Number of incidents and consequences that have not happened yet."""
         self.last_s = 0.0
         """Time of the last crash."""
 
@@ -74,7 +74,7 @@ class Incidents:
     def _recover(self, now: float, fault: Fault) -> None:
         lifetime = self._lifetimes[fault.replica]
         if lifetime.end_s <= now:
-            return  # the replica was given back meanwhile
+            return  # the replica was released meanwhile
         lifetime.end_down(now)
         self._replicas[fault.replica].is_up = True
         self._control.on_recovered(fault.replica, now)

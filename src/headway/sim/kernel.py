@@ -1,4 +1,4 @@
-"""Virtual time: events in the total order (time, priority, key, sequence), then the scheduling of replicas."""
+"""Virtual time: events in the total order (time, priority, key, sequence), followed by the scheduling of replicas."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, Final, Protocol
 
 from headway.control.changes import Changes
 
-# Priorities at equal times, the first to happen first. Scheduling comes after all of them.
+# Priorities at equal times, first one first. Scheduling follows all of them.
 FINISH: Final = 0
 COMMAND: Final = 1
 ARRIVAL: Final = 2
 TICK: Final = 3
 BEFORE: Final = 1 << 40
-"""Offset subtracted from replicas' keys, so that they come before those of requests."""
+"""Offset subtracted from replica keys, so that they precede request keys."""
 
 
 class Schedulable(Protocol):
-    """A replica that decides its next iteration after everything else at this instant."""
+    """A replica that decides its next iteration after all events of this instant."""
 
     id: int
 
@@ -33,7 +33,7 @@ Event = tuple[float, int, int, int, Action, Any]
 
 
 class Kernel:
-    """The event loop. `key` breaks ties between entities, so that the order never depends on who pushed first."""
+    """The event loop. `key` breaks ties between entities, so the order never depends on who pushed first."""
 
     __slots__ = (
         "_sequence",
@@ -53,18 +53,18 @@ class Kernel:
         self.heap: list[Event] = []
         self._sequence = 0
         self.undecided: list[Schedulable] = []
-        """Replicas that decide at the end of this instant. Each appends itself, once."""
+        """Replicas that decide at the end of this instant. Each appends itself once."""
         self.changes = Changes()
         self.push: Callable[[Event], None] = partial(heappush, self.heap)
         """Add an event with the caller's own sequence number, unique per (priority, key)."""
         self.event: Event | None = None
         """The latest event."""
         self.deciding = -1
-        """The replica that decides now; -1: none."""
+        """The replica that is deciding now; -1: none."""
         self.settled_s = -1.0
         """The latest instant in which replicas decided."""
         self.num_rounds = 0
-        """Rounds of decisions begun in that instant."""
+        """Number of decision rounds begun in that instant."""
 
     def at(self, time_s: float, priority: int, key: int, action: Action, argument: Any = None) -> None:
         """Call `action(time_s, argument)` at `time_s`."""
@@ -72,7 +72,7 @@ class Kernel:
         heappush(self.heap, (time_s, priority, key, self._sequence, action, argument))
 
     def run(self, until_s: float = float("inf")) -> None:
-        """Run until no event is left, or the next one is after `until_s`."""
+        """Run until there are no more events, or the next one is after `until_s`."""
         heap, undecided = self.heap, self.undecided
         self._settle()
         while heap:
@@ -88,7 +88,7 @@ class Kernel:
                 self._settle()
 
     def _settle(self) -> None:
-        """Let due replicas decide, again if that makes other replicas due."""
+        """Let due replicas decide; repeat while that makes others due."""
         undecided = self.undecided
         if self.settled_s != self.now:
             self.settled_s, self.num_rounds = self.now, 0

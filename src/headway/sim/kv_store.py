@@ -1,9 +1,9 @@
-"""A store of KV that replicas share over the network, such as LMCache's or Mooncake's.
+"""A KV store that replicas share over the network, such as LMCache's or Mooncake's.
 
-Replicas write the full blocks of prompts there as they compute them, beside the computation. A request that is admitted
-reads the blocks that follow those on its replica, before its next iteration. Reads wait for each other, and so do
-writes, at the store's bandwidth; blocks can be read when they are written. The segment that was used least recently is
-evicted first, its last blocks first. A store outlives the replicas.
+Replicas write the full blocks of prompts while they compute later ones. An admitted request reads the blocks that
+follow those on its replica, before its next iteration. Reads queue for the store's bandwidth, and so do writes; blocks
+can be read once they are written. The least recently used segment is evicted first, from its last block. A store
+outlives the replicas.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from headway.control.cache_index import Span, leading_blocks
 from headway.core.fleet import KvStoreConfig
 
 Key = tuple[int, int]
-"""A kind of KV and a segment's id: the KV of one text differs between models and shapes."""
+"""(kind of KV, segment id): the KV of one text differs between models and shapes."""
 
 
 class KvStore:
-    """What the store holds, and until when it is busy. `clock()` is the time of the run."""
+    """The store's content, and until when it is busy. `clock()` is the time of the run."""
 
     def __init__(self, config: KvStoreConfig, clock: Callable[[], float]) -> None:
         self.config, self._clock = config, clock
         self._held: OrderedDict[Key, int] = OrderedDict()
         """Leading blocks of each segment."""
         self._coming: dict[Key, int] = {}
-        """The same with those that are being written."""
+        """Leading blocks of each segment, including those being written."""
         self._writes: deque[tuple[float, Key, int, int]] = deque()
-        """(when they are written, segment, first block, end block), in order of time."""
+        """(time written, segment, first block, end block), in order of time."""
         self._block_bytes: dict[int, float] = {}
         self._read_free_s = self._write_free_s = 0.0
         self.used_bytes = 0.0
         self.read_bytes = self.written_bytes = self.evicted_bytes = 0.0
 
     def client(self, kind: int, block_bytes: float, link_bytes_per_s: float) -> StoreClient:
-        """One replica's access. `link_bytes_per_s` is the bandwidth of its own network."""
+        """One replica's access. `link_bytes_per_s` is the bandwidth of its network."""
         self._block_bytes[kind] = block_bytes
         return StoreClient(self, kind, block_bytes, link_bytes_per_s)
 
@@ -50,7 +50,7 @@ class KvStore:
             self._held.move_to_end(key)
 
     def write(self, key: Key, blocks: int, bytes_per_s: float) -> None:
-        """Begin to write this many leading blocks of a segment, but those that are there or being written."""
+        """Begin to write the missing ones of this many leading blocks of a segment."""
         self._settle()
         known = max(self._held.get(key, 0), self._coming.get(key, 0))
         if blocks <= known:
@@ -63,7 +63,7 @@ class KvStore:
         self._writes.append((self._write_free_s + self.config.latency_s, key, known, blocks))
 
     def read_s(self, num_bytes: float, bytes_per_s: float) -> float:
-        """Read so many bytes from now on, after what others read. Returns the seconds that it takes."""
+        """Queue a read of this many bytes. Returns the seconds until it is done."""
         now = self._clock()
         begin_s = max(now, self._read_free_s)
         self._read_free_s = begin_s + num_bytes / self.config.bytes_per_s
@@ -72,7 +72,7 @@ class KvStore:
         return self._read_free_s - now + slower_s + self.config.latency_s
 
     def _settle(self) -> None:
-        """Take in what has been written by now."""
+        """Add the blocks whose writing has finished."""
         writes, now = self._writes, self._clock()
         while writes and writes[0][0] <= now:
             _, key, first, end = writes.popleft()
@@ -80,7 +80,7 @@ class KvStore:
                 del self._coming[key]
             num_bytes = (end - first) * self._block_bytes[key[0]]
             self.written_bytes += num_bytes
-            if self._held.get(key, 0) < first:  # the blocks before them have been evicted meanwhile
+            if self._held.get(key, 0) < first:  # the blocks before them were evicted meanwhile
                 self.evicted_bytes += num_bytes
                 continue
             self._held.pop(key, None)
@@ -108,15 +108,15 @@ class StoreClient:
         self._block_bytes, self._link_bytes_per_s = block_bytes, link_bytes_per_s
 
     def reach(self, prompt: Iterable[Span], start: int) -> int:
-        """Number of leading blocks of a prompt without a gap, if the first `start` are on the replica."""
+        """Number of gapless leading blocks of a prompt whose first `start` blocks are on the replica."""
         return leading_blocks(prompt, start, lambda segment: self._store.blocks((self._kind, segment)))
 
     def write(self, segment: int, blocks: int) -> None:
-        """Have the store hold this many leading blocks of a segment, some time from now."""
+        """Write this many leading blocks of a segment to the store, in the background."""
         self._store.write((self._kind, segment), blocks, self._link_bytes_per_s)
 
     def read_s(self, prompt: Iterable[Span], start: int, end: int) -> float:
-        """Read blocks `start` to `end` of a prompt from now on. Returns the seconds that it takes."""
+        """Queue a read of blocks `start` to `end` of a prompt. Returns the seconds until it is done."""
         for segment, low, high in prompt:
             if low < end and high > start:
                 self._store.use((self._kind, segment))

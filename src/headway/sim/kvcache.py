@@ -3,15 +3,15 @@
 Blocks are counted, not named. They are held by decoding requests, or `pinned` (by requests in prefill, by transfers,
 and by the prefix cache while running requests share them). A decoding request that joined with c tokens of its own has
 c + (tick - joined) tokens at any later tick, so its offset c - joined describes it. The cache keeps the sum of the
-offsets, and a histogram of the offsets modulo the block size, which gives the blocks that each coming tick takes. The
-blocks of all are counted at one tick, and the histogram brings the count forward when it is read.
+offsets, and a histogram of the offsets modulo the block size, from which the blocks taken at each later tick follow.
+The total is exact at one tick; reads advance it with the histogram.
 """
 
 from __future__ import annotations
 
 
 class KvCache:
-    """Block counts. At tick t the `count` decoding requests have `offset + count * t` tokens of their own."""
+    """Block counts. At tick t, the `count` decoding requests together have `offset + count * t` tokens of their own."""
 
     __slots__ = (
         "_counted_tick",
@@ -27,7 +27,7 @@ class KvCache:
     )
 
     def __init__(self, total_blocks: int, block_size_tokens: int, watermark: float, draft_slots: int = 0) -> None:
-        """`draft_slots`: slots beyond one that a decoding request needs to be free in a tick."""
+        """`draft_slots`: further slots that a decoding request needs in a tick, besides one."""
         self._draft_slots = draft_slots
         self.total = total_blocks
         self.block = block_size_tokens
@@ -37,7 +37,7 @@ class KvCache:
         self.count = 0
         self._residues = [0] * block_size_tokens
         self._counted_tick = self._held = 0
-        """A tick, and the blocks that the decoding requests hold there."""
+        """A tick, and the blocks that the decoding requests hold at it."""
 
     def blocks(self, tokens: int) -> int:
         """Blocks for this many tokens."""
@@ -62,7 +62,7 @@ class KvCache:
         self._held += -(offset + self._counted_tick) // block
 
     def grow(self, own: int, tokens: int, tick: int) -> None:
-        """Give a decoding request that has `own` tokens of its own more tokens at once."""
+        """Add several tokens at once to a decoding request with `own` tokens of its own."""
         before = own - tick
         after = before + tokens
         self.offset += tokens
@@ -73,7 +73,7 @@ class KvCache:
         self._held += -(before + counted) // block - -(after + counted) // block
 
     def used(self, tick: int) -> int:
-        """Blocks that are held at a tick, pinned ones included."""
+        """Blocks held at a tick, including pinned ones."""
         counted = self._counted_tick
         if tick != counted:
             block, residues = self.block, self._residues
@@ -104,7 +104,7 @@ class KvCache:
         return self.blocks(tokens + 1 + self._draft_slots) - self.blocks(tokens)
 
     def can_tick(self, tick: int, more: int = 0) -> bool:
-        """Whether the blocks for the next tick are free, and `more` besides."""
+        """Whether the blocks for the next tick plus `more` are free."""
         block = self.block
         if self._draft_slots:
             return self.free(tick) - more >= self.needed_next(tick)
@@ -113,7 +113,7 @@ class KvCache:
         return self.free(tick) - more >= self._residues[-tick % block]
 
     def ticks_left(self, tick: int, wanted: int) -> int:
-        """Ticks that the decoding requests can grow before blocks run out, at most `wanted`."""
+        """Ticks for which the decoding requests can grow before blocks run out, at most `wanted`."""
         block = self.block
         count = self.count
         bound = self.offset + count * (tick + block - 1 + wanted)
@@ -131,7 +131,7 @@ class KvCache:
         return wanted
 
     def iterations_left(self, tick: int, wanted: int, most_tokens: int) -> int:
-        """Ticks, at most `wanted` and at least one, for which blocks suffice even if each decoding request gets
-        `most_tokens` tokens in each."""
+        """Ticks, at least one and at most `wanted`, for which blocks suffice even if each decoding request gains
+        `most_tokens` tokens per tick."""
         spare = (self.total - self.pinned) * self.block - self.offset - self.count * (tick + self.block - 1)
         return max(1, min(wanted, (spare // self.count - 1 - self._draft_slots) // most_tokens + 1))

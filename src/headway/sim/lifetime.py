@@ -1,4 +1,4 @@
-"""When a replica was paid for, when it did not serve, and which role it had."""
+"""When a replica was billed, when it did not serve, and its roles over time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Intervals = tuple[tuple[float, float], ...]
 
 
 class Lifetime:
-    """The lifetime of one replica, which is paid for from `start_s` to `end_s`."""
+    """The lifetime of one replica, which is billed from `start_s` to `end_s`."""
 
     __slots__ = ("_downs", "_roles", "end_s", "start_s")
 
@@ -25,11 +25,11 @@ class Lifetime:
         self._downs.append((now, until_s))
 
     def end_down(self, now: float) -> None:
-        """End the present interval in which the replica does not serve."""
+        """End the current interval in which the replica does not serve."""
         self._downs[-1] = self._downs[-1][0], now
 
     def end(self, now: float) -> None:
-        """End the lifetime: the replica is given back."""
+        """End the lifetime, as the replica is released."""
         self.end_s = now
         if self._downs and self._downs[-1][1] > now:
             self.end_down(now)
@@ -41,7 +41,7 @@ class Lifetime:
     # Intervals up to the end of the run.
 
     def up(self, end_s: float) -> Intervals:
-        """The interval that is paid for."""
+        """The billed interval."""
         return ((self.start_s, min(self.end_s, end_s)),)
 
     def down(self, end_s: float) -> Intervals:
@@ -54,7 +54,7 @@ class Lifetime:
 
 
 def role_intervals(roles: Sequence[tuple[float, Role]], role: Role, end_s: float) -> Intervals:
-    """Intervals up to `end_s` with this role; `roles` are (start, role) in order of time."""
+    """Intervals until `end_s` with this role; `roles` are (start, role) in order of time."""
     until = [time_s for time_s, _ in roles[1:]]
     spans = zip(roles, [*until, end_s], strict=True)
     return tuple((start, min(end, end_s)) for (start, each), end in spans if each == role and start < min(end, end_s))

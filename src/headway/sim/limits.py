@@ -1,4 +1,4 @@
-"""Tenants' limits in virtual time: the rates and the budgets that a gateway has for keys, by the same classes."""
+"""Tenants' limits in virtual time: a gateway's rate limits and budgets of keys, with the same classes."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from headway.limits.rates import Rates
 from headway.limits.tenants import TenantLimits
 
 _FIRST_DAY = date(2029, 1, 1)
-"""The day on which simulations begin: a Monday, and the first of a month."""
+"""First day of simulations: a Monday, and the first of a month."""
 _DAY_S = 86_400.0
 _BUDGET = 1 + REFUSAL_REASONS.index("budget")
 
 
 class _Hold:
-    """What a request in flight has reserved of its tenant's limits."""
+    """The reservation of a request in flight against its tenant's limits."""
 
     __slots__ = ("account", "charges", "rates", "tokens", "usd")
 
     def __init__(self, rates: Rates, account: Account, tokens: int, usd: float) -> None:
         self.rates, self.account, self.tokens, self.usd = rates, account, tokens, usd
         self.charges: dict[int, tuple[int, int, float]] = {}
-        """By cascade stage: tokens as rates count them, and as the budget does, and dollars."""
+        """By cascade stage: (tokens counted by rates, tokens counted by the budget, dollars)."""
 
 
 class SimulatedLimits:
-    """The limits of all tenants. Each of several schedulers counts rates for itself; budgets are of all."""
+    """The limits of all tenants. Each of several schedulers counts its own rates; budgets are shared."""
 
     def __init__(self, limits: Mapping[str, TenantLimits], fleet: Fleet) -> None:
         self._limits = limits
         self._rates: dict[tuple[int, str], Rates] = {}
-        """By scheduler and tenant."""
+        """By (scheduler, tenant)."""
         self._accounts = {name: Account(each.budget) for name, each in limits.items()}
         self._today = _FIRST_DAY
         self._prices = {pool.name: _prices(pool) for pool in fleet.all_pools}
@@ -45,8 +45,8 @@ class SimulatedLimits:
         self._holds: dict[int, _Hold] = {}
 
     def refusal(self, live: Live, now: float, num_stages: int = 1) -> int:
-        """Reserve what an arriving request may use of `num_stages` models. 0, or the code of the limit that refuses
-        it."""
+        """Reserve what an arriving request may use of `num_stages` models. Returns 0, or the code of the limit that
+        denies it."""
         limits = self._limits.get(live.tenant)
         if limits is None:
             return 0
@@ -75,7 +75,7 @@ class SimulatedLimits:
         return 0
 
     def _begin_periods(self, now: float) -> None:
-        """What was used in the periods that are over counts no more."""
+        """Reset the use of periods that have ended."""
         today = _FIRST_DAY + timedelta(days=int(now // _DAY_S))
         if today != self._today:
             for account in self._accounts.values():
@@ -84,20 +84,20 @@ class SimulatedLimits:
             self._today = today
 
     def stage_ended(self, live: Live, pool: str, outcome: Outcome, now: float) -> None:
-        """Note what a request has used of one model."""
+        """Record a request's use of one model."""
         hold = self._holds.get(live.id)
         if hold is None:
             return
         tokens, paid, usd = live.prompt_tokens + live.generated_tokens, 0, 0.0
         if outcome is Outcome.REJECTED and now <= live.arrival_s and not live.shed_s:
-            tokens = 0  # too long, or no room to wait: a gateway says so before it admits the request
+            tokens = 0  # too long, or no room: a gateway rejects such a request before it reserves
         if is_charged(live.placed_s == live.placed_s, outcome, live.generated_tokens):
             paid = tokens
             usd = self._prices[pool].usd(live.prompt_tokens, live.generated_tokens, live.cached_tokens)
         hold.charges[live.stage_index] = tokens, paid, usd
 
     def ended(self, live: Live, pool: str, outcome: Outcome, now: float) -> None:
-        """Charge what a request has used, in place of what it had reserved."""
+        """Charge a request's actual use instead of its reservation."""
         self.stage_ended(live, pool, outcome, now)
         hold = self._holds.pop(live.id, None)
         if hold is None:

@@ -1,4 +1,4 @@
-"""What policies see of the replicas, and when: scrapes, cache events, and the messages of several schedulers."""
+"""How and when policies see the replicas: scrapes, cache events, and messages between schedulers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.sim.schedulers import Schedulers
 
 _SEND: Final = -(1 << 16)
 _RECEIVE: Final = -(1 << 15)
-"""Places of schedulers' messages among the ticks of one instant."""
+"""Keys of schedulers' messages among the ticks of one instant."""
 
 
 class Observation:
@@ -41,12 +41,12 @@ class Observation:
     # The views.
 
     def add(self, replica: Replica) -> None:
-        """Observe one more replica. Call it in the order of their ids, and before the replica's first request."""
+        """Observe one more replica. Call it in order of ids, and before the replica's first request."""
         self._index_cache(replica)
         self._views.add(replica.view)
 
     def _index_cache(self, replica: Replica) -> None:
-        """Have policies see a replica's prefix cache as the scenario's observation says."""
+        """Set up how policies see a replica's prefix cache, by the scenario's observation settings."""
         config = self._cache_events.config
         source = config.source
         if source == "exact":
@@ -69,13 +69,13 @@ class Observation:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether every read is of the moment, by one scheduler."""
+        """Whether there is one scheduler and every read is fresh."""
         return self._schedulers is None and not self._views.scrape_config.period_s
 
     # Ticks.
 
     def start(self) -> None:
-        """Schedule the first scrape, the first cache events and the first message of each scheduler."""
+        """Schedule the first scrape, the first cache events and each scheduler's first message."""
         if self._views.scrape_config.period_s:
             self._kernel.at(0.0, TICK, 0, self._scrape)
         if self._cache_events.config.source == "events":
@@ -107,7 +107,7 @@ class Observation:
         self._cache_events.apply(batches)
 
     def _send_state(self, now: float, scheduler: int) -> None:
-        """A scheduler sends the others what it has at the replicas."""
+        """Send a scheduler's loads to the others."""
         assert self._schedulers is not None
         config = self._schedulers.config
         if self._is_active(now):

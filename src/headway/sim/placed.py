@@ -1,4 +1,4 @@
-"""The requests that are placed at a replica, as they are counted for policies: from placement to end or move."""
+"""The requests placed at a replica, counted for policies from placement until end or move."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class PlacedRequests:
         self._queued_ordering = batch.queue.queued_ordering
         self.recent_loras = RecentAdapters(0 if batch.adapters is None else batch.adapters.num_slots)
         self.cache_index: CacheIndex | None = None
-        """What policies know of the prefix cache; None = the cache itself."""
+        """The policies' model of the prefix cache; None = they see the cache itself."""
         self.clear()
 
     def clear(self) -> None:
-        """Forget all requests; `recent_loras` and the index of the cache stay."""
+        """Forget all requests; keep `recent_loras` and the cache index."""
         self.num_in_flight = self.output_tokens = self.num_received = 0
         self.num_by_tier: defaultdict[int, int] = defaultdict(int)
         ordering = self._queued_ordering
         self.queue_lengths = [0] * (0 if ordering is None else ordering.num_queues)
-        """By the ordering's queue; empty if it has none."""
+        """By queue of the ordering; empty if it has none."""
         self.paused = PausedRequests(self._batch.replica)
-        """Requests that left for others and are held until there is room."""
+        """Requests paused here for others, and held until there is room."""
 
     def count(self, live: Live) -> None:
         """Count a request as placed here."""
@@ -78,7 +78,7 @@ class PlacedRequests:
             batch.stalls.forget(live)
 
     def requeue(self, live: Live) -> None:
-        """Move a request to another of the ordering's queues if it belongs there: its quantum begins anew."""
+        """Move a request to another queue of the ordering if it belongs there; this begins a new quantum."""
         if self._queued_ordering is None:
             return
         queue = self._queued_ordering.queue(live)
@@ -91,7 +91,7 @@ class PlacedRequests:
             live.turn = live.quantum_tick = self._batch.tick
 
     def crash(self) -> None:
-        """Forget all requests, and what policies knew of the replica's memory."""
+        """Forget all requests, and the policies' knowledge of the replica's memory."""
         self.clear()
         self.recent_loras.clear()
         if self.cache_index is not None:

@@ -1,6 +1,6 @@
-"""Preemption: who gives way when blocks run out, or when a request that ranks before others waits.
+"""Preemption: which requests stop when blocks run out, or when a higher-ranked request waits.
 
-Requests give way from the end of the ranking, with their KV dropped or swapped out.
+The lowest-ranked requests are preempted first; their KV is dropped or swapped out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from headway.sim.batch import Batch
 
 
 def make_room(batch: Batch, now: float) -> None:
-    """Preempt from the end of the ranking until the blocks of the next tick are free."""
+    """Preempt the lowest-ranked requests until the blocks of the next tick are free."""
     kv = batch.kv
     while not kv.can_tick(batch.tick):
         preempt(batch, last_ranked(batch, now), now)
@@ -19,12 +19,12 @@ def make_room(batch: Batch, now: float) -> None:
 
 
 def last_ranked(batch: Batch, now: float) -> Live:
-    """The request that ranks last of those that hold blocks."""
+    """The lowest-ranked request that holds blocks."""
     return max(_ranked(batch, now))[2]
 
 
 def displace(batch: Batch, live: Live, blocks: int, now: float) -> bool:
-    """Preempt the last request that ranks behind `live`, if all of those together would make room for it."""
+    """Preempt the last request that ranks behind `live`, if preempting all such requests would make room for `live`."""
     behind = [entry for entry in _ranked(batch, now) if entry[:2] > (live.rank, live.id)]
     if not behind:
         return False
@@ -42,7 +42,7 @@ def displace(batch: Batch, live: Live, blocks: int, now: float) -> bool:
 
 
 def evict_for(batch: Batch, live: Live, now: float) -> bool:
-    """While no request runs: evict the last-ranked waiting request that holds blocks, unless it is `live`."""
+    """If no request runs: evict the lowest-ranked waiting request that holds blocks, unless it is `live`."""
     last = last_ranked(batch, now)
     if last is not live:
         preempt(batch, last, now)
@@ -50,7 +50,7 @@ def evict_for(batch: Batch, live: Live, now: float) -> bool:
 
 
 def preempt(batch: Batch, live: Live, now: float) -> None:
-    """Send a request back to the queue, with its KV dropped or swapped out."""
+    """Return a request to the queue, with its KV dropped or swapped out."""
     live.preemptions += 1
     if live.stage is WAITING:
         _evict(batch, live)
@@ -70,7 +70,7 @@ def preempt(batch: Batch, live: Live, now: float) -> None:
 
 
 def _evict(batch: Batch, live: Live) -> None:
-    """Take the blocks of a waiting request: its KV is swapped out, or computed again later."""
+    """Take a waiting request's blocks: its KV is swapped out, or recomputed later."""
     tokens = live.swapped_tokens
     batch.discard_kv(live, returns=True)
     if not _swap_out(batch, live, tokens):

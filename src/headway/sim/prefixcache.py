@@ -1,15 +1,15 @@
 """The prefix cache of one replica: full KV blocks kept by content, oldest freed blocks reused first.
 
-A node is the run of blocks that belong to one prompt segment. A segment's id identifies its tokens and all before
-them, so nodes need no parent links. A block that straddles two segments belongs to the later one. Nodes in use are
-held as a whole. Freed blocks, with content or without, form one queue and are reused from its head, as in vLLM's free
-queue; the last blocks of a request are freed first. Blocks that growing requests take are removed from the queue
-lazily: before the next lookup, share or free, and in bulk while nothing is cached.
+A node is the run of blocks of one prompt segment. A segment's id identifies its tokens and all before them, so nodes
+need no parent links. A block that straddles two segments belongs to the later one. Nodes in use are held as a whole.
+Freed blocks, with or without content, form one queue and are reused from its head, as in vLLM's free queue; a request's
+last blocks are freed first. Blocks taken by growing requests are removed from the queue lazily: before the next lookup,
+share or free, and in bulk while nothing is cached.
 
 Blocks of a request that a later one continues can be kept: for some time they are taken only when the queue is empty.
 
-Every full block has content, but content that no segment names can serve only the request that computed it, and that
-request only after a preemption. So it gets a node when the request is preempted, and loses the node with its end.
+Every full block has content, but content outside of any segment serves only the request that computed it, and only
+after a preemption. So it gets a node when the request is preempted, which is removed when the request ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headway.sim.kvcache import KvCache
 
 
 def _own_id(live: Live) -> int:
-    """Node of the content that only this request has. Segments' ids are at least 0."""
+    """Node of content that only this request has. Segment ids are at least 0."""
     return -1 - live.id
 
 
@@ -39,7 +39,7 @@ class _Node:
 
 
 class Keeping:
-    """How long the blocks of requests that later ones continue are evicted after all others."""
+    """How long blocks of continued requests are evicted after all others."""
 
     __slots__ = ("_at", "clock", "keep_s", "share")
 
@@ -50,7 +50,7 @@ class Keeping:
         clock: Callable[[], float],
         at: Callable[[float, PrefixCache], None],
     ) -> None:
-        """`at(time_s, cache)` has `cache.end_keeping` called at that time; `share` of the blocks is kept at most."""
+        """`at(time_s, cache)` schedules a call of `cache.end_keeping`; at most `share` of the blocks are kept."""
         self.keep_s, self.share = keep_s, share
         self.clock = clock
         self._at = at
@@ -78,12 +78,12 @@ class PrefixCache:
         store: StoreClient | None = None,
         keeping: Keeping | None = None,
     ) -> None:
-        """`changed` gets the segments whose blocks change; None = nobody reads them."""
+        """`changed` collects the segments whose blocks change; None = there is no reader."""
         self._kv = kv
         self.host, self.store = host, store
         self._keeping = keeping
         self._kept: OrderedDict[int, int] = OrderedDict()
-        """Node -> free blocks that are evicted after all others, in order of their release."""
+        """Node -> free blocks evicted after all others, in order of their release."""
         self.num_kept_blocks = 0
         self.changed = changed
         if host is not None:
@@ -93,7 +93,8 @@ class PrefixCache:
         self._accounted = 0
         self._anonymous = 0
         self._free_queue: OrderedDict[tuple[bool, int], int] = OrderedDict()
-        """(has content, node or running number) -> blocks. With `_kept`, the sum is what is not accounted as used."""
+        """(has content, node or running number) -> blocks. Together with `_kept`, these are all blocks that do not
+        count as used."""
         self._free_queue[False, 0] = kv.total
 
     def hit_blocks(self, live: Live, tick: int) -> int:
@@ -111,14 +112,14 @@ class PrefixCache:
         return min(hit, limit)
 
     def host_blocks(self, live: Live, hit: int) -> int:
-        """Blocks in host memory that follow the `hit` leading ones."""
+        """Blocks in host memory that follow the first `hit` blocks."""
         if self.host is None:
             return 0
         limit = (live.prompt_tokens + live.generated_tokens - 1) // self._kv.block
         return max(0, min(self.host.reach(self._findable(live), hit), limit) - hit)
 
     def loadable_blocks(self, live: Live, hit: int) -> int:
-        """Blocks in host memory, and after them in the shared store, that follow the `hit` leading ones."""
+        """Blocks that follow the first `hit` blocks, first in host memory, then in the shared store."""
         loaded = self.host_blocks(live, hit)
         if self.store is None:
             return loaded
@@ -126,7 +127,7 @@ class PrefixCache:
         return max(0, min(self.store.reach(self._spans(live), hit + loaded), limit) - hit)
 
     def load_s(self, live: Live, hit: int, blocks: int) -> float:
-        """Seconds to load the `blocks` that `loadable_blocks` has found: from host memory, then from the store."""
+        """Seconds to load the `blocks` that `loadable_blocks` found, from host memory, then from the store."""
         on_host = min(self.host_blocks(live, hit), blocks)
         seconds = self.host.load_s(on_host) if self.host is not None and on_host else 0.0
         if self.store is not None and blocks > on_host:
@@ -134,14 +135,14 @@ class PrefixCache:
         return seconds
 
     def touch(self, live: Live, blocks: int) -> None:
-        """Mark the segments of `blocks` leading blocks as used, so that host memory evicts others first."""
+        """Mark the segments of the first `blocks` blocks as used, so that host memory evicts others first."""
         if self.host is not None:
             for node_id, low, _ in self._findable(live):
                 if low < blocks and self.host.blocks(node_id):
                     self.host.store(node_id, 0)
 
     def share(self, live: Live, blocks: int) -> None:
-        """Hold the nodes of `blocks` leading blocks for this request."""
+        """Hold the nodes of the first `blocks` blocks for this request."""
         for node_id, low, _ in self._findable(live):
             if low >= blocks:
                 break
@@ -157,7 +158,7 @@ class PrefixCache:
         )
 
     def publish(self, live: Live, tick: int) -> None:
-        """Make the full blocks of prompt segments that the request has computed findable, and share them."""
+        """Make the computed full blocks of prompt segments findable, and share them."""
         self._settle(tick)
         full = live.computed_tokens // self._kv.block
         for node_id, low, high in self._spans(live):
@@ -181,10 +182,10 @@ class PrefixCache:
                 self.store.write(node_id, node.cached)
 
     def release(self, live: Live, own_blocks: int, tick: int, computed_tokens: int = 0, returns: bool = False) -> None:
-        """Release a request's blocks. Call before its own blocks leave the block counts; shared ones leave here.
+        """Release a request's blocks. Call it before its own blocks leave the block counts; shared ones leave them
+        here.
 
-        With `returns`, the request will compute its tokens again, and finds those of its full blocks that are
-        not reused until then.
+        With `returns`, the request will compute its tokens again, and can reuse its full blocks that remain by then.
         """
         self._settle(tick)
         self._accounted -= own_blocks
@@ -220,7 +221,7 @@ class PrefixCache:
         live.shared_blocks = 0
 
     def end_keeping(self, now: float, tick: int) -> None:
-        """Evict the blocks whose time is over as others, from now on."""
+        """Evict kept blocks whose time is over in normal order from now on."""
         self._settle(tick)
         for node_id in [each for each in self._kept if self.nodes[each].kept_until_s <= now]:
             self._no_longer_keep(node_id)
@@ -232,7 +233,7 @@ class PrefixCache:
         self._queue_anonymous(blocks)
 
     def changes(self, tick: int) -> list[Change]:
-        """The segments that have changed since the last call, in order of their ids."""
+        """The segments changed since the last call, in order of ids."""
         self._settle(tick)
         changed, nodes, host = self.changed, self.nodes, self.host
         if not changed:
@@ -244,7 +245,7 @@ class PrefixCache:
         return list(zip(shared, on_gpu, on_host, strict=True))
 
     def _findable(self, live: Live) -> Iterator[Span]:
-        """The spans of the prompt's segments, and of what the request itself left here when it was preempted."""
+        """The spans of the prompt's segments, and of the content that the request left here when it was preempted."""
         yield from self._spans(live)
         if live.preemptions:
             block = self._kv.block
@@ -261,7 +262,7 @@ class PrefixCache:
         return live.output_id is not None and live.generated_tokens >= live.output_tokens
 
     def _keep(self, node_id: int) -> None:
-        """Evict the blocks of a free node after all others; those that were kept first, if there are too many."""
+        """Evict a free node's blocks after all others. If too many blocks are kept, the oldest lose this protection."""
         self._kept[node_id] = blocks = self._free_queue.pop((True, node_id))
         self.num_kept_blocks += blocks
         assert self._keeping is not None
@@ -280,7 +281,8 @@ class PrefixCache:
         return live.output_id if sum([segment.tokens for segment in live.prefix]) == live.prompt_tokens else None
 
     def _take_own(self, live: Live, leases: dict[int, None]) -> int:
-        """Remove what the request left here when it was preempted. Returns the blocks of it that it shares again."""
+        """Remove the content that the request left here when it was preempted. Returns the number of its blocks that it
+        shares again."""
         own_id = _own_id(live)
         if self.host is not None:
             self.host.discard(own_id)
@@ -326,7 +328,7 @@ class PrefixCache:
                 self._keep(node_id)
 
     def _settle(self, tick: int) -> None:
-        """Remove the blocks that requests have grown into from the head of the queue, with their content."""
+        """Remove the blocks that requests have grown into, with their content, from the head of the queue."""
         used = self._kv.used(tick)
         taken = used - self._accounted
         self._accounted = used

@@ -1,4 +1,4 @@
-"""Sources of further replicas: spot instances that were given back before, or new instances."""
+"""Sources of additional replicas: released spot instances, or new instances."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class InstanceSources:
         self._provisioning, self._seed = fleet.provisioning, seed
         began = [*(p for p in fleet.pools if p.replicas), *(p for c in fleet.combos if c.replicas for p in c.parts)]
         self._weights_s = {(pool.region, pool.model.name): 0.0 for pool in began}
-        """Time from which a model's weights are in a region."""
+        """Time from which a region has a model's weights."""
         self._spots: dict[InstanceType, list[tuple[str, int]]] = {}
         self._origins: dict[int, tuple[str, int]] = {}
 
@@ -65,7 +65,7 @@ class InstanceSources:
         return float(config.reclaim_s * (config.reclaim_max_s / config.reclaim_s) ** normal)
 
     def origin(self, replica: int) -> tuple[str, int]:
-        """The kind of source of a replica, and the replica that was the spot instance; -1 = none."""
+        """The kind of source of a replica, and the replica whose spot instance it uses; -1 = none."""
         return self._origins.get(replica, ("initial", -1))
 
 

@@ -1,8 +1,8 @@
 """One simulated replica: a batch in time.
 
 An iteration ends at a *boundary*. At a boundary requests finish, then the engine's scheduler decides what runs next.
-While a batch stays the same its iterations form an *epoch* (see `timeline`). Nothing happens inside an epoch until its
-*horizon*, so the replica sleeps until then; an event from outside may wake it at an earlier boundary. In an exact run
+While the batch stays the same, its iterations form an *epoch* (see `timeline`). Nothing happens inside an epoch until
+its *horizon*, so the replica sleeps until then; an outside event may wake it at an earlier boundary. In an exact run
 the horizon is always the next boundary, and nothing else differs.
 
 Read `Replica.enqueue`, `Replica.wake` and `EngineScheduler.schedule` first: a request arrives, an iteration ends, the
@@ -38,7 +38,7 @@ from headway.sim.waiting_queue import WaitingQueue
 
 
 class Listener(Protocol):
-    """Receives the events of requests (control). It ends a request that has finished or was cancelled."""
+    """Receives the events of requests (implemented by control). It ends finished and cancelled requests."""
 
     def on_finished(self, live: Live, now: float) -> None: ...
     def on_cancelled(self, live: Live, now: float) -> None: ...
@@ -49,7 +49,7 @@ class Listener(Protocol):
 
 
 class OrderReceived:
-    """An engine's own order: as it has received the requests, whatever order they arrived in at the gateway.
+    """An engine's own order: as the engine received the requests, whatever their order of arrival at the gateway.
 
     A preempted request keeps its place.
     """
@@ -62,7 +62,7 @@ class OrderReceived:
 
 
 class Run:
-    """What the replicas of a run share. `is_exact`: every iteration is an event of its own."""
+    """Objects shared by the replicas of a run. `is_exact`: every iteration is a separate event."""
 
     __slots__ = ("is_exact", "kernel", "listener", "network", "pacer", "recorder", "seed")
 
@@ -81,7 +81,7 @@ class Run:
 
 
 class Replica:
-    """One replica: what happens to it from outside, and at a boundary. Policies read its `view`."""
+    """One replica: outside events, and boundaries. Policies read its `view`."""
 
     __slots__ = (
         "_api_server", "_cancelling", "_events", "_kernel", "_listener", "_makes_first_token", "_pausing",
@@ -93,7 +93,7 @@ class Replica:
     def __init__(
         self, id: int, resources: PoolResources, ordering: Ordering, run: Run, combo: int, goodput_rps: float | None
     ) -> None:
-        """`combo`: number of the unit that the replica is part of, and `goodput_rps` what the unit can serve."""
+        """`combo`: number of the replica's unit; `goodput_rps`: what the unit can serve."""
         pool, kernel, recorder = resources.pool, run.kernel, run.recorder
         self.id, self.is_up = id, True
         self._kernel, self._events, self._undecided = kernel, kernel.heap, kernel.undecided
@@ -116,11 +116,11 @@ class Replica:
         self.max_num_waiting = pool.engine.max_num_waiting
         room_tokens = (batch.kv.total - batch.kv.watermark) * batch.kv.block + 1 - batch.draft_slots
         self.max_request_tokens = min(room_tokens, pool.model.max_context_tokens)
-        """Longest request, prompt and output tokens, that runs here when it is alone."""
+        """Longest request, in prompt plus output tokens, that can run here alone."""
         self._cancelling: list[Live] = []
         """Running requests that leave at the next boundary."""
         self._pausing: list[Live] = []
-        """Running requests that leave at the next boundary, and are placed again."""
+        """Running requests that leave at the next boundary and are placed again."""
 
     # Events from outside.
 
@@ -138,7 +138,7 @@ class Replica:
         if batch.queue.quantum is not None or batch.queue.stepped_ordering is not None:
             live.turn = self.timeline.ticks_ahead(now) + batch.tick
         response_s = self.response_s + delay_s
-        # Tokens of a request that moved must not overtake those that are still on their way to the client.
+        # Tokens of a moved request must not overtake earlier tokens that are still on their way to the client.
         live.response_s = max(response_s, live.response_s) if tokenized else response_s
         batch.count_waiting(live)
         self.scheduler.receive(live, now, tokenized, delay_s)
@@ -190,7 +190,7 @@ class Replica:
         self.timeline.wake_by(now)
 
     def halt(self, now: float, cause: Cause) -> list[Live]:
-        """Stop in the middle of an iteration; complete iterations count. Returns the requests here, by id."""
+        """Stop in the middle of an iteration; complete iterations count. Returns the requests here, sorted by id."""
         batch, timeline = self.batch, self.timeline
         n = timeline.ticks_ahead(now)
         timeline.k += n
@@ -225,7 +225,7 @@ class Replica:
         return lost
 
     def slow_down(self, factor: float, now: float) -> None:
-        """Let iterations take so many times as long as their step times, from the next one on."""
+        """Multiply iteration times by this factor, from the next iteration on."""
         self.timeline.catch_up(now)
         self.timeline.slowdown = factor
         self.batch.is_changed = True
@@ -260,7 +260,7 @@ class Replica:
             if live.check_tick == tick and batch.decoding.get(live.id) is live:
                 live.generated_tokens = live.joined_generated + tick - live.joined_tick
                 self._check(live, now)
-        if self._pausing:  # after the checks: one that ends now is not paused
+        if self._pausing:  # after the checks: a request that ends now is not paused
             pausing, self._pausing = self._pausing, []
             for live in pausing:
                 self._pause_running(live, now)
@@ -274,13 +274,14 @@ class Replica:
             timeline.request_decision()
 
     def decide(self, now: float) -> None:
-        """Decide the next iteration: everything else at this instant has happened."""
+        """Decide the next iteration, after everything else at this instant."""
         self.timeline.is_due = False
         if self.is_up:
             self.scheduler.schedule(now)
 
     def _end_prefills(self, now: float) -> None:
-        """Account for the iteration's prefill chunks. A complete prompt gives a token, and decodes from now on."""
+        """Account for the iteration's prefill chunks. A complete prompt gives a token, and its request decodes from now
+        on."""
         batch = self.batch
         chunks, batch.chunks, batch.chunk_shapes, batch.chunk_tokens = batch.chunks, [], [], 0
         batch.is_changed = True
@@ -309,11 +310,11 @@ class Replica:
                 self._listener.on_prompt_computed(live, now)
 
     def _sent_s(self, live: Live, now: float) -> float:
-        """When the client has a token of the iteration that ends now."""
+        """When the client receives a token of the iteration that ends now."""
         return now + live.response_s + self._api_server.late_s
 
     def _sends_first(self, live: Live) -> bool:
-        """Whether the request's first token is sent with its KV cache, and is not the only one."""
+        """Whether the request's first token is sent with its KV cache, and more tokens follow."""
         return live.decode_replica >= 0 and live.output_tokens > 1
 
     def _check(self, live: Live, now: float) -> None:
@@ -371,7 +372,7 @@ class Replica:
         self._listener.on_cancelled(live, now)
 
     def _pause_running(self, live: Live, now: float) -> None:
-        """Let go of a request that decodes, or that was preempted here since. One that has ended has gone already."""
+        """Release a request that decodes, or that was preempted here since. An ended one has already left."""
         if live.stage is WAITING:
             self.remove_waiting(live, now)
             self.transit.unqueue(live)  # it may be placed here again

@@ -20,7 +20,8 @@ from headway.sim.timeline import Line
 
 
 class PoolResources:
-    """What the replicas of a pool have alike. A model that does not fit its GPUs is an error when sizes are read."""
+    """What all replicas of a pool have in common. A model that does not fit its GPUs is an error when sizes are
+    read."""
 
     def __init__(self, pool: Pool, line: Line) -> None:
         self.pool, self.line = pool, line
@@ -28,21 +29,21 @@ class PoolResources:
 
     @cached_property
     def kv_blocks(self) -> int:
-        """KV blocks of a replica."""
+        """KV blocks of one replica."""
         return kv_blocks(self.pool)
 
     @cached_property
     def new_host_memory(self) -> Callable[[], HostMemory]:
-        """Returns the empty host memory of another replica at each call."""
+        """A factory of empty host memories, one per replica."""
         return host_memories(self.pool)
 
     def new_adapter_slots(self) -> AdapterSlots | None:
-        """Empty LoRA slots of another replica; None if the pool has no adapters."""
+        """Empty LoRA slots for a new replica; None if the pool has no adapters."""
         return adapter_slots(self.pool)
 
     @cached_property
     def power(self) -> ReplicaPower | None:
-        """Watts of a replica by its load."""
+        """A replica's power by its load."""
         return replica_power(self.pool)
 
 
@@ -54,7 +55,7 @@ def calibrated_line(pool: Pool) -> Line:
 
 
 def start_up_s(pool: Pool) -> float:
-    """Seconds from the request for a replica until it serves: the pool's `start_s`, else with local weights."""
+    """Seconds from requesting a replica until it serves: the pool's `start_s`, else with local weights."""
     if pool.start_s is not None:
         return pool.start_s
     plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
@@ -63,7 +64,7 @@ def start_up_s(pool: Pool) -> float:
 
 
 def kv_blocks(pool: Pool) -> int:
-    """KV blocks of one replica: the memory's limit, or the pool's cap if that is lower; of a hosted one, enough."""
+    """KV blocks of one replica: the memory's limit, or the pool's cap if lower; for a hosted replica, always enough."""
     if pool.hosted is not None:
         return pool.model.max_context_tokens * pool.engine.max_num_seqs // pool.engine.block_size_tokens
     plan = memory.plan(
@@ -85,7 +86,7 @@ def adapter_slots(pool: Pool) -> AdapterSlots | None:
 
 
 def adapter_times(pool: Pool, adapter: LoraAdapter) -> LoadTimes:
-    """Times to load an adapter at a replica of the pool: from the node's disk cache, and from host memory."""
+    """Times to load an adapter at a replica: from the node's disk cache, and from host memory."""
     num_bytes = lora.adapter_bytes(pool.model, adapter)
     copy_s = copies.host_copy_s(num_bytes, pool.gpu, pool.parallel.num_gpus)
     load_s = adapter.load_s
@@ -95,12 +96,12 @@ def adapter_times(pool: Pool, adapter: LoraAdapter) -> LoadTimes:
 
 
 def host_memory(pool: Pool) -> HostMemory:
-    """Host memory of one replica for preempted and cached KV; none of a hosted pool's is known."""
+    """Host memory of one replica for preempted and cached KV; none for a hosted pool."""
     return host_memories(pool)()
 
 
 def host_memories(pool: Pool) -> Callable[[], HostMemory]:
-    """Returns the empty host memory of another replica at each call: its size is computed once."""
+    """A factory of empty host memories, one per replica; the size is computed once."""
     if pool.hosted is not None:
         return partial(HostMemory, 0, lambda tokens: 0.0)
     per_token = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel).kv_bytes_per_token

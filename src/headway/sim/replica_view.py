@@ -1,6 +1,6 @@
-"""A simulated replica as policies see it, as of the last complete iteration.
+"""A simulated replica as policies see it, after its last complete iteration.
 
-What changes within a stretch is computed when it is read, and holds until the next iteration ends (`holds_until_s`).
+Values that change within a stretch are computed when read, and hold until the next iteration ends (`holds_until_s`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headway.sim.timeline import Timeline, completed
 
 
 class SimulatedView:
-    """Satisfies `core.view.OracleReplicaView`, `control.observe.ObservedReplica` and `EventSource`."""
+    """Implements `core.view.OracleReplicaView`, `control.observe.ObservedReplica` and `EventSource`."""
 
     __slots__ = (
         "_batch", "_changes", "_kernel", "_kv_transfer_s", "_latency_s", "_pacer", "_placed", "_timeline", "_transit",
@@ -63,9 +63,9 @@ class SimulatedView:
         self._kv_transfer_s: Callable[[int], float] = partial(kv_transfer_s, pool)
         self._latency_s = network.latency_s
         self.holds_until_s = inf
-        """Time until which values hold that were read since it was infinite, if nothing else changes."""
+        """Time until which the values read since its reset (to infinity) hold, if nothing else changes."""
         self.matched_request = -1
-        """The request whose prefix a router matched last: its id."""
+        """Id of the request whose prefix was matched last."""
         self.matched_cached = self.matched_loadable = 0
         """Its cached and loadable tokens."""
 
@@ -104,7 +104,7 @@ class SimulatedView:
 
     @property
     def loras_running(self) -> Collection[str]:
-        """LoRA adapters of the requests that prefill or decode."""
+        """LoRA adapters of the requests in prefill or decode."""
         batch = self._batch
         return {live.lora for part in (batch.prefilling, batch.decoding) for live in part.values() if live.lora}
 
@@ -127,7 +127,7 @@ class SimulatedView:
         tokens = 0
         if index is not None:
             tokens = index.loadable_tokens(request)
-            if self._batch.store is not None:  # the store itself is asked, not its events
+            if self._batch.store is not None:  # reads the store itself, not its events
                 block = self._batch.kv.block
                 start = index.cached_tokens(request) + tokens
                 end = self._batch.store.reach(spans(request.prefix, block), start // block)
@@ -159,12 +159,12 @@ class SimulatedView:
         return False
 
     def cache_changes(self) -> list[Change]:
-        """Cached segments that have changed since the last call (`Batch.report_cache_changes`)."""
+        """Cached segments changed since the last call (`Batch.report_cache_changes`)."""
         prefixes = self._batch.prefixes
         return [] if prefixes is None else prefixes.changes(self.tick_now())
 
     def tick_now(self) -> int:
-        """The number of the last tick that is complete now."""
+        """The number of the last complete tick."""
         ahead = self._timeline.ticks_ahead(self._kernel.now) if self._batch.decoding else 0
         return self._batch.tick + ahead
 
@@ -176,7 +176,7 @@ class SimulatedView:
         tick, t = batch.tick, self._timeline
         if batch.speculation is not None:
             return batch.kv.used(self._ticks_ahead() + batch.tick)
-        if t.advances and t.k != t.k_end:  # `_ticks_ahead` written out, as routers read this of every replica
+        if t.advances and t.k != t.k_end:  # `_ticks_ahead` inlined, as routers read this for every replica
             k = completed(t.start_s, t.a_s, t.b_s, self._kernel.now, t.k, t.k_end)
             tick += k - t.k
             if self._changes.is_read and k < t.k_end:
@@ -186,7 +186,7 @@ class SimulatedView:
         return batch.kv.used(tick)
 
     def _ticks_ahead(self) -> int:
-        """As the timeline's. What the caller computes from it holds until the next tick."""
+        """As in the timeline. Values computed from it hold until the next tick."""
         ticks = self._timeline.ticks_ahead(self._kernel.now)
         if self._changes.is_read:
             self.holds_until_s = min(self.holds_until_s, self._timeline.holds_until_s(ticks))

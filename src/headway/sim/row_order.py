@@ -1,13 +1,13 @@
-"""Where in the order of events each row of a run's tables was written, so that rows of several runs can be merged.
+"""The place of each row of a run's tables in the order of events, used to merge rows of several runs.
 
-Events are totally ordered, and their keys are those of requests and replicas (`kernel`). Runs of parts of a fleet that
-share nothing, with the requests and replicas numbered as in the whole, have the events of the whole run between them.
-A row is placed by the time and by a code for what happened at that instant:
+Events are totally ordered by keys of requests and replicas (`kernel`). Suppose several runs simulate parts of a fleet
+that share nothing, with the numbers of the whole. Together they have the events of the whole run. A row's place is its
+time, and a code for what happened at that instant:
 
-    rounds of scheduling done before | scheduling, not an event | priority, key; or the replica that decides
+scheduling rounds done before | scheduling, not an event | priority, key; or the deciding replica
 
-An event that another one at the same instant adds comes after it, whatever its key. So codes may fall within an
-instant, and the place of a row is the largest code up to it (`sim.shards`).
+An event added by another one at the same instant comes after it, whatever its key. So codes may decrease within an
+instant, and the place of a row is the largest code so far (`sim.shards`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from headway.sim.spill import SpillFile
 KEY_OFFSET = 1 << 40
 _KEY_BITS, _SETTLE_BIT, _ROUND_BITS = 41, 43, 44
 _FLUSH_ROWS = 1 << 16
-"""Rows that are moved to columns at a time."""
+"""Number of rows moved to columns at a time."""
 AT_THE_END = float("inf")
-"""Time of rows that are written after the last event, which are in the order of replicas or requests."""
+"""Time of rows written after the last event, in the order of replicas or requests."""
 
 
 class NumberedSource(Protocol):
     last_id: int
-    """Of the latest request that arrived."""
+    """Id of the latest arrival."""
 
 
 class RowOrder:
@@ -50,11 +50,11 @@ class RowOrder:
         self._kernel = kernel
 
     def end(self) -> None:
-        """Rows from now on belong to no event."""
+        """Later rows belong to no event."""
         self._is_over = True
 
     def place(self) -> tuple[float, int]:
-        """The time and the code of what happens now."""
+        """The time and the code of the current event."""
         kernel = self._kernel
         if kernel is None or self._is_over:
             return AT_THE_END, 0
@@ -69,12 +69,12 @@ class RowOrder:
 
 
 class RowPlaces:
-    """The place of every row of one table."""
+    """The places of all rows of one table."""
 
     def __init__(self, order: RowOrder) -> None:
         self._order = order
         self._times_s, self._codes = array("d"), array("q")
-        """The latest rows; those before them are in the columns."""
+        """The latest rows; earlier ones are in the columns."""
         self._columns = {
             "times_s": Column(np.dtype(np.float64), SpillFile),
             "codes": Column(np.dtype(np.int64), SpillFile),
@@ -82,7 +82,7 @@ class RowPlaces:
         self.num_rows = 0
 
     def note(self) -> None:
-        """A row is written now."""
+        """Record the place of a row that is being written."""
         time_s, code = self._order.place()
         self._times_s.append(time_s)
         self._codes.append(code)
@@ -91,7 +91,7 @@ class RowPlaces:
             self._flush()
 
     def columns(self) -> Columns:
-        """`times_s` and `codes` of all rows. No more can be noted."""
+        """`times_s` and `codes` of all rows. Nothing can be noted afterwards."""
         self._flush()
         return {name: column.values() for name, column in self._columns.items()}
 

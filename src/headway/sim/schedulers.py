@@ -1,7 +1,7 @@
-"""Several schedulers in front of one simulated fleet: each sees its own requests at once, and the others' as reported.
+"""Several schedulers in front of one simulated fleet: each sees its own requests at once, the others' as reported.
 
-Each has its own share of the arrivals, its own policies and its own hold queue, as a gateway of several has. What it
-has at the replicas it reports to the others, by the classes that the gateway uses (`control.peers`).
+Like each of several gateways, each has its share of the arrivals, its own policies and its own hold queue. It reports
+its load at the replicas to the others, with the gateway's classes (`control.peers`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SEEDS_APART = 1_000_003
 
 
 class OwnShare:
-    """The requests of one scheduler at a replica, counted when they are asked for. Satisfies `peers.OwnCounts`."""
+    """The requests of one scheduler at a replica, counted on demand. Implements `peers.OwnCounts`."""
 
     def __init__(self, replica: Replica, scheduler: int) -> None:
         self._replica, self._scheduler = replica, scheduler
@@ -92,12 +92,12 @@ class OwnShare:
 
 
 class SharedControl(Control):
-    """Control with a service for each model and scheduler. A request is its own scheduler's (`Live.scheduler`)."""
+    """Control with one service per model and scheduler. `Live.scheduler` names a request's scheduler."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.by_scheduler: list[dict[str, Service]] = []
-        """By scheduler, its services by every name of their models."""
+        """By scheduler: its services by every name of their models."""
 
     def add_schedulers(
         self,
@@ -108,7 +108,7 @@ class SharedControl(Control):
         seed: int,
         observer: DecisionObserver | None,
     ) -> None:
-        """Add the services of all schedulers but the first, which `configure` has made."""
+        """Add the services of all schedulers except the first, which `configure` creates."""
         self.by_scheduler = [self.by_model]
         for scheduler in range(1, num):
             own_names: dict[str, Service] = {}
@@ -131,14 +131,14 @@ class SharedControl(Control):
 
 
 class SchedulerState(NamedTuple):
-    """What one scheduler reports to the others."""
+    """The report of one scheduler to the others."""
 
     loads: dict[int, Load]
-    """By replica; none where it has no requests."""
+    """By replica; replicas without requests are missing."""
     given: list[tuple[str, dict[tuple[int, str], float]]]
-    """By model, the service that it has given, by share."""
+    """By model: the service given to each share."""
     placed: list[tuple[SchedulersIndex, list[RequestView]]]
-    """Prompts that it has placed since its last report, by their replicas' indexes."""
+    """Prompts placed since the last report, with the index of their replica."""
 
 
 class Schedulers:
@@ -147,7 +147,7 @@ class Schedulers:
     def __init__(
         self, config: SchedulersObservation, control: SharedControl, fleet: Fleet, policies: Policies, seed: int
     ) -> None:
-        """HeadwayError if the fleet or the policies need one scheduler."""
+        """Raises HeadwayError if the fleet or the policies need one scheduler."""
         parts = {
             "policies.scaling": policies.scaler,
             "cascade": policies.cascade,
@@ -162,7 +162,7 @@ class Schedulers:
         self._own: list[dict[int, OwnShare]] = [{} for _ in range(config.num)]
         """By scheduler and replica."""
         self.loads = [PeerLoads(self._on_change(scheduler)) for scheduler in range(config.num)]
-        """What each knows of the others."""
+        """By scheduler: the others' loads as reported to it."""
         self._given = [GivenElsewhere() for _ in range(config.num)]
         self._indexes: list[SchedulersIndex] = []
 
@@ -174,15 +174,15 @@ class Schedulers:
         seed: int,
         observer: DecisionObserver | None,
     ) -> None:
-        """Add all schedulers but the first."""
+        """Add all schedulers except the first."""
         self._control.add_schedulers(self.config.num, policies, members, names, seed, observer)
 
     def follow(self, index: SchedulersIndex) -> None:
-        """Tell what is placed at a replica."""
+        """Report the prompts placed at a replica to the other schedulers."""
         self._indexes.append(index)
 
     def choose(self) -> int:
-        """The scheduler of the next arrival: a load balancer's choice, which knows nothing of them."""
+        """The scheduler of the next arrival, chosen by a load balancer that knows nothing of them."""
         return self._random.randrange(self.config.num)
 
     def view(self, scheduler: int, replica: Replica, view: ReplicaView) -> SharedReplica:
@@ -199,15 +199,15 @@ class Schedulers:
         return change
 
     def is_away(self, now: float) -> bool:
-        """Whether the store that they share is away."""
+        """Whether the shared store is unreachable."""
         return any(start_s <= now < end_s for start_s, end_s in self.config.away)
 
     def first_s(self, scheduler: int) -> float:
-        """Time of a scheduler's first message: they are not sent at the same moments."""
+        """Time of a scheduler's first message; schedulers send at different moments."""
         return self.config.period_s * (scheduler + 1) / self.config.num
 
     def state(self, scheduler: int) -> SchedulerState:
-        """What a scheduler reports now."""
+        """The current report of a scheduler."""
         loads = {replica: load_of(own) for replica, own in self._own[scheduler].items() if own.num_in_flight}
         orderings = self._orderings(scheduler)
         given = [(model, dict(each.given())) for model, each in orderings if isinstance(each, PeerOrdering)]
@@ -215,7 +215,7 @@ class Schedulers:
         return SchedulerState(loads, given, placed)
 
     def receive(self, scheduler: int, state: SchedulerState, now: float) -> None:
-        """All others receive what a scheduler reports."""
+        """Deliver a scheduler's report to all others."""
         for other in range(self.config.num):
             if other == scheduler:
                 continue
@@ -228,10 +228,10 @@ class Schedulers:
                 index.placed_elsewhere(other, placed)
 
     def forget_silent(self, scheduler: int, now: float) -> None:
-        """A scheduler forgets others of which no message came for their lease."""
+        """Let a scheduler forget others that were silent for longer than their lease."""
         self.loads[scheduler].forget_silent(now, self.config.lease_s)
 
     def _orderings(self, scheduler: int) -> list[tuple[str, Ordering]]:
-        """By model, the ordering of a scheduler's hold queue."""
+        """By model: the ordering of a scheduler's hold queue."""
         services = self._control.by_scheduler[scheduler].values()
         return [(service.model, service.hold_ordering) for service in dict.fromkeys(services)]

@@ -1,7 +1,7 @@
-"""The records of runs of parts of a workload, merged as the records of one run of all of it, bit for bit.
+"""Merges the records of runs of parts of a workload into the records of a single run, bit for bit.
 
-Each part ran on the whole fleet, with the ids of the whole workload's requests, and used replicas that no other part
-used. So its events are those of the whole run that concern it, and only the order of rows is left to restore.
+Each part ran on the whole fleet, with the request ids of the whole workload, and used replicas that no other part used.
+So its events are the single run's events for these requests, and only the order of rows must be restored.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ R = TypeVar("R")
 Longs = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 BLOCK_ROWS = 1 << 20
-"""Rows that are merged at a time, about."""
+"""Approximate number of rows merged at a time."""
 TABLES = {"requests": "request", "segments": "replica", "stretches": "replica"}
-"""The tables of records that are merged -> the column by which rows are ordered that were written after all events."""
+"""The merged tables -> the column that orders rows written after all events."""
 
 
 class ShardSource:
-    """Some rows of a workload, each at its own arrival time, with the ids that they have in the whole."""
+    """Some rows of a workload, each at its own arrival time, with their ids in the whole workload."""
 
     reactive = False
 
@@ -42,7 +42,7 @@ class ShardSource:
         self._ids = array("q", ids.tobytes())
         self.num_issued = 0
         self.last_id = -1
-        """The id of the last request that was issued."""
+        """Id of the last request sent."""
 
     def peek_s(self) -> float | None:
         return self._rows.peek_s()
@@ -61,7 +61,7 @@ class ShardSource:
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """A table of one part: its columns, and the time and code of each row as of `row_order`."""
+    """One part's rows of a table: its columns, and each row's time and code as in `row_order`."""
 
     columns: Columns
     times_s: Floats
@@ -70,10 +70,10 @@ class PlacedRows:
 
 @dataclass(frozen=True)
 class ShardRecords:
-    """The records of one part of a workload that is simulated in parts."""
+    """The records of one part of a workload."""
 
     tables: Mapping[str, PlacedRows]
-    """By the keys of `TABLES`."""
+    """By key of `TABLES`."""
     moves: Columns
     replicas: tuple[ReplicaRecord, ...]
     num_issued: int
@@ -81,10 +81,10 @@ class ShardRecords:
 
 
 def merged(parts: Sequence[ShardRecords], workload: Workload, is_cut: bool) -> Records | None:
-    """The records of one run. `is_cut`: all parts stopped at one given time.
+    """The records of one run. `is_cut`: all parts stopped at the same given time.
 
-    None where the parts do not tell: a run that is not cut goes on until every part is over, which a request that
-    never ends would have noticed.
+    None if the parts cannot tell: an uncut run continues until every part has ended, which matters to a request that
+    never ends.
     """
     if any(len(part.moves.get("request", ())) for part in parts):
         return None
@@ -142,7 +142,7 @@ def _places(part: PlacedRows, key_at_the_end: str) -> Longs:
 
 
 def _blocks(times_s: Sequence[Floats]) -> Iterator[list[slice]]:
-    """Rows of each part by spans of time, one span after another. No instant is in two of them."""
+    """Rows of each part by time span, in order. Each instant lies within one span."""
     starts = [0] * len(times_s)
     while any(start < len(each) for start, each in zip(starts, times_s, strict=True)):
         bounds = [

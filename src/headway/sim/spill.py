@@ -1,7 +1,7 @@
-"""Records of long runs outside of memory: bytes in a temporary file, which the system reads when they are needed.
+"""Keeps records of long runs in a temporary file, whose pages the system reads on demand.
 
-The pages of such a file are a cache, which the system drops when memory is short. The file has no name, and its room is
-free again when the records are.
+The pages are a cache, which the system drops when memory is short. The file has no name, and its disk space is freed
+with the records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class SpillFile:
         self._file = tempfile.TemporaryFile(prefix="headway-", buffering=0)  # noqa: SIM115  (it outlives this call)
 
     def append(self, data: Bytes) -> None:
-        """HeadwayError where there is no room."""
+        """Append bytes. Raises HeadwayError if the disk is full."""
         rest = memoryview(data).cast("B")
         try:
             while rest:
@@ -30,7 +30,7 @@ class SpillFile:
             raise HeadwayError(f"{tempfile.gettempdir()}: {what}; expected room, or TMPDIR set elsewhere") from None
 
     def mapped(self) -> memoryview:
-        """All bytes so far, read-only and mapped from the file, which takes no more."""
+        """All bytes so far, as a read-only memory map. Nothing can be appended afterwards."""
         found = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         self._file.close()
         return memoryview(found)

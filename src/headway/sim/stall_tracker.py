@@ -1,7 +1,7 @@
-"""When the readers of a replica's answers run out of tokens, so that `answers_on_pace` costs next to nothing to read.
+"""When the readers of a replica's answers run out of tokens, tracked so that `answers_on_pace` is cheap to read.
 
-A decoding request gains a token per tick, so the time at which its reader stalls grows by `tpot_s` per tick. The
-tracker keeps that time less `tick * tpot_s`: its minimum belongs to the first reader to stall, at any tick. The stall
+A decoding request gains one token per tick, so the time at which its reader stalls grows by `tpot_s` per tick. The
+tracker stores that time less `tick * tpot_s`: at any tick, the minimum belongs to the first reader to stall. The stall
 time of a request that does not decode is constant.
 """
 
@@ -15,7 +15,7 @@ from headway.core.pacer import Pacer
 from headway.core.request import Phase
 
 Entry = tuple[float, int, int, Live]
-"""(stall time in s, request, its `pace_version` at entry, request)."""
+"""(stall time in s, request id, its `pace_version` at entry, request)."""
 
 
 class StallTracker:
@@ -29,7 +29,7 @@ class StallTracker:
         self._paused: list[Entry] = []
 
     def update(self, live: Live) -> None:
-        """Note that a request at the replica began or ended to decode, or that its answer changed while it decodes."""
+        """A request at the replica began or stopped decoding, or its answer changed while it decodes."""
         live.pace_version += 1
         is_decoding = live.stage is DECODING
         generated = live.joined_generated - live.joined_tick if is_decoding else live.generated_tokens
@@ -40,7 +40,7 @@ class StallTracker:
 
     @staticmethod
     def forget(live: Live) -> None:
-        """Make the entry of a request void."""
+        """Invalidate a request's entry."""
         live.pace_version += 1
 
     def all_on_pace(self, tick: int, now: float) -> bool:
@@ -52,7 +52,7 @@ class StallTracker:
         return first_s is None or first_s > now
 
     def first_stall_s(self, tick: int) -> float:
-        """When the first reader stalls, if no further tick passes; infinite if there is no reader."""
+        """When the first reader stalls if no further tick passes; infinite without readers."""
         first_s = _first_s(self._decoding)
         paused_s = _first_s(self._paused)
         return min(
@@ -60,7 +60,7 @@ class StallTracker:
         )
 
     def _stall_s(self, live: Live, generated: int) -> float | None:
-        """None: the answer has no reader yet."""
+        """The reader's stall time; None: the answer has no reader yet."""
         if live.phase is Phase.REASONING:
             return None
         start_s = self.pacer.start_s(live.reasoning_end_s, live.answer_s)

@@ -1,8 +1,8 @@
-"""The timeline of a replica: when the iterations of its present batch end, and when the replica decides again.
+"""The timeline of a replica: when the iterations of its current batch end, and when the replica decides again.
 
-While a batch stays the same its iterations form an *epoch*: iteration k takes `a_s + k*b_s` seconds, and one clock
-function, `core.record.boundary_s`, gives the end of each. The replica sleeps until boundary `k_end`; `k` is the last
-boundary that has been dealt with. Reads in between see the iterations that are complete, and cut nothing.
+While a batch stays the same, its iterations form an *epoch*: iteration k takes `a_s + k*b_s` seconds, and
+`core.record.boundary_s` gives the end of each. The replica sleeps until boundary `k_end`; `k` is the last processed
+boundary. Reads in between see the complete iterations and do not end the epoch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Sleeper(Schedulable, Protocol):
 
 
 class Timeline:
-    """The epoch of a batch, and the batch's place in the kernel's events."""
+    """The epoch of a batch, and its events in the kernel."""
 
     __slots__ = (
         "_batch", "_line", "_opened", "_owner", "_pack", "_push", "_put", "_undecided", "_wake", "a_s", "advances",
@@ -45,25 +45,25 @@ class Timeline:
         self.slowdown = 1.0
         """Factor on the times of `line`, from the next epoch on."""
         self.api_server: ApiServer | None = None
-        """Takes the tokens of each tick; None: it takes no time."""
+        """Sends the tokens of each tick; None: sending takes no time."""
         self.version = 0
         self.is_due = False
-        """The owner is among the kernel's undecided replicas."""
+        """Whether the owner is among the kernel's undecided replicas."""
         self.reset()
 
     def reset(self) -> None:
         self.opened_s = self.start_s = self.a_s = self.b_s = 0.0
         self.valid: int | None = None
-        """Boundary up to which `a_s` and `b_s` hold; None = any."""
+        """Boundary until which `a_s` and `b_s` hold; None = any."""
         self.k = self.k_end = 0
         self.advances = False
-        """Every iteration is a tick: decoding requests gain a token."""
+        """Whether every iteration is a tick, in which decoding requests gain a token."""
         self._opened = (0, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
 
     # The epoch.
 
     def open(self, now: float) -> None:
-        """Record the present epoch and begin a new one. KV copies over the host link delay its first iteration."""
+        """Record the current epoch and begin a new one. KV copies over the host link delay its first iteration."""
         if self.k:
             self._put(self._pack(*self._opened, self.k))
         batch = self._batch
@@ -102,7 +102,7 @@ class Timeline:
         )
 
     def close(self) -> None:
-        """Record the present epoch if it has a complete iteration."""
+        """Record the current epoch if it has a complete iteration."""
         if self.k:
             self._put(self._pack(*self._opened, self.k))
 
@@ -110,7 +110,7 @@ class Timeline:
         """Compare the step time of the next iteration with the epoch's line. Raises AssertionError."""
         batch = self._batch
         if batch.speculation is not None:
-            return  # contexts grow by as many tokens as were accepted; the line has their expectation
+            return  # contexts grow by the accepted tokens; the line uses their expectation
         context = batch.context_offset + len(batch.decoding) * batch.tick
         a_s, _, _ = self._line(len(batch.decoding), context, (), batch.window_tokens, batch.num_growing)
         a_s *= self.slowdown
@@ -119,10 +119,10 @@ class Timeline:
             raise AssertionError(f"perf drew a line of {line} s for iteration {self.k}, which takes {a_s} s")
 
     def ticks_ahead(self, now: float) -> int:
-        """Ticks completed since the last boundary that was dealt with.
+        """Ticks completed since the last processed boundary.
 
-        With speculative decoding they are dealt with at once, as they gave more than a token to each request: read the
-        batch after this call.
+        With speculative decoding the ticks are processed at once, because they gave several tokens to a request: read
+        the batch after this call.
         """
         low, high = self.k, self.k_end
         if low == high or not self.advances:
@@ -134,29 +134,29 @@ class Timeline:
         return n
 
     def holds_until_s(self, ticks: int) -> float:
-        """The time of the next tick, after as many as `ticks_ahead` has returned; infinite if an event comes first."""
+        """The time of the next tick, after the ticks that `ticks_ahead` returned; infinite if an event comes first."""
         k = self.k + ticks
         if k >= self.k_end or not self.advances:
             return inf
         return boundary_s(self.start_s, self.a_s, self.b_s, k + 1)
 
     def note_change(self) -> None:
-        """Note that something that policies read of the replica changes now."""
+        """Note that a value of the replica that policies read changes now."""
         changes = self.kernel.changes
         if changes.is_read:
             changes.ids.append(self._batch.replica)
 
     def catch_up(self, now: float) -> None:
-        """Advance to the last complete iteration, before something changes in the middle of a stretch.
+        """Advance to the last complete iteration, before a change in the middle of a stretch.
 
-        A boundary at this very instant ends the sleep, so that the decision there takes the change into account.
+        A boundary at this instant ends the sleep, so that its decision includes the change.
         """
         n = self.ticks_ahead(now)
         if n:
             self._pass(n, now)
 
     def _pass(self, n: int, now: float) -> None:
-        """Deal with n complete ticks."""
+        """Process n complete ticks."""
         if self.api_server is not None:
             self.send(self.api_server, self.k + n)
         self.k += n
@@ -167,7 +167,7 @@ class Timeline:
             self.request_decision()
 
     def send(self, api_server: ApiServer, k: int) -> None:
-        """Let the server take the tokens of the ticks up to boundary k."""
+        """Pass the tokens of the ticks up to boundary k to the server."""
         batch = self._batch
         num = len(batch.decoding) if batch.speculation is None else batch.speculation.mean_tokens()
         api_server.take(num, self.start_s, self.a_s, self.b_s, self.k, k)
@@ -175,7 +175,7 @@ class Timeline:
     # When to decide again.
 
     def wake_by(self, now: float, num_later: int = 0) -> None:
-        """Decide at the first boundary from `now` on, or `num_later` boundaries after that one."""
+        """Decide at the first boundary from `now` on, or `num_later` boundaries after it."""
         if self.k == self.k_end:
             self.request_decision()
         elif self.k_end - self.k > 1:
@@ -184,13 +184,13 @@ class Timeline:
                 self.sleep_until(k)
 
     def request_decision(self) -> None:
-        """Decide once everything else at this instant has happened."""
+        """Decide after everything else at this instant."""
         if not self.is_due:
             self.is_due = True
             self._undecided.append(self._owner)
 
     def sleep_until(self, k: int) -> None:
-        """Wake the owner at boundary k. An earlier sleep becomes void."""
+        """Wake the owner at boundary k. Cancels an earlier sleep."""
         self.k_end = k
         self.version = version = self.version + 1
         time_s = self.start_s + k * self.a_s + self.b_s * (k * (k - 1) // 2)
@@ -198,7 +198,8 @@ class Timeline:
 
 
 # Both functions first solve for the (real) number of iterations since `start_s`. Only within `_ROUNDING` of a boundary
-# can that differ from `boundary_s`, which then decides. All is written out: a call would take as long as the sum.
+# can the result differ from `boundary_s`, which then decides. The code is inlined: a call would take as long as the
+# arithmetic.
 
 _ROUNDING: Final = 1e-3
 

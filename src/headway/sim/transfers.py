@@ -1,10 +1,10 @@
 """Moves of requests and their KV caches between replicas, in virtual time.
 
-A request without a KV cache changes queues. A request that stops (`stage_blocks` None) leaves its batch, is copied, and
-continues at the target. A request that is copied live keeps decoding while its blocks are copied stage by stage; the
-blocks that it adds meanwhile form further stages, and it pauses only for the last stage, which commits the move.
-Blocks at the target are reserved before they are copied. If the target has no room, a live copy is aborted, and a
-request that stops goes to the target's host memory if that has room.
+A request without a KV cache only changes queues. With `stage_blocks` None, a request leaves its batch, is copied, and
+continues at the target. Otherwise the copy is live: the request keeps decoding while its blocks are copied stage by
+stage; blocks added meanwhile form further stages, and it pauses only for the last stage, which commits the move. Blocks
+at the target are reserved before they are copied. If the target has no room, a live copy is aborted, and a stopped
+request goes to the target's host memory if there is room.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headway.sim.replica import Replica
 
 
 class KvMove:
-    """One request's move; `Live.move` refers to it while it lasts."""
+    """The move of one request; `Live.move` refers to it until it ends."""
 
     __slots__ = (
         "_transfers", "ahead_bytes", "copied_tokens", "flow", "handover", "host_tokens", "is_sent", "live", "num_bytes",
@@ -44,16 +44,16 @@ class KvMove:
         self.reserved = 0
         """GPU blocks reserved at the target."""
         self.host_tokens = 0
-        """Tokens reserved in the target's host memory, in place of blocks."""
+        """Tokens reserved in the target's host memory instead of blocks."""
         self.copied_tokens = 0
         self.num_bytes = 0.0
         self.handover: Handover | None = None
-        """Set if the move is a hand-over from a prefill replica to a decode replica."""
+        """The hand-over from a prefill to a decode replica, if the move is one."""
         self.ahead_bytes = 0.0
         """Bytes sent during the prefill, or by streams that broke since."""
         self.num_layers = 1
         self.is_sent = False
-        """The request itself is at the target, which waits for the KV."""
+        """Whether the request itself is at the target, which waits for the KV."""
         self.flow: Flow | None = None
 
     def paused(self, now: float) -> None:
@@ -97,7 +97,7 @@ class KvTransfers:
                 self._next_stage(move, now)
 
     def hand_over(self, live: Live, target_id: int, handover: Handover, num_layers: int, now: float) -> None:
-        """Move the KV of a computed prompt to a decode replica if it has room; else the request stays."""
+        """Move the KV of a computed prompt to a decode replica if it has room; otherwise the request stays."""
         source, target = self._replicas[live.replica], self._replicas[target_id]
         move = KvMove(self, live, source, target, None, now)
         move.handover, move.num_layers = handover, num_layers
@@ -128,7 +128,7 @@ class KvTransfers:
 
     def _stop(self, move: KvMove, now: float) -> None:
         live, target = move.live, move.target
-        # The running iteration gives one more token, if there is one.
+        # The running iteration, if any, gives one more token.
         tokens = move.source.transit.kv_tokens(live, now) + 1
         blocks = target.batch.kv.blocks(tokens)
         in_host = move.handover is not None and move.handover.landing == "host" and target.batch.host.reserve(tokens)
@@ -157,7 +157,7 @@ class KvTransfers:
 
     @staticmethod
     def _reserve(move: KvMove, tokens: int, now: float) -> bool:
-        """Reserve blocks for this many tokens in all."""
+        """Reserve blocks for this many tokens in total."""
         more = move.target.batch.kv.blocks(tokens) - move.reserved
         if more > 0 and not move.target.transit.reserve(more, now):
             return False
@@ -165,14 +165,14 @@ class KvTransfers:
         return True
 
     def paused(self, move: KvMove, now: float) -> None:
-        """Copy the rest of the KV of a request that is out of its batch."""
+        """Copy the rest of the KV of a request that has left its batch."""
         tokens = move.live.computed_tokens
         if move.stage_blocks is not None and not self._reserve(move, tokens + 1, now):
             move.abandon(now, MoveOutcome.FULL)
             move.source.take_back(move.live, now)
             return
         if move.handover is not None and move.handover.first_token == "decode":
-            # The request itself goes through the gateway, and is tokenized once more.
+            # The request itself goes through the gateway, and is tokenized again.
             move.source.placed.uncount(move.live)
             move.target.transit.expect(move.live)
             move.is_sent = True
@@ -251,7 +251,7 @@ class KvTransfers:
     def lose_streams(self, replica: int, num: int, again_s: float | None, now: float) -> None:
         """Break the streams of the `num` oldest hand-overs from and to a replica.
 
-        They resume `again_s` later; None: the request continues at its source.
+        They resume after `again_s`; None: the request continues at its source.
         """
         local = [m for m in self._moves.values() if m.handover is not None and replica in (m.source.id, m.target.id)]
         for move in sorted((m for m in local if m.flow is not None), key=_by_age)[:num]:
@@ -262,7 +262,7 @@ class KvTransfers:
                 self._resume(move, again_s, now)
 
     def _resume(self, move: KvMove, again_s: float, now: float) -> None:
-        """Send again what has not arrived: everything, or the incomplete layers."""
+        """Send everything, or the incomplete layers, again."""
         flow, handover = move.flow, move.handover
         assert flow is not None and handover is not None
         if handover.mode == "layerwise":
@@ -274,7 +274,7 @@ class KvTransfers:
         self._stream(move, move.num_bytes - move.ahead_bytes, now + again_s)
 
     def write_unfinished(self, now: float) -> None:
-        """Record the moves that are under way when the run stops."""
+        """Record the moves that are in progress when the run stops."""
         for move in list(self._moves.values()):
             self._write(move, now, MoveOutcome.UNFINISHED)
 

@@ -1,4 +1,4 @@
-"""The requests that wait at a replica, in the order of its scheduler: those on their way to it, and those in its queue.
+"""The requests that wait at a replica: on their way to its scheduler, or in the scheduler's queue.
 
 A request is first on its way (the engine's frontend takes time), then in the queue by its rank.
 """
@@ -15,7 +15,7 @@ Entry = tuple[object, int, Live]
 
 
 class WaitingQueue:
-    """One replica's waiting requests, and what its ordering says of them and of those that run."""
+    """One replica's waiting requests, and the properties of its ordering."""
 
     __slots__ = (
         "entries",
@@ -33,14 +33,14 @@ class WaitingQueue:
     def __init__(self, ordering: Ordering) -> None:
         self.rank = ordering.rank
         self.quantum, self.preemptive = ordering.quantum, ordering.preemptive
-        # Checks of protocols take 30 us in all, and few orderings have these attributes.
+        # Protocol checks take 30 us in total, and few orderings have these attributes.
         moves, steps = hasattr(ordering, "next_change"), hasattr(ordering, "next_change_tokens")
         self.moving_ordering = ordering if moves and isinstance(ordering, MovingOrdering) else None
         self.stepped_ordering = ordering if steps and isinstance(ordering, SteppedOrdering) else None
         has_queues = hasattr(ordering, "num_queues")
         self.queued_ordering = ordering if has_queues and isinstance(ordering, QueuedOrdering) else None
         self.has_moving_ranks = ordering.quantum is not None or self.moving_ordering is not None
-        """Ranks change while requests wait."""
+        """Whether ranks change while requests wait."""
         self.clear()
 
     def clear(self) -> None:
@@ -50,7 +50,7 @@ class WaitingQueue:
         self.entries: list[Entry] = []
         """Heap. May contain requests that no longer wait."""
         self.set_aside: list[Entry] = []
-        """Entries that are passed over while those behind them are admitted."""
+        """Entries skipped while requests behind them are admitted."""
 
     def push(self, live: Live, now: float) -> None:
         """Put a request into the queue."""
@@ -68,23 +68,23 @@ class WaitingQueue:
         return None
 
     def pop(self) -> None:
-        """Remove the request that `first` has returned."""
+        """Remove the request returned by `first`."""
         heappop(self.entries)
 
     def requests(self) -> list[Live]:
-        """The requests in the queue and those on their way to it, in no order."""
+        """The requests in the queue and on their way to it, unsorted."""
         return [*self.queued_requests(), *self.inbox]
 
     def queued_requests(self) -> list[Live]:
-        """The requests in the queue, in no order."""
+        """The requests in the queue, unsorted."""
         return [entry[2] for entry in self.entries if entry[2].stage is WAITING]
 
     def leave_inbox(self, live: Live) -> None:
-        """Remove a request that is on its way. One in the queue is skipped later, by its stage."""
+        """Remove a request that is on its way. A request in the queue is skipped later, by its stage."""
         self.inbox = [other for other in self.inbox if other is not live]
 
     def delete(self, live: Live) -> None:
-        """Delete a request's entry, so that the request may enter the queue again."""
+        """Delete a request's entry, so that the request can be queued again."""
         self.leave_inbox(live)
         self.entries = [entry for entry in self.entries if entry[2] is not live]
         heapify(self.entries)
@@ -94,13 +94,13 @@ class WaitingQueue:
         self.set_aside.append(heappop(self.entries))
 
     def take_back(self) -> None:
-        """Put the entries that were set aside back into the queue."""
+        """Put the skipped entries back into the queue."""
         for entry in self.set_aside:
             heappush(self.entries, entry)
         self.set_aside.clear()
 
     def take_ready(self, seen_s: float, now: float) -> None:
-        """Queue the requests on their way that were ready at `seen_s`."""
+        """Queue the requests that were ready at `seen_s`."""
         later = []
         for live in self.inbox:
             if live.ready_s > seen_s:
@@ -110,7 +110,7 @@ class WaitingQueue:
         self.inbox = later
 
     def rerank(self, now: float) -> None:
-        """Rank all requests in the queue anew."""
+        """Recompute the rank of every request in the queue."""
         self.entries = [(self.rank(live, now), live.id, live) for live in self.queued_requests()]
         for rank, _, live in self.entries:
             live.rank = rank
