@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -145,16 +146,8 @@ class _Throttle(click.ParamType[tuple[float, float]]):
 @click.option("--ordering", help="The ordering of the queue, as vLLM with headway.vllm.Scheduler runs it: pascal.")
 @click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), default="fcfs", show_default=True)
 def command(
-    scenario: Path | None, pool_name: str | None, model_name: str | None, model_config: Path | None,
-    assume: bool | None, gpu_name: str | None, tp: int | None, engine_name: str | None, max_num_seqs: int | None,
-    port: int, host: str, speed: float,
-    throttle: tuple[float, float] | None, output_tokens: int,
-    reasoning_tokens: int, confidence: tuple[float, float], kv_gbps: float | None, kv_keep_s: float,
-    kv_load_failure_policy: str, disaggregation_mode: Literal["prefill", "decode"] | None,
-    disaggregation_bootstrap_port: int | None, disaggregation_timeout_s: float, loras: tuple[str, ...],
-    max_loras: int | None, enable_prefix_caching: bool | None, kv_events_config: str | None,
-    reports_cached_tokens: bool, ordering: str | None, scheduling_policy: str,
-) -> None:  # fmt: skip
+    scenario: Path | None, host: str, port: int, speed: float, throttle: tuple[float, float] | None, **flags: Any
+) -> None:
     """Emulate an engine with vLLM's HTTP API (with --engine sglang: SGLang's), in real time, without a GPU.
 
     It batches as the simulator does, and each step takes its predicted time. Answers are made-up words.
@@ -167,52 +160,64 @@ def command(
         from headway.emulator.vllm import application
     except ModuleNotFoundError as error:
         raise web_server.not_installed(str(error.name)) from None
-    flags = {
-        "--model": model_name,
-        "--model-config": model_config,
-        "--assume": assume,
-        "--gpu": gpu_name,
-        "--tp": tp,
-        "--engine": engine_name,
-    }
-    pool, line = _of_flags(flags, pool_name) if scenario is None else _of_scenario(scenario, pool_name, flags)
-    is_sglang = api_of(pool.engine.name) == "sglang"
-    events = None if kv_events_config is None else _kv_events(kv_events_config)
-    if enable_prefix_caching is None and events is not None and events.is_on(is_sglang):
-        enable_prefix_caching = True
-    pool = _with_adapters(_with_engine(pool, max_num_seqs, enable_prefix_caching), loras, max_loras)
-    if pool.hosted is None:
-        memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel, adapter_bytes=slots_bytes(pool))
-    orders, ordering_name = _ordering(pool, ordering, scheduling_policy)
-    bytes_per_s = (pool.network_bytes_per_s or KvLink().bytes_per_s) if kv_gbps is None else kv_gbps * 1e9 / 8
-    link = KvLink(bytes_per_s, kv_keep_s, kv_load_failure_policy == "recompute")
+    events = None if flags["kv_events_config"] is None else _kv_events(flags["kv_events_config"])
+    pool, line = _pool(scenario, flags, events)
+    orders, ordering_name = _ordering(pool, flags["ordering"], flags["scheduling_policy"])
+    own_bytes_per_s = pool.network_bytes_per_s or KvLink().bytes_per_s
+    bytes_per_s = own_bytes_per_s if flags["kv_gbps"] is None else flags["kv_gbps"] * 1e9 / 8
+    link = KvLink(bytes_per_s, flags["kv_keep_s"], flags["kv_load_failure_policy"] == "recompute")
     exit_at_sigterm()
     listener = web_server.listen(host, port)
     own_host = socket.gethostname() if host in ("0.0.0.0", "::") else host
     address = (own_host, int(listener.getsockname()[1]))
     config = SurfaceConfig(
         pool.model.name,
-        output_tokens,
-        min(reasoning_tokens, output_tokens),
-        confidence,
+        flags["output_tokens"],
+        min(flags["reasoning_tokens"], flags["output_tokens"]),
+        flags["confidence"],
         address,
         ordering=ordering_name,
-        reports_cached_tokens=reports_cached_tokens,
+        reports_cached_tokens=flags["reports_cached_tokens"],
     )
-    usual_port = BOOTSTRAP_PORT if scenario is None else 0
-    bootstrap_port = usual_port if disaggregation_bootstrap_port is None else disaggregation_bootstrap_port
-    surface = _surface(pool, disaggregation_mode, host, bootstrap_port, disaggregation_timeout_s)
+    usual_port, given_port = BOOTSTRAP_PORT if scenario is None else 0, flags["disaggregation_bootstrap_port"]
+    bootstrap_port = usual_port if given_port is None else given_port
+    surface = _surface(pool, flags["disaggregation_mode"], host, bootstrap_port, flags["disaggregation_timeout_s"])
     click.echo(f"emulates {pool.engine.name} with {pool.model.name} on {pool.parallel.num_gpus} x {pool.gpu.name}")
     click.echo(f"listens on http://{web_server.address(listener)}")
     web_server.serve(
         application(
             lambda: EmulatedEngine(pool, orders, speed, link, line, events, throttle),
-            as_sglang(config) if is_sglang else config,
+            as_sglang(config) if _is_sglang(pool) else config,
             surface,
         ),
         listener,
         shutdown_s=1,
     )
+
+
+def _pool(scenario: Path | None, flags: Mapping[str, Any], events: KvEventsConfig | None) -> tuple[Pool, Line | None]:
+    """The pool of which one engine is emulated, with the settings of the options. HeadwayError if it does not fit."""
+    of_pool = {
+        "--model": flags["model_name"],
+        "--model-config": flags["model_config"],
+        "--assume": flags["assume"],
+        "--gpu": flags["gpu_name"],
+        "--tp": flags["tp"],
+        "--engine": flags["engine_name"],
+    }
+    named = flags["pool_name"]
+    pool, line = _of_flags(of_pool, named) if scenario is None else _of_scenario(scenario, named, of_pool)
+    prefix_caching = flags["enable_prefix_caching"]
+    if prefix_caching is None and events is not None and events.is_on(_is_sglang(pool)):
+        prefix_caching = True
+    pool = _with_adapters(_with_engine(pool, flags["max_num_seqs"], prefix_caching), flags["loras"], flags["max_loras"])
+    if pool.hosted is None:
+        memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel, adapter_bytes=slots_bytes(pool))
+    return pool, line
+
+
+def _is_sglang(pool: Pool) -> bool:
+    return api_of(pool.engine.name) == "sglang"
 
 
 def _ordering(pool: Pool, spec: str | None, scheduling_policy: str) -> tuple[Ordering, str]:
@@ -233,7 +238,7 @@ def _surface(
     from headway.emulator.sglang import SglangSurface, SinglePhase
     from headway.emulator.vllm import VllmSurface
 
-    if api_of(pool.engine.name) != "sglang":
+    if not _is_sglang(pool):
         if mode is not None:
             raise HeadwayError(f"--disaggregation-mode: {pool.engine.name} has none; expected --engine sglang")
         return VllmSurface()

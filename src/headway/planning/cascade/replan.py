@@ -91,30 +91,14 @@ def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | 
     assert spec.cascade is not None and spec.cascade.replan is not None and cascade is not None
     config, own = spec.cascade.replan, _cascade_fleet(spec.cascade, scenario.fleet)
     pools, gpus = own.all_pools, _gpus(config, own)
-    models = {pool.model.name: pool.model for pool in pools}
-    by_name = {pool.gpu.name: pool.gpu for pool in pools}
-    first, *others = (Offer(by_name[name], count, None, config.gpus_per_server) for name, count in gpus.items())
-    problem = partial(
-        CascadeProblem,
-        models=tuple(models[name] for name in cascade.models),
-        gpu=first.gpu,
-        engine=pools[0].engine,
-        num_gpus=first.limit or 0,
-        target=planning_target(config),
-        gpus_per_server=config.gpus_per_server,
-        judge_s=cascade.judge_s,
-        max_kinds=1,
-        span_s=config.every_s,
-        other_offers=tuple(others),
-        combo_kinds=_combo_kinds(own),
-    )
+    problem = _problem(config, cascade, own, gpus)
     coefficients = StepTimes(scenario).coefficients
     with places.at("workload", "quality"):
         expected = _expected(spec.workload, cascade.models, scenario.base_dir)
     by_unit = _by_unit(own)
     most = {deployment.name: deployment.max_replicas for deployment in _deployments(own)}
     keys = {
-        pool.name: coefficients_key(pool.model, "" if pool.gpu.name == first.gpu.name else pool.gpu.name)
+        pool.name: coefficients_key(pool.model, "" if pool.gpu.name == next(iter(gpus)) else pool.gpu.name)
         for pool in pools
     }
     planner = UnrehearsedPlanner(
@@ -122,7 +106,10 @@ def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | 
         replace(policies, cascade=None, scaler=None, migration=None, admission=None),
         {keys[pool.name]: coefficients[pool.name] for pool in reversed(pools)},
         spec.seed,
-        {name: {parts: most[pool] for (model, parts), pool in by_unit.items() if model == name} for name in models},
+        {
+            name: {parts: most[pool] for (model, parts), pool in by_unit.items() if model == name}
+            for name in dict.fromkeys(pool.model.name for pool in pools)
+        },
         HandoverSettings(
             pools[0].network_bytes_per_s, *(part.handover for combo in own.combos[:1] for part in combo.parts[:1])
         ),
@@ -141,6 +128,30 @@ def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | 
         planning_s=0.0 if tasks else config.planning_s,
     )
     return following(policies, cascade, replanner, gpus)
+
+
+def _problem(
+    config: Replan, cascade: CascadeConfig, own: Fleet, gpus: Mapping[str, int]
+) -> Callable[..., CascadeProblem]:
+    """Makes the problem of observed scores at an observed rate, on the cascade's own GPUs."""
+    pools = own.all_pools
+    models = {pool.model.name: pool.model for pool in pools}
+    by_name = {pool.gpu.name: pool.gpu for pool in pools}
+    first, *others = (Offer(by_name[name], count, None, config.gpus_per_server) for name, count in gpus.items())
+    return partial(
+        CascadeProblem,
+        models=tuple(models[name] for name in cascade.models),
+        gpu=first.gpu,
+        engine=pools[0].engine,
+        num_gpus=first.limit or 0,
+        target=planning_target(config),
+        gpus_per_server=config.gpus_per_server,
+        judge_s=cascade.judge_s,
+        max_kinds=1,
+        span_s=config.every_s,
+        other_offers=tuple(others),
+        combo_kinds=_combo_kinds(own),
+    )
 
 
 @dataclass(frozen=True)
