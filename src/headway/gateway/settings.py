@@ -193,19 +193,20 @@ class AutopilotSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """For `headway serve --autopilot`: which changes it may try, and when."""
 
     allow: Annotated[tuple[AutopilotKind, ...], Meta(min_length=1)]
-    """Kinds of changes. `scaling.settings`: other settings of the scaler that the fleet has."""
+    """Kinds of changes. `scaling.settings`: other settings of the fleet's scaler."""
     max_usd_per_h: Annotated[float, Meta(ge=0)] | None = None
-    """No change is tried with which the fleet may cost more in an hour, with all replicas that it may have."""
+    """Upper limit of the fleet's hourly cost with all replicas that it may have; a change that may exceed it is not
+    tried."""
     freeze: str | tuple[str, ...] = ()
-    """Times of the week in which no change begins: `Mon 08:00-10:00`, `Mon-Fri 22:00-06:00`, `08:00-10:00`."""
+    """Times of the week at which no change begins: `Mon 08:00-10:00`, `Mon-Fri 22:00-06:00`, `08:00-10:00`."""
     time_zone: str = "UTC"
-    """Of `freeze` and `at`, such as Europe/Berlin."""
+    """Time zone of `freeze` and `at`, such as Europe/Berlin."""
     at: Annotated[str, Meta(pattern="^([01][0-9]|2[0-3]):[0-5][0-9]$")] | None = "02:00"
-    """The time of day at which changes are looked for. None: by `headway autopilot now` alone."""
+    """The time of day at which it looks for changes. None: only on `headway autopilot now`."""
     records_s: _Seconds = 86400.0
-    """The last records, from which a change is chosen."""
+    """Length of the latest records from which a change is chosen."""
     judge_s: _Seconds = 7200.0
-    """The time in which a change is to be judged: it serves as little of the traffic as that permits."""
+    """Time in which a change is to be judged; it gets the smallest share of traffic that suffices for this."""
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -214,42 +215,43 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     timeout_s: _Seconds = 600.0
     """A request is cancelled this long after its arrival."""
     flex_s: _Seconds = 600.0
-    """Deadline of a request with `service_tier: flex`, from its arrival, at most `timeout_s`. Until shortly before it,
-    the admission policy may hold the request while it would delay others."""
+    """Deadline of a request with `service_tier: flex`, from its arrival, at most `timeout_s`. Until shortly before the
+    deadline, the admission policy may hold the request while it would delay others."""
     hold_s: Annotated[float, Meta(ge=0)] | None = None
-    """Longest wait for a replica while none is up. Unset: 0.2 s if all are lost, as none can be reached or passes its
-    health check; 30 s while one starts, is about to be checked, or is suspended."""
+    """Longest wait for a replica while none is up. Unset: 0.2 s if all are lost (none can be reached, or passes its
+    health check); 30 s while one starts, waits for its check, or is suspended."""
     max_held: Annotated[int, Meta(ge=0)] = 10_000
     """Largest number of held requests per model; more are rejected."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 32 << 20
     """Largest request body."""
     max_bodies_bytes: Annotated[int, Meta(ge=1)] = 512 << 20
-    """Largest sum of the bodies over 64 KiB that each process holds: of requests that it reads, and of those it serves;
-    as much for shorter ones. A request whose body does not fit beside the others gets a 503, and so does one of a key
-    whose bodies take half of it."""
+    """Largest total of request bodies over 64 KiB that each process holds while it reads or serves them; the same again
+    for shorter bodies. A request whose body does not fit gets a 503, and so does one of a key whose bodies occupy half
+    of the limit."""
     scrape_period_s: _Seconds = 1.0
     """Time between two probes of an engine's health and metrics."""
     models_period_s: _Seconds = 10.0
-    """Time after which an engine is asked again which models and LoRA adapters it has, where it lists adapters."""
+    """Time between two requests for the lists of models and LoRA adapters of an engine that lists adapters."""
     stale_s: _Seconds = 5.0
     """Metrics older than this are replaced by the gateway's own counts."""
     probe_timeout_s: _Seconds = 5.0
     """Time limit for an engine's answer to a probe."""
     keep_alive_s: _Seconds | None = None
-    """The client of a stream gets a comment (`: waiting`) whenever it has got nothing for so long, while its request is
-    held, its prompt is computed, or another engine takes over: proxies between them close silent connections. After the
-    first comment an error is an event of a response with status 200. Without one: none."""
+    """Time without data after which the client of a stream gets a comment (`: waiting`): its request may be held, its
+    prompt computed, or another engine may take over, and proxies close silent connections. After the first comment, an
+    error is an event in a response with status 200. Without it: no comments."""
     max_waiting: Annotated[int, Meta(ge=0)] | None = None
-    """New requests get a 429 while each replica of their model that is up reports so many waiting requests, or more.
-    Unset: they are sent in any case. Engines that report no number take no part."""
+    """New requests get a 429 while each running replica of their model reports at least this many waiting requests.
+    Unset: no limit. Engines that report no number are ignored."""
     pace_s: _Seconds | None = None
-    """Least time between two answering tokens that the client of a stream is sent, such as the pacer's `tpot_s`: tokens
-    that engines generate faster are kept, and sent while the request waits. Without one, they are sent at once."""
+    """Least time between two answer tokens sent to the client of a stream, such as the pacer's `tpot_s`. Tokens
+    generated faster are kept for later, and sent at once while the request waits. Without it: tokens are sent at once.
+    """
     max_attempts: Annotated[int, Meta(ge=1)] = 3
-    """Attempts at a request before its client gets an error. No engine is sent it more often, unless the attempts
-    before made progress."""
+    """Attempts at a request before its client gets an error. No engine gets it more often, unless earlier attempts made
+    progress."""
     quarantine_s: Annotated[float, Meta(ge=0)] = 60.0
-    """A request on which two engines broke is sent to no other one, and copies of it are refused for so long."""
+    """Time for which a request that broke two engines, and copies of it, are barred from all engines."""
     limits: TimeLimits = TimeLimits()
     """How long an engine may be silent."""
     outliers: Outliers = Outliers()
@@ -257,19 +259,19 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     body_timeout_s: _Seconds = 60.0
     """Time limit for receiving a request's body."""
     api_keys: tuple[_Sha256 | Key, ...] = ()
-    """Keys that clients may send as bearer tokens: SHA-256 sums in hexadecimal, or sums with limits. Without any,
-    and without a `key_store`, all requests are served, and engines get the keys that clients send."""
+    """Keys that clients may send as bearer tokens: SHA-256 hashes in hexadecimal, or hashes with limits. Without keys
+    and `key_store`, all requests are served, and engines get the clients' keys."""
     hosts: tuple[str, ...] = ()
-    """Without `api_keys`: hosts that clients may name in their requests, besides loopback names and the listening
-    address. `*` for every host. A gateway that listens on more than a loopback address accepts all IP addresses."""
+    """Without `api_keys`: host names that clients may use in requests, besides loopback names and the listening
+    address. `*` for every host. A gateway that does not only listen on a loopback address accepts all IP addresses."""
     key_store: KeyStoreSettings | None = None
-    """Keys in a database, besides `api_keys`."""
+    """Keys in a database, in addition to `api_keys`."""
     peers: PeerSettings | None = None
-    """Other gateways of the same fleet, through a store that all of them use. Without it, this one is alone."""
+    """Other gateways of the same fleet, through a shared store. Without it: the only gateway."""
     cors: Cors | None = None
-    """Pages of other hosts that may send requests. Without it, browsers refuse them the answers."""
+    """Web pages of other hosts that may send requests. Without it, browsers withhold the answers from such pages."""
     admin_keys: tuple[_Sha256, ...] = ()
-    """Keys, as SHA-256 sums, that allow to see and change the replicas. Without any, nobody may."""
+    """SHA-256 hashes of the keys that permit viewing and changing the replicas. Without any: nobody may."""
     dashboard: Literal["key", "open", "off"] = "key"
     """Access to /dashboard: with one of the `admin_keys`, for everybody, or for nobody."""
     explain: bool = False
@@ -277,22 +279,23 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_decisions_bytes: Annotated[int, Meta(ge=1 << 10)] = 256 << 20
     """Size at which the decision log is renamed to FILE.1, which replaces an older FILE.1."""
     records_period_s: _Seconds = 10.0
-    """With `--records`: the time after which records are written. A gateway that is killed loses those since."""
+    """With `--records`: time between two writes of records. A gateway that is killed loses the records since the last
+    write."""
     demand_history: DemandHistory | None = None
-    """Without it, forecasts begin with the gateway."""
+    """Demand from before the start. Without it, forecasts begin with the gateway."""
     tracing: bool = False
-    """Whether OpenTelemetry spans are exported. The OTEL_* environment variables say where to."""
+    """Whether OpenTelemetry spans are exported, as set by the OTEL_* environment variables."""
     batches: Batches | None = None
-    """Without it, the files and batches API is off."""
+    """The files and batches API. Without it: off."""
     hang_s: _Seconds = 10.0
-    """With several workers: a worker that is silent for so long is restarted, and while the scheduler is silent for so
+    """With several workers: a worker that is silent for this long is restarted; while the scheduler is silent for this
     long, clients get a 503."""
     objectives: dict[str, Annotated[int, Meta(ge=0)]] = {}
-    """For `headway epp`: the tier by the name in a request's header `x-llm-d-inference-objective`, or
-    `x-gateway-inference-objective`. A request with another name has the tier that it has without one."""
+    """For `headway epp`: the tier by the name in a request's header `x-llm-d-inference-objective` or
+    `x-gateway-inference-objective`. A request with another name keeps its default tier."""
     probe_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
-    """A port apart for probes, on all addresses: `/livez` (200 while the process makes progress), and `/readyz` and
-    `/health` (200 while a replica is up). A thread of its own answers, however many requests there are."""
+    """A separate port for probes, on all addresses: `/livez` (200 while the process makes progress), and `/readyz` and
+    `/health` (200 while a replica is up). A separate thread answers, independently of the load."""
     drain_s: Annotated[float, Meta(ge=0)] = 30.0
     """Time for streams to end at shutdown."""
 
@@ -303,5 +306,5 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def has_dashboard(self) -> bool:
-        """Whether the gateway has a dashboard: an open one, or one for administrators."""
+        """Whether the gateway has a dashboard, open or for administrators only."""
         return self.dashboard == "open" or (self.dashboard == "key" and bool(self.admin_keys))

@@ -1,6 +1,6 @@
-"""What SIGTERM means: end, with the status 0, however often it comes, and however far the process has started or ended.
+"""Makes SIGTERM end the process with status 0, however often it comes and at any stage of the process.
 
-A process that is killed by the signal has another status, which those that started it take for a failure.
+A process killed by the signal has another status, which its parent takes for a failure.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from types import FrameType
 
 
 def ignore_sigterm() -> None:
-    """Ignore SIGTERM from now on. For a process that ends: the interpreter drops handlers before it is gone."""
+    """Ignore SIGTERM from now on, in a process that is ending: the interpreter drops handlers before the process
+    ends."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def exit_at_sigterm() -> None:
-    """Exit at a SIGTERM from now on. For a process that has begun nothing that it must end."""
+    """Exit at a SIGTERM from now on, in a process that has nothing to clean up."""
     signal.signal(signal.SIGTERM, _exit)
 
 

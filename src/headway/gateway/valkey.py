@@ -21,21 +21,21 @@ from headway.gateway.valkey_address import valkey_address
 T = TypeVar("T")
 Argument = str | bytes | int | float
 _LOST = (LostError, LateError, ReadOnlyError, OSError)
-"""Raised where another server may have to be asked."""
+"""Errors after which another server may have to be used."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""After so many seconds of silence, at such intervals and so often, the kernel asks whether the server is there."""
+"""TCP keepalive: idle seconds, interval and number of probes before a silent server counts as lost."""
 
 
 class Valkey:
-    """One gateway's connections to a server, of one event loop. They are opened when they are needed.
+    """One gateway's connections to a server, in one event loop, opened on demand.
 
-    Every method raises an OSError if the server cannot be used. Nothing is sent twice: after an error nobody knows
-    whether the server has done what it was asked. All keys have one hash tag, so one node of a cluster has them; the
-    other nodes tell which one.
+    Every method raises an OSError if the server cannot be used. Commands are never repeated, because after an error it
+    is unknown whether the server has executed them. All keys have one hash tag, so one node of a cluster has them; the
+    other nodes redirect to it.
     """
 
     def __init__(self, location: str, timeout_s: float, most: int = 3) -> None:
-        """`timeout_s`: for a connection, and for each answer. `most`: connections that send commands."""
+        """`timeout_s`: limit for a connection, and for each answer. `most`: maximum connections that send commands."""
         self._address, self._timeout_s, self._most = valkey_address(location), timeout_s, most
         self._client = self._new_client(self._address.host, self._address.port)
 
@@ -44,11 +44,11 @@ class Valkey:
         return self._client.connection_pool
 
     def key(self, *parts: str) -> str:
-        """The name of a key."""
+        """The full name of a key."""
         return ":".join((f"{{{self._address.prefix}}}", *parts))
 
     def channel(self, *parts: str) -> str:
-        """The name of a channel. A server has one set of channels for all of its databases."""
+        """The full name of a channel. A server has one set of channels for all of its databases."""
         return self.key(str(self._address.database), *parts)
 
     async def run(self, *command: Argument) -> Any:
@@ -56,18 +56,18 @@ class Valkey:
         return await self._follow(lambda: self._client.execute_command(*command))
 
     async def run_script(self, script: str, keys: Sequence[str], arguments: Iterable[Argument] = ()) -> Any:
-        """Run a script at the server, which does nothing else meanwhile, and return its answer."""
+        """Run a script at the server atomically, and return its answer."""
         return await self.run("EVAL", script, len(keys), *keys, *arguments)
 
     async def subscribe(self, *channels: str) -> Subscription:
-        """Listen to channels from now on, by a connection of its own."""
+        """Listen to channels from now on, on a separate connection."""
         return await self._follow(lambda: self._subscribe(channels))
 
     async def _subscribe(self, channels: tuple[str, ...]) -> Subscription:
         connection = self._pool.connection_class(**{**self._pool.connection_kwargs, "socket_timeout": None})
         made = Subscription(connection)
         try:
-            async with asyncio.timeout(self._timeout_s):  # the connection itself has none
+            async with asyncio.timeout(self._timeout_s):  # the connection itself has no timeout
                 await connection.connect()
                 await connection.send_command("SUBSCRIBE", *channels)
                 for _ in channels:
@@ -83,7 +83,7 @@ class Valkey:
             await self._pool.disconnect()
 
     async def _follow(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do it, and in a cluster do it at the node that has the keys."""
+        """Run the call; in a cluster, run it at the node that has the keys."""
         try:
             try:
                 return await work()
@@ -93,14 +93,14 @@ class Valkey:
                     raise
             await self._use(node[0] or self._pool.connection_kwargs["host"], node[1])
             return await work()
-        except _LOST as error:  # the name may be another server's by now, and the cluster's node another one
+        except _LOST as error:  # the name may now belong to another server, and the keys to another node
             await self._use(self._address.host, self._address.port)
             raise ConnectionError(line_of(error)) from error
         except RedisError as error:
             raise ConnectionError(line_of(error)) from error
 
     async def _use(self, host: str, port: int) -> None:
-        """Connect to this server from now on."""
+        """Use this server from now on."""
         before, self._client = self._pool, self._new_client(host, port)
         with suppress(RedisError, OSError):
             await before.disconnect(inuse_connections=False)
@@ -116,23 +116,24 @@ class Valkey:
             socket_keepalive=True, socket_keepalive_options=keepalive, retry=Retry(NoBackoff(), 0),
         )  # fmt: skip
         client = Redis(connection_pool=pool)
-        client.response_callbacks.clear()  # answers as they come: a script's and a command's have the same form
+        client.response_callbacks.clear()  # answers stay unparsed, so that scripts and commands return the same form
         return client
 
 
 def _node(error: Exception) -> tuple[str, int] | None:
-    """The node of the cluster that has the keys, as another one says; no name means the name of that other one."""
+    """The cluster node that has the keys, from another node's redirection. An empty name means that other node's
+    name."""
     if isinstance(error, MovedError):
         return error.host, error.port
     words = str(error).split()
-    if len(words) != 3 or words[0] != "MOVED":  # as older clients have it
+    if len(words) != 3 or words[0] != "MOVED":  # the form of older clients
         return None
     host, _, port = words[2].rpartition(":")
     return host, int(port)
 
 
 class Subscription:
-    """A connection that receives what is published in some channels."""
+    """A connection that receives the messages published in some channels."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -148,7 +149,7 @@ class Subscription:
             raise ConnectionError(line_of(error)) from error
 
     async def close(self) -> None:
-        """Cut the connection: over TLS, its polite end would wait for the server. Never fails."""
+        """Close the connection without the TLS handshake, which would wait for the server. Never fails."""
         writer = getattr(self._connection, "_writer", None)
         if writer is not None:
             writer.transport.abort()

@@ -11,7 +11,7 @@ from msgspec import Struct
 from headway.core.errors import HeadwayError, unknown
 
 SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
-"""By the scheme of an address, whether its connections are encrypted."""
+"""Address scheme -> whether its connections are encrypted."""
 EXPECTED = "redis://user:password@host:port/0"
 _PORT = 6379
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
@@ -31,16 +31,16 @@ class ValkeyAddress(Struct, frozen=True):
     port: int
     database: int
     prefix: str
-    """Begins the name of each key and channel."""
+    """Prefix of the name of each key and channel."""
     user: str | None = None
     password: str | None = None
     tls: dict[str, Any] | None = None
-    """Arguments of encrypted connections; None: they are not encrypted."""
+    """Arguments of encrypted connections; None: unencrypted."""
 
 
 def valkey_address(location: str) -> ValkeyAddress:
-    """Read `redis://user:password@host:port/database?prefix=headway`, or the same of `rediss`, `valkey` or `valkeys`.
-    HeadwayError if it is malformed."""
+    """Parse `redis://user:password@host:port/database?prefix=headway`, or the same with `rediss`, `valkey` or
+    `valkeys`. Raises HeadwayError if it is malformed."""
     try:
         url = urlsplit(location)
         port, host = url.port or _PORT, url.hostname

@@ -119,11 +119,11 @@ def run(
     with_bound: bool = False,
     jobs: int | None = 1,
 ) -> Run:
-    """Simulate a scenario with one variant. `decisions` records what policies decide.
+    """Simulate a scenario with one variant. `decisions` records the policies' decisions.
 
-    Several `jobs` are used where models do not affect each other (`scenario.sharding`); the records are the same. None:
-    one for each core if the run is long.
-    `with_bound` adds the least GPU hours of any plan to the summary of a run that scales, which takes seconds.
+    Several `jobs` are used if models do not affect each other (`scenario.sharding`); the records are the same. None:
+    one job per core if the run is long. `with_bound` adds the least GPU hours of any plan to the summary of a run that
+    scales, which takes seconds.
     """
     chosen = _simulated(scenario)
     spec, policies, step_times = chosen.spec, policies_of(chosen), StepTimes(chosen)

@@ -4,7 +4,7 @@ Events are totally ordered by keys of requests and replicas (`kernel`). Suppose 
 that share nothing, with the numbers of the whole. Together they have the events of the whole run. A row's place is its
 time, and a code for what happened at that instant:
 
-scheduling rounds done before | scheduling, not an event | priority, key; or the deciding replica
+    scheduling rounds done before | scheduling, not an event | priority, key; or the deciding replica
 
 An event added by another one at the same instant comes after it, whatever its key. So codes may decrease within an
 instant, and the place of a row is the largest code so far (`sim.shards`).

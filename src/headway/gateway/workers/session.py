@@ -205,7 +205,8 @@ class WorkerSession:
         self.link.send(protocol.BodyQuarantined(digest, until_s))
 
     def _replica_up(self, replica: LiveReplica) -> None:
-        """Tell the worker how prompts are named before the first of them comes, if the engine's events are read."""
+        """Tell the worker, before the first prompt comes, how to name prompt blocks, if the engine's events are
+        read."""
         if replica.event_block_tokens:
             self.send_replica(replica)
 
@@ -268,7 +269,7 @@ class WorkerSession:
                 elif (request := self._requests.get(message.number)) is not None:
                     self._request_handlers[type(message)](request, message)
                 elif (arriving := self._arriving.pop(message.number, None)) is not None:
-                    arriving.cancel()  # its client has left
+                    arriving.cancel()  # the client has left
 
     def _take_arrival(self, message: protocol.RequestArrived) -> None:
         has_stream = message.stream_key is not None and self._gateway.peers is not None
@@ -305,10 +306,10 @@ class WorkerSession:
             return request
 
         try:
-            if message.owner and not caller.owner:  # the key has gone since the worker looked
+            if message.owner and not caller.owner:  # the key was removed after the worker's check
                 raise unknown_key()
             gateway.admission.admit(message.features, make, caller)
-        except Exception as error:  # else its client would wait for ever
+        except Exception as error:  # without an error, the client would wait forever
             self._requests.pop(number, None)
             self._send_limits(caller)
             gateway.copies.end(key, copy, is_finished=False)
@@ -327,7 +328,7 @@ class WorkerSession:
         self.link.send(protocol.RequestRefused(*refused))
 
     def _apply(self, request: RemoteRequest, progress: Progress) -> None:
-        """Update the request, unless it has ended or is at no replica."""
+        """Update the request, unless it has ended or is not at a replica."""
         live, reservation = request.live, request.reservation
         if request.outcome is not None or reservation is None:
             return
@@ -364,7 +365,7 @@ class WorkerSession:
         try:
             self._release(request, message.reason)
             if request.reservation is not None and not request.is_assigned:
-                request.wake()  # it continues at the same replica
+                request.wake()  # the request continues at the same replica
         finally:
             if not request.awaits_end:
                 del self._requests[message.number]
@@ -413,7 +414,7 @@ class WorkerSession:
         self._gateway.health.succeeded(self._gateway.replicas[message.replica])
 
     def _link_lost(self) -> None:
-        """The worker is gone with all its connections: cancel its requests."""
+        """The worker and all its connections are gone: cancel its requests."""
         self._gateway.fleet.on_removed.remove(self._replica_removed)
         self._gateway.on_replica_up.remove(self._replica_up)
         self._gateway.on_reconfigured.remove(self._reconfigured)
@@ -422,7 +423,7 @@ class WorkerSession:
             self._unapplied.popleft().set_result(None)
         for arriving in self._arriving.values():
             arriving.cancel()
-        # Held requests first, so that none of them is placed in the room that the others leave.
+        # Held requests first, so that none of them is placed in the room freed by the others.
         requests = sorted(self._requests.values(), key=lambda request: request.reservation is not None)
         self._requests = {}
         for request in requests:
@@ -436,7 +437,7 @@ class WorkerSession:
 
 
 def _answer_to(error: Exception) -> ApiError:
-    """What a client is told of an error."""
+    """The client's error for an exception."""
     if isinstance(error, ApiError):
         return error
     return policy_error() if isinstance(error, HeadwayError) else internal_error()
