@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,16 @@ def test_a_fit_to_loads_finds_an_engine_that_is_slower_than_the_catalog(tmp_path
     assert all(after[key] < before[key] / 2 for key in before) and after["e2e_mean"] < before["e2e_mean"] / 10
     assert fit.held_out["e2e_mean"] < before["e2e_mean"] / 10, "loads that a fit has not seen are predicted, too"
     assert twin.errors(coefficients_in(tmp_path / "fit.json", "h100-80gb-sxm", "vllm-0.15")) == after
+
+
+def test_without_scipy_nothing_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with serving.closing(engine := serving.emulator()):
+        assert main(["load", engine.url, "--calibrate", str(tmp_path / "fitted.json"), "--gpu", "h100"]) == 2
+        assert serving.metric(engine, "vllm:prompt_tokens_total") == 0
+    assert "pip install 'headway[calibrate]'" in capsys.readouterr().err
 
 
 @pytest.mark.ci

@@ -13,9 +13,10 @@ import pytest
 from headway.cli import main
 from headway.control.decisions import Decision, OfferedReplica
 from headway.control.live import NEVER, Live
+from headway.core.decision import Placement
 from headway.core.errors import HeadwayError
 from headway.core.record import Cause, Outcome, ReplicaRecord
-from headway.diagnosis import explain, slowest
+from headway.diagnosis import explain, routers, slowest
 from headway.diagnosis.history import DecisionLog, History, nearest
 from headway.diagnosis.history import read as read_history
 from headway.gateway.telemetry.recording import Recording
@@ -103,6 +104,7 @@ def day(tmp_path: Path) -> Path:
     run.ends("queued", 30.0, 30.0, 38.0, 38.1)
     run.ends("answer", 40.0, 40.0, 40.1, 48.1, tokens=1001)
     run.ends("slow", 50.0, 50.0, 50.1, 58.1)
+    run.ends("crowded", 55.0, 55.0, 55.1, 63.1, tokens=601)
     run.ends("stall", 60.0, 60.0, 60.1, 68.1, tokens=101, gap_s=7.0)
     run.ends("whole", 70.0, 70.0, NEVER, 79.0, tokens=101)
     run.ends("refused", 80.0, NEVER, NEVER, 84.0, replica=-1, tokens=0, outcome=Outcome.REJECTED)
@@ -124,10 +126,29 @@ CAUSES = {
     "queued": ("first token", 8.0, "times as long as expected; whether it queued in the engine is unknown; 5 requests"),
     "answer": ("decode", 8.0, "1,001 output tokens, for which"),
     "slow": ("decode", 8.0, "11 output tokens, "),
+    "crowded": ("decode", 8.0, "601 output tokens, 1.9 times as long as expected"),
     "stall": ("stall", 6.99, "no token came for 7 s"),
     "whole": ("engine", 9.0, "100 prompt and 101 output tokens, for which"),
     "refused": ("held", 4.0, "the gateway held it, and never placed it"),
 }
+
+
+class First:
+    __slots__ = ()
+
+    def route(self, request: Any, view: Any) -> Placement:
+        return Placement(view.replicas[0].id)
+
+
+class InTurn(First):
+    __slots__ = ("num",)
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def route(self, request: Any, view: Any) -> Placement:
+        self.num += 1
+        return super().route(request, view)
 
 
 @pytest.mark.parametrize("name", CAUSES)
@@ -179,6 +200,15 @@ def test_routers_are_rehearsed_from_what_was_logged(day: Path) -> None:
     assert others["prefix-affinity"].unknown == "reads what is not recorded: the request's prefix"
     assert all((each.replica is None) == bool(each.unknown) for each in decision.others)
     assert not any("oracle" in name for name in others)
+
+
+def test_a_router_without_a_dictionary_is_rehearsed_as_well(day: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As compiled classes are, and those with slots."""
+    monkeypatch.setattr(routers, "ROUTERS", {"first": First, "in turn": InTurn})
+    decisions = explain(read_history(day / "records"), "queued", day / "decisions.jsonl").decisions
+    assert decisions is not None
+    first, in_turn = decisions[0].others
+    assert (first.replica, in_turn.unknown) == ("pool/0", "remembers earlier requests")
 
 
 def test_of_requests_with_one_id_the_last_is_explained(tmp_path: Path) -> None:
@@ -254,7 +284,7 @@ def test_the_slowest_by_each_latency(day: Path) -> None:
     assert [each.request for each in slowest(history, 2)] == ["whole", "queued"]
     assert [each.request for each in slowest(history, 2, "ttft")] == ["queued", "failed"]
     assert [each.request for each in slowest(history, 1, "tpot")] == ["slow"]
-    assert len(slowest(history, 99)) == 9 and len(slowest(history, 99, "ttft")) == 7, "two have no first token"
+    assert len(slowest(history, 99)) == 10 and len(slowest(history, 99, "ttft")) == 8, "two have no first token"
 
 
 def test_the_command_prints_one_screen_or_json(day: Path, capsys: pytest.CaptureFixture[str]) -> None:

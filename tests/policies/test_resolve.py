@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from fakes import FakeRequest, fleet
+from headway.core.decision import Placement
 from headway.core.errors import HeadwayError
+from headway.core.view import FleetView, RequestView
 from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS, resolve
 from headway.policies.ordering.deadlines import EdfOrdering
 
@@ -144,6 +146,24 @@ def test_each_run_has_its_own_instance() -> None:
     choice = resolve.router("round-robin")
     first, second, view = choice(), choice(), fleet(0, 0)
     assert first.route(FakeRequest(), view).replica == second.route(FakeRequest(), view).replica == 0
+
+
+class Compact:
+    """Has no dictionary, as a compiled class."""
+
+    __slots__ = ("offset",)
+
+    def __init__(self, offset: int = 0) -> None:
+        self.offset = offset
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        return Placement(view.replicas[self.offset].id)
+
+
+def test_an_instance_without_a_dictionary_can_be_handed_in() -> None:
+    choice = resolve.router({"name": Compact(1)})
+    assert choice().route(FakeRequest(), fleet(0, 0)).replica == 1
+    assert choice.arguments == {"offset": 1}
 
 
 def test_a_choice_can_be_sent_to_another_process() -> None:

@@ -148,6 +148,16 @@ def test_replicas_of_a_pool_differ_in_their_caches_alone() -> None:
     assert (two.entry["name"], two.entry["engine"]["name"]) == ("chat-2", "vllm-0.15")
 
 
+def test_a_file_simulates_without_the_pools_that_have_no_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = pools([asked(VLLM), FoundEngine("http://c:3", "openai", model="another", weights="another")])
+    path = tmp_path / "fleet.yaml"
+    path.write_text(fleet_file.text(found, "fleet.yaml"))
+    assert main(["simulate", str(path), "--num-requests", "20", "--no-progress"]) == 0
+    assert "another has no gpu: it is left out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("one", "other", "num"),
     [

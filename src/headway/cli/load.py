@@ -119,9 +119,12 @@ def command(url: str, **flags: Any) -> int:
 
 
 async def _run(session: Session) -> int:
+    from headway.calibration.solve import least_squares
     from headway.cli import load_sweep
 
     flags = session.flags
+    if flags["calibrate_to"] is not None:
+        least_squares()  # without SciPy an error, before anything is sent
     try:
         await session.prepare()
         if session.is_sweep:

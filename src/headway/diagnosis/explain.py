@@ -21,7 +21,9 @@ from headway.diagnosis.terms import Stay, terms
 from headway.report.table import seconds
 
 _EXPLAINED = 0.5
-"""The expectation must reach this share of a term to count as its cause."""
+"""The expectation must reach this share of the time to the first token to count as its cause."""
+_LONGER = 1.5
+"""Decoding that took more than this multiple of its expectation is said to be longer than expected."""
 LATENCIES = ("e2e", "ttft", "tpot")
 
 
@@ -338,7 +340,7 @@ class Explainer:
         text = f"{tokens:,} output tokens"
         if expected.decode_s is None:
             return text
-        if expected.decode_s >= _EXPLAINED * observed_s:
+        if observed_s <= _LONGER * expected.decode_s:
             return f"{text}, for which {seconds(expected.decode_s)} is expected"
         if not expected.decode_s:
             return text

@@ -108,9 +108,9 @@ def _answer(
         if learn is not None:
             for each in ended:
                 learn(each)
-        before = pickle.dumps(vars(router))
+        before = pickle.dumps(router)
         placement = router.route(cast(RequestView, request), cast(FleetView, view))
-        after = pickle.dumps(vars(router))
+        after = pickle.dumps(router)
     except _NotLoggedError as error:
         return Rehearsed(name, None, str(error))
     except (TypeError, ValueError, AttributeError, LookupError, pickle.PicklingError) as error:

@@ -182,7 +182,7 @@ def _handed_in(kind: str, instance: Any, arguments: Mapping[str, Any], verbs: Ve
     own = {
         key: value
         for key in _parameters(f"{kind} {name}", type(instance))
-        if key in vars(instance) and isinstance(value := vars(instance)[key], str | int | float | bool)
+        if isinstance(value := getattr(instance, key, None), str | int | float | bool)
     }
     return InstanceChoice(name, type(instance), own, tuple(verbs), instance), instance
 

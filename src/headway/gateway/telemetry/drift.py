@@ -208,11 +208,11 @@ class PredictionDrift:
             if term in known.told:
                 if size < SETTLED * least:
                     del known.told[term]
-                    log.info("replica %d: %s is as the profile says again", id, NAMES[term])
+                    log.info("%s/%d: %s is as the profile says again", known.pool, id, NAMES[term])
             elif size >= least and size > SURE * factor.error and self._can_tell(known, term, factor):
                 at = change_at(observed_s, parts, known.factors, term)
                 known.told[term] = known.times_s[at]
-                log.warning("replica %d: %s", id, self._drift_of(known, term, now).text)
+                log.warning("%s/%d: %s", known.pool, id, self._drift_of(known, term, now).text)
         self._apply(id, known)
 
     @staticmethod

@@ -28,8 +28,9 @@ def text(found: Sequence[FoundPool], file: str) -> str:
     """The whole fleet file, with its comments."""
     lines = [HEADER.replace("{file}", file), *(_unknown(each) for each in found), "fleet:\n"]
     lines += [_entry(each, "  ") for each in found]
-    if all("gpu" in each.entry for each in found):
-        models = dict.fromkeys((str(each.entry["model"]) for each in found), 1)
+    simulated = [each for each in found if "gpu" in each.entry]
+    if simulated:
+        models = dict.fromkeys((str(each.entry["model"]) for each in simulated), 1)
         requests = REQUESTS | ({"models": models} if len(models) > 1 else {})
         lines.append(WORKLOAD.replace("{file}", file).replace("{requests}", _plain(requests)))
     return "".join(lines)
