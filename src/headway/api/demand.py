@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +13,12 @@ from headway.api.results import Tabular
 from headway.core.errors import HeadwayError
 from headway.forecast import demand, demand_file
 from headway.forecast.demand import DemandForecast
-from headway.forecast.demand_text import WEEK_HEADS, headlines, week_rows
+from headway.forecast.demand_text import headlines
+from headway.report.blocks import Lines
 from headway.report.charts import layout
+from headway.report.demand import said, weeks
 from headway.report.page import COLORS
+from headway.report.render import fragment, text
 
 if TYPE_CHECKING:
     import pyarrow
@@ -46,14 +48,7 @@ class Demand(Tabular):
         return pyarrow.table({**columns, **rates})
 
     def table(self) -> str:
-        rows = [list(map(_cell, row)) for row in week_rows(self.answer)]
-        widths = [max(len(row[i]) for row in [list(WEEK_HEADS), *rows]) for i in range(len(WEEK_HEADS))]
-        lines = [
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in [list(WEEK_HEADS), *rows]
-        ]
-        notes = [f"assumed: {note}" for note in self.assumptions]
-        return "\n".join([*headlines(self.answer), "", *lines, "", *notes]) + "\n"
+        return text(said(self.answer))
 
     def plot(self) -> Figure:
         """Requests per second by hour: the median, and the band from the 10% to the 90% quantile."""
@@ -78,21 +73,10 @@ class Demand(Tabular):
         return Path(path)
 
     def _repr_html_(self) -> str:
-        heads = "".join(f"<th>{escape(head)}</th>" for head in WEEK_HEADS)
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{escape(_cell(cell))}</td>" for cell in row) + "</tr>"
-            for row in week_rows(self.answer)
-        )
-        said = "".join(f"<p>{escape(line)}</p>" for line in headlines(self.answer))
-        notes = "".join(f"<li>{escape(note)}</li>" for note in self.assumptions)
-        return f"{said}<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table><ul>{notes}</ul>"
+        return fragment([Lines(headlines(self.answer)), weeks(self.answer), Lines(self.assumptions, "quiet")])
 
     def __repr__(self) -> str:
         return f"<headway.Demand: {self.answer.num_steps} hours from {self.answer.begins}>"
-
-
-def _cell(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 @checked

@@ -19,14 +19,15 @@ from headway.cli.output import (
     list_option,
     no_progress_option,
     print_json,
+    print_said,
     print_table,
 )
 from headway.core.errors import HeadwayError
 from headway.forecast.demand import METHODS, SPREAD, forecast_days
 from headway.forecast.demand_file import save
-from headway.forecast.demand_text import WEEK_HEADS, headlines, week_rows
 from headway.forecast.evaluate import Evaluation, EvaluationSettings, MethodResult
 from headway.forecast.evaluate import evaluate as evaluated
+from headway.report.demand import said
 from headway.workload.series import DemandSeries, read_series
 
 DEFAULT = EvaluationSettings()
@@ -96,13 +97,7 @@ def demand(
     if as_json:
         print_json(found)
         return
-    for line in headlines(found):
-        click.echo(line)
-    click.echo()
-    print_table(WEEK_HEADS, week_rows(found))
-    click.echo()
-    for note in found.assumptions:
-        click.echo(f"assumed: {note}")
+    print_said(said(found))
 
 
 @command.command()

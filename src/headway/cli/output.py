@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from rich.console import Console
 from headway.core.counts import MOST_PROCESSES, MOST_SEEDS
 from headway.core.duration import seconds, unlikely
 from headway.core.errors import HeadwayError, SloWarning
-from headway.report.blocks import Heading, Said, Table
+from headway.report.blocks import Heading, Said, table_of
 from headway.report.render import WIDTH, text
 
 POSITIVE = click.IntRange(min=1)
@@ -113,32 +113,14 @@ def print_json(value: Any) -> None:
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Print a table; columns whose first value is a number are aligned to the right."""
-    rows = list(rows)
-    words = [i for i in range(len(headers)) if not rows or not isinstance(rows[0][i], int | float)]
-    table = Table(headers, [[cell(value) for value in row] for row in rows], words)
-    print_said([table] if title is None else [Heading(title), table])
+    """Print a table of values, as `table_of` makes it."""
+    print_said([*([] if title is None else [Heading(title)]), table_of(headers, rows)])
 
 
 def print_said(said: Iterable[Said]) -> None:
     """Print lines and tables, as wide as the terminal."""
     is_terminal = sys.stdout.isatty()
     click.echo(text(said, console().width if is_terminal else None, is_terminal), nl=False)
-
-
-def cell(value: object) -> str:
-    """A readable text of a value; a dash for None."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {cell(inner)}" for key, inner in value.items())
-    if isinstance(value, tuple | list):
-        return ", ".join(map(cell, value))
-    if isinstance(value, float):
-        return f"{value:,.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 @contextmanager

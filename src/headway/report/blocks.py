@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,6 +50,28 @@ class Table(Block):
         """What a column holds; "": numbers."""
         either = {column, self.heads[column]}
         return "text" if either & {*self.prose} else "name" if either & {*self.words} else ""
+
+
+def table_of(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A table of values. Columns whose first value is a number are aligned to the right."""
+    rows = list(rows)
+    words = [i for i in range(len(heads)) if not rows or not isinstance(rows[0][i], int | float)]
+    return Table(heads, [[cell(value) for value in row] for row in rows], words)
+
+
+def cell(value: object) -> str:
+    """A readable text of a value; a dash for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {cell(inner)}" for key, inner in value.items())
+    if isinstance(value, tuple | list):
+        return ", ".join(map(cell, value))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 @dataclass(frozen=True)

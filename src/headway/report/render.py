@@ -80,6 +80,11 @@ def page(report: Report, command: str) -> str:
     return html.document(report.title or report.subject, body, script)
 
 
+def fragment(blocks: Iterable[Block]) -> str:
+    """Blocks without charts as HTML, for a notebook."""
+    return "".join(map(_html, blocks))
+
+
 def _charts(blocks: Iterable[Block]) -> Iterator[Chart]:
     for each in blocks:
         if isinstance(each, Chart):
