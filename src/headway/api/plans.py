@@ -96,7 +96,7 @@ class Plan(Planned, Tabular):
 
     @property
     def text(self) -> str:
-        """As `table`."""
+        """The same text as `table`."""
         return self.table()
 
     def table(self) -> str:
@@ -113,7 +113,7 @@ class Plan(Planned, Tabular):
 
 
 def planned(make: Callable[[Resources], Planned], cache: str | Path | None, jobs: int = 1) -> Plan:
-    """The plan that is made with so many processes. `cache`: a folder that keeps rehearsals."""
+    """The plan, made with `jobs` processes. `cache`: a folder for rehearsals."""
     check_counts(jobs=jobs)
     with processes(jobs) as pool:
         found = make(Resources(Simulator(), None if cache is None else Path(cache), None, pool))
@@ -218,7 +218,7 @@ def plan_goodput(
     fleet: str | Path, requests: str | Path, *, attainment: float = ATTAINMENT, profile_requests: int = MOST_REQUESTS,
     cache: str | Path | None = None, jobs: int = 1,
 ) -> Plan:  # fmt: skip
-    """The goodput of a fleet file's combos, measured anew with requests that it got: `headway plan goodput`.
+    """The goodput of a fleet file's combos, measured again with the requests that it received: `headway plan goodput`.
 
     `requests`: records of `headway serve --records`, or a trace in any format. The plan as a scenario is the fleet file
     with the new goodputs. It is met if every combo serves something in time.
@@ -345,7 +345,7 @@ def plan_scaling(
 
 
 def assembling(source: Source) -> Assemble:
-    """Makes scenarios of documents that are like the source's, without what only the gateway serves."""
+    """Creates scenarios from documents like the source's, without gateway-only settings."""
     return lambda document: assemble(*without_proxied(document, source.places), source.base_dir)
 
 

@@ -77,7 +77,7 @@ def _with_policies(scenario: ScenarioLike, changes: Mapping[str, Any] | None, po
 
 
 def _names(scenario: Scenario) -> tuple[str, ...]:
-    """The sets of policies, by what differs among them."""
+    """The names of the sets of policies, from their differences."""
     shown = [labels(each, policies_of(each)) for each in variants(scenario)]
     differing = [kind for kind in shown[0] if len({each.get(kind) for each in shown}) > 1] or list(shown[0])[:1]
     return tuple(" + ".join(each.get(kind, "none") for kind in differing) for each in shown)

@@ -1,4 +1,4 @@
-"""`headway new`: a commented scenario to begin with."""
+"""`headway new`: writes a commented scenario to start with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by all commands: types of options; tables and JSON on stdout, progress on stderr."""
+"""Parts shared by all commands: option types, tables and JSON on stdout, progress on stderr."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 
 class Duration(click.ParamType[float]):
-    """Seconds, or a duration with a unit: 450ms, 2s, 1m. A TTFT or TPOT that is too long is likely in another unit."""
+    """Seconds, or a duration with a unit: 450ms, 2s, 1m. Warns of a TTFT or TPOT that probably has the wrong unit."""
 
     name = "duration"
 
@@ -53,11 +53,11 @@ SEED = click.IntRange(min=0)
 PATH = click.Path(path_type=Path)
 PORT = click.IntRange(0, 65535)
 _LONGEST_SENTENCE = 1000
-"""Of a command's help."""
+"""Longest sentence in a command's help, in characters."""
 
 
 class SubCommands(click.Group):
-    """A group whose help has the whole first sentence of each command."""
+    """A command group whose help shows the whole first sentence of each command."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -71,7 +71,7 @@ class SubCommands(click.Group):
 
 
 def list_option(*names: str, default: str | None = None, **settings: Any) -> Callable[[Any], Any]:
-    """An option of values between commas, as one text. Given several times, it has the values of all."""
+    """An option with comma-separated values, as one text. If it is repeated, the values are joined."""
 
     def joined(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> str | None:
         return ",".join(texts) if texts else None
@@ -81,7 +81,7 @@ def list_option(*names: str, default: str | None = None, **settings: Any) -> Cal
 
 
 def as_json_option(help_text: str) -> Callable[[Any], Any]:
-    """`--json`, with this help. Whatever else writes to `sys.stdout` while the command runs, writes to stderr."""
+    """`--json`, with this help. Other output to `sys.stdout` goes to stderr while the command runs."""
 
     def begin(context: click.Context, _: click.Parameter, wanted: bool) -> bool:
         if wanted and _STDOUT not in context.meta and not context.resilient_parsing:
@@ -106,7 +106,7 @@ def console() -> Console:
 
 
 def print_json(value: Any) -> None:
-    """Print indented JSON, with null for NaN, on the stdout that `--json` keeps free of all else."""
+    """Print indented JSON, with null for NaN, on the real stdout."""
     context = click.get_current_context(silent=True)
     stdout = context.meta.get(_STDOUT) if context else None
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2), file=stdout)
@@ -125,7 +125,7 @@ def print_said(said: Iterable[Said]) -> None:
 
 @contextmanager
 def progress(label: str, wanted: bool) -> Iterator[Callable[[float], None] | None]:
-    """Show a bar on stderr, if that is a terminal. Yields a function of the completed share, or None."""
+    """Show a bar on stderr, if that is a terminal. Yields a function that sets the completed share, or None."""
     with _bar((label, None, "{task.percentage:3.0f}%"), wanted) as update:
         yield update and (lambda share: update(completed=share))
 
@@ -139,7 +139,7 @@ def counting(doing: str, wanted: bool) -> Iterator[Callable[[int, int], None] | 
 
 @contextmanager
 def _bar(words: Sequence[str | None], wanted: bool) -> Iterator[Callable[..., None] | None]:
-    """Show texts, the bar in place of None, and the times. Yields what updates the bar."""
+    """Show texts and times, with the bar in place of None. Yields the function that updates the bar."""
     if not wanted or not sys.stderr.isatty():
         yield None
         return

@@ -1,7 +1,7 @@
-"""Policies of the user's own, checked by a round of the conformance kit after a run.
+"""Checks users' policies with a round of the conformance kit after a run.
 
-A run does not notice a router that reads the lengths of answers, or draws from a random stream that no seed sets: its
-numbers are better than they can be in production, or differ from run to run.
+A run does not notice that a router reads answer lengths, or draws from a random stream without a seed. Its results
+would then be better than in production, or differ from run to run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KINDS: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 def broken_rules(scenario: Scenario) -> Iterator[str]:
-    """A line for each policy of the user's own that breaks a rule, with the check that names it."""
+    """A line for each user policy that breaks a rule, with the name of the check."""
     load, lines = loader_of(scenario.base_dir), dict[str, None]()
     for variant in variants(scenario):
         for kind in _KINDS:
@@ -42,8 +42,8 @@ def _is_own(spec: Any) -> bool:
 
 
 def _broken(kind: str, spec: Any, load: LoadModule) -> str:
-    """The rule that the policy breaks. A policy that fails otherwise is left to the run, which names the line."""
-    from headway import testing  # the kit is not loaded for those without policies of their own
+    """The rule that the policy breaks. Other failures of the policy are reported by the run itself."""
+    from headway import testing  # the kit is loaded only if there are user policies
 
     find, check = _KINDS[kind]
     choice = None
@@ -52,6 +52,6 @@ def _broken(kind: str, spec: Any, load: LoadModule) -> str:
         getattr(testing, check)(choice, _SEEDS)
     except testing.BrokenPolicyError as error:
         return f"{kind} {choice}: {error} (headway.testing.{check})"
-    except Exception:  # arguments that only the scenario can make, such as forecasters, among others
+    except Exception:  # for example arguments that only the scenario can create, such as forecasters
         return ""
     return ""

@@ -125,7 +125,7 @@ def _source(
     gpu_file: Path | None,
     assume: bool | None,
 ) -> Source:
-    """The scenario to plan for: that of a file with the options' values, or one made from a trace."""
+    """The scenario to plan for: a file's with the options' values, or one made from a trace."""
     if trace.suffix in SCENARIOS:
         given = {
             "--model": models,
@@ -146,6 +146,6 @@ def _source(
 
 
 def _named(models: tuple[str, ...]) -> dict[str, str]:
-    """Requested names and their models in the catalog; a name alone stands for both."""
+    """Requested names and their catalog models; a bare name is both."""
     pairs = [each.partition("=") for each in models]
     return {name.strip(): (model or name).strip() for name, _, model in pairs}

@@ -52,7 +52,7 @@ jobs_option = together(
 
 
 class PlanOutput(Struct, frozen=True):
-    """The values of `plan_options`, and of `jobs_option`, as far as a command has them."""
+    """The values of `plan_options` and `jobs_option` that a command has."""
 
     out: Path | None = None
     html: Path | None = None
@@ -61,15 +61,15 @@ class PlanOutput(Struct, frozen=True):
     as_json: bool = False
     no_progress: bool = False
     jobs: int | None = 1
-    """None: one for each core."""
+    """Number of processes; None: one per core."""
     ray: bool = False
-    """On a Ray cluster, whose machines see the files that the simulations read."""
+    """Whether to use a Ray cluster, whose machines can read the simulations' files."""
 
     @contextmanager
     def resources(self, doing: str, cache: str) -> Iterator[Resources]:
-        """What a plan rehearses with. `cache`: the name of the user's cache folder."""
+        """The resources of a plan's rehearsals. `cache`: name of the user's cache folder."""
         folder = None if self.no_cache else self.cache or user_cache(cache)
-        # Processes first: the thread of the progress bar would keep them from being forks.
+        # Start the processes before the progress bar, whose thread would prevent forking.
         with self._processes() as pool, counting(doing, not self.no_progress) as progress:
             yield Resources(Simulator(), folder, progress, pool)
 

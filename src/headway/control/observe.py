@@ -218,7 +218,7 @@ def passing_on(without: Collection[str] = ()) -> Callable[[type[T]], type[T]]:
 _CONSTANT = (
     "id", "pool", "model", "gpu", "region", "combo", "max_num_seqs", "kv_blocks_total", "block_size_tokens",
 )  # fmt: skip
-"""Read often, and never changed."""
+"""Attributes that never change, copied because they are read often."""
 
 
 @passing_on(without=(*_CONSTANT, *_LORA_METRICS))

@@ -21,7 +21,7 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def start_in_thread(function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-    """The same without waiting. An error that nobody awaits is dropped."""
+    """As `in_thread`, without waiting. An error that nobody awaits is dropped."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
     ended.add_done_callback(_note_error)

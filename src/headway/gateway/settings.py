@@ -30,7 +30,7 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     requests_per_minute: Annotated[float, Meta(gt=0)] | None = None
     """Average rate, and largest burst. Requests beyond it get a 429 with the time to wait."""
     tokens_per_minute: Annotated[float, Meta(gt=0)] | None = None
-    """The same for prompt and output tokens together."""
+    """As `requests_per_minute`, for prompt and output tokens together."""
     expires: date | None = None
     """The last day (UTC) on which the key is valid."""
 
@@ -142,7 +142,7 @@ class TimeLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Least time for which an engine may be silent. Then it is sent a one-token request; without an answer it is
     down."""
     cold_s: _Seconds = 30.0
-    """The same while no replica of the pool has answered yet, because engines compile at their first requests."""
+    """As `silence_s`, while no replica of the pool has answered yet: engines compile at their first requests."""
     stuck_s: _Seconds = 15.0
     """While the engine generates for others, one request may be silent for at least this time, and 5 times as long as
     an engine. Then it continues at another engine; if there is none, after four times as long."""

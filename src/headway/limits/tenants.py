@@ -18,7 +18,7 @@ class TenantLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     requests_per_minute: _Positive | None = None
     """Average rate, and largest burst."""
     tokens_per_minute: _Positive | None = None
-    """The same for prompt and output tokens together."""
+    """As `requests_per_minute`, for prompt and output tokens together."""
     budget_tokens: _Count | None = None
     """Prompt and output tokens in a period."""
     budget_usd: _Positive | None = None

@@ -105,7 +105,7 @@ class DueWork:
     first_group: npt.NDArray[np.int64]
     """Tier of the first token, if some first tokens of that tier may be late; -1 if this one must be in time."""
     done_group: npt.NDArray[np.int64]
-    """The same for the request's end."""
+    """As `first_group`, for the request's end."""
 
     @property
     def dues(self) -> tuple[tuple[str, Floats, npt.NDArray[np.int64]], ...]:

@@ -1,4 +1,4 @@
-"""What a planner found, as the command prints it and as the API returns it."""
+"""A planner's result in the form that the command prints and the API returns."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Planned:
     sentences: tuple[str, ...]
     """The answer in words."""
     said: tuple[Said, ...]
-    """Sentences and tables, as a console shows them."""
+    """Sentences and tables for the console."""
     files: Mapping[str, Made] = field(default_factory=dict)
-    """The plan as scenario files, by name. "": the only one, which the user names."""
+    """The plan as scenario files, by name. "" is the name of a single file, which the user names."""
     report: Callable[[Path | None], Report] | None = None
-    """The page, given the file that the plan was written to, if it was; None: there is none."""
+    """Creates the page, given the path of the plan's file, if it was written; None: there is no page."""
     counted: str = ""
     """How much was simulated."""
 

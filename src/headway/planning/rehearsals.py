@@ -38,7 +38,7 @@ T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
 Watch = Callable[[RequestSource], RequestSource]
 Progress = Callable[[int, int], None]
-"""Called with the number of rehearsals done, and the number expected in all."""
+"""Called with the number of completed and the number of expected rehearsals."""
 NOT_SIMULATING = ("cli", "report")
 """Parts of Headway that no simulation depends on."""
 
@@ -84,7 +84,7 @@ class Source(NamedTuple):
         return Source(*strict_yaml.change(self.document, self.places, changes), self.base_dir)
 
     def with_slo(self, slo: Mapping[str, float], option: str = "slo") -> Source:
-        """With SLOs of requests without their own. `option`: what gave them, for errors."""
+        """The scenario with SLOs for requests without their own. `option` names their origin in errors."""
         if not slo:
             return self
         document = {**self.document, "slo": self.document.get("slo") or {}}
@@ -94,18 +94,18 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Resources:
-    """What a plan rehearses with."""
+    """The cache and the worker processes of a plan's rehearsals."""
 
     simulator: Simulator
     cache_dir: Path | None = None
-    """None: no rehearsal is found or kept."""
+    """The cache folder; None: results are neither read nor stored."""
     progress: Progress | None = None
     pool: Executor | None = None
     """Worker processes; None: none."""
 
     @contextmanager
     def requests(self) -> Iterator[Path]:
-        """A folder for files of requests: in the cache, or for as long as the plan is made."""
+        """A folder for request files: in the cache, or temporary during the plan."""
         if self.cache_dir is not None:
             yield self.cache_dir / "requests"
         else:
@@ -157,7 +157,7 @@ class RehearsalCache:
     """A folder with one JSON file per result. Files that cannot be decoded are ignored."""
 
     folder: Path | None
-    """None: no result is read or stored."""
+    """The folder; None: results are neither read nor stored."""
     fresh: bool = False
     """Ignore stored results, so that everything is simulated again."""
     num_found: int = 0
@@ -190,15 +190,15 @@ class RehearsalCache:
 
 @dataclass(frozen=True)
 class Rehearsal(Generic[T]):
-    """A scenario to simulate, in any process, and the metrics to take of its records."""
+    """A scenario to simulate, in any process, and the metrics to compute from its records."""
 
     scenario: Scenario
     measure: Callable[[Scenario, Records], T]
-    """Picklable: a function of a module, or a partial of one."""
+    """The metrics; picklable: a module's function, or a partial of one."""
     kind: Any
     """The type of the metrics, for the cache."""
     facts: tuple[Any, ...] = ()
-    """What the metrics depend on besides the scenario; fit for JSON."""
+    """Further inputs of the metrics besides the scenario, as JSON values."""
     failed: Callable[[HeadwayError], T] | None = None
     """The result of a scenario that cannot be simulated or measured; None: the error is raised."""
 
@@ -218,14 +218,14 @@ class Task(Protocol[T_co]):
 
 
 class Rehearsals:
-    """Makes the rehearsals of a plan: from the cache, in this process, or in worker processes.
+    """Runs the rehearsals of a plan: from the cache, in this process, or in worker processes.
 
-    The cache stores each result when it is known, so that a plan can resume. Several threads may use it.
+    The cache stores each result at once, so that an interrupted plan can resume. Several threads may use it.
     """
 
     def __init__(self, resources: Resources, expected: int = 0, remembers: bool = False) -> None:
-        """`expected`: total number of rehearsals, for the progress. `remembers`: keep results for a plan without a
-        cache."""
+        """`expected`: total number of rehearsals, for the progress. `remembers`: whether to keep results if the plan
+        has no cache."""
         self.resources, self.expected = resources, expected
         self.num_done = self.num_simulated = 0
         self._cache = RehearsalCache(resources.cache_dir)
@@ -255,7 +255,7 @@ class Rehearsals:
                 self._remembered[key] = result
 
     def simulate(self, task: Task[T]) -> T:
-        """A result that is neither looked up nor kept."""
+        """Simulate without the cache."""
         with self._lock:
             self.num_simulated += 1
             future = self._submitted(task)
@@ -292,7 +292,7 @@ class Rehearsals:
         return [found[i] for i in range(len(wanted))]
 
     def _simulated(self, left: Mapping[int, Rehearsal[T]]) -> Iterator[tuple[int, T]]:
-        """The results as they are known."""
+        """The results, as soon as they are known."""
         pool, simulator = self.resources.pool, self.resources.simulator
         if pool is None:
             yield from ((i, self.simulate(each)) for i, each in left.items())
@@ -313,7 +313,7 @@ class Rehearsals:
         return results
 
     def _key(self, wanted: Rehearsal[Any]) -> str | None:
-        """None: nothing is kept."""
+        """The key of a rehearsal in the cache; None: it is not cached."""
         is_kept = self.resources.cache_dir is not None or self._remembered is not None
         return scenario_key(wanted.scenario, *wanted.facts) if is_kept else None
 

@@ -1,4 +1,4 @@
-"""A report as a value: sentences, facts, tables and charts, in the order in which they are read."""
+"""A report as a value: sentences, facts, tables and charts, in reading order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Lines(Block):
 
 @dataclass(frozen=True)
 class Facts(Block):
-    """Short values with names."""
+    """Short named values."""
 
     values: Mapping[str, str]
 
@@ -40,14 +40,14 @@ class Table(Block):
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     words: Collection[str | int] = ()
-    """Columns of names, by head or place, aligned to the left. Others are numbers, aligned to the right."""
+    """Columns of names, by head or position, aligned to the left. Others are numbers, aligned to the right."""
     prose: Collection[str | int] = ()
     """Columns of text, which may wrap."""
     best: tuple[int, int] | None = None
-    """Row and column of the cell that is marked."""
+    """Row and column of the highlighted cell."""
 
     def kind(self, column: int) -> Literal["name", "text", ""]:
-        """What a column holds; "": numbers."""
+        """The kind of a column's cells; "": numbers."""
         either = {column, self.heads[column]}
         return "text" if either & {*self.prose} else "name" if either & {*self.words} else ""
 
@@ -77,7 +77,7 @@ def cell(value: object) -> str:
 @dataclass(frozen=True)
 class Chart(Block):
     name: str
-    """Its id within the page."""
+    """Id of the chart within the page."""
     title: str
     figure: Mapping[str, Any]
     """Plotly's `data` and `layout`."""
@@ -94,7 +94,7 @@ class Charts(Block):
 
 @dataclass(frozen=True)
 class Legend(Block):
-    """Of several charts: names with their colours, and with their marks."""
+    """The legend of several charts: names with colours and marks."""
 
     colors: Sequence[tuple[str, str]]
     marks: Sequence[tuple[str, str]] = ()
@@ -102,14 +102,14 @@ class Legend(Block):
 
 @dataclass(frozen=True)
 class Code(Block):
-    """Text as in a file. `title`: above it."""
+    """Text as in a file, below its `title`."""
 
     text: str
     title: str = ""
 
 
 Said = str | Heading | Table
-"""What a console shows: a line, a line in bold, or a table."""
+"""Console output: a line, a bold line, or a table."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ class Report:
     """A page."""
 
     subject: str
-    """What it is about, in a word or two, as in "capacity"."""
+    """The topic in a word or two, such as "capacity"."""
     headline: str
     head: Sequence[Block]
     body: Sequence[Block]
     foot: Sequence[str] = ()
     title: str = ""
-    """Of the browser's window; "": the subject."""
+    """Title of the browser window; "": the subject."""

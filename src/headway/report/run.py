@@ -29,7 +29,7 @@ class Run:
     uncalibrated: tuple[str, ...] = ()
     """The pools without such measurements, and the substitutes."""
     pools: tuple[PoolCalibration, ...] = ()
-    """Which pools have such measurements."""
+    """Whether each pool has such measurements."""
     slo: DefaultSlo | None = None
     """SLOs of requests without their own."""
     bands: dict[str, Band] = field(default_factory=dict)

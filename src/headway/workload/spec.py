@@ -55,8 +55,8 @@ class TraceSpec(Struct, frozen=True, forbid_unknown_fields=True):
     to_s: float | None = None
     """Drop requests that arrive at this time of the trace or later."""
     models: dict[str, str] | None = None
-    """Map from the trace's model names to names of this fleet, as {GPT-4: llama-3.1-70b}. Nothing: model names of
-    public traces are dropped (with a note); those of Headway's own files are kept."""
+    """Map from the trace's model names to names of this fleet, as {GPT-4: llama-3.1-70b}. Empty: model names of public
+    traces are dropped (with a note); those of Headway's own files are kept."""
     without_models: tuple[str, ...] = ()
     """Leave out the requests for these models, by the names of this fleet."""
 
@@ -123,11 +123,11 @@ class AgentsSpec(Struct, frozen=True, forbid_unknown_fields=True):
     fan_out_share: float = 0.0
     """Share of the steps that call sub-agents before the next step."""
     fan_out: int = 3
-    """Sub-agents that such a step calls."""
+    """Number of sub-agents called by a step that calls any."""
     sub_steps: int = 1
     """Calls of each sub-agent, one after the other, with tools between them."""
     sub_context: Literal["parent", "opening"] = "parent"
-    """What a sub-agent's first prompt begins with: all of its parent's context, or the shared prefix only."""
+    """The start of a sub-agent's first prompt: its parent's whole context, or only the shared prefix."""
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, str):
@@ -148,13 +148,13 @@ class MixPart(Struct, frozen=True, forbid_unknown_fields=True):
     builtin: str | None = None
     """Take lengths from this built-in workload. Other keys given here override its own."""
     prompt_tokens: Length | None = None
-    """As outside of a mix."""
+    """As in `workload`."""
     output_tokens: Length | None = None
-    """As outside of a mix."""
+    """As in `workload`."""
     reasoning_tokens: Length | None = None
-    """As outside of a mix."""
+    """As in `workload`."""
     correlation: float | None = None
-    """As outside of a mix."""
+    """As in `workload`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < float("inf"):
@@ -168,9 +168,9 @@ class ModelLengths(Struct, frozen=True, forbid_unknown_fields=True):
     """Lengths of the requests for one model."""
 
     prompt_tokens: Length
-    """As outside of demand."""
+    """As in `workload`."""
     output_tokens: Length
-    """As outside of demand."""
+    """As in `workload`."""
 
     def __post_init__(self) -> None:
         check_length("prompt_tokens", self.prompt_tokens, "prompt_tokens")
@@ -265,9 +265,9 @@ class LoraMix(Struct, frozen=True, forbid_unknown_fields=True):
     shares: dict[str, float] | None = None
     """Adapters by name, with their shares relative to each other."""
     count: int | None = None
-    """In place of `shares`: so many adapters, `adapter-0`, `adapter-1`, ..., the most popular first."""
+    """Instead of `shares`: the number of adapters, `adapter-0`, `adapter-1`, ..., most popular first."""
     skew: float = 1.0
-    """With `count`: adapter i has a share in proportion to 1 / (i + 1)^skew; 0 = equal shares."""
+    """With `count`: the share of adapter i is proportional to 1 / (i + 1)^skew; 0 = equal shares."""
     base_share: float = 0.0
     """Share of the requests for the model itself."""
 
@@ -359,8 +359,8 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Probability that a token drafted by speculative decoding is accepted if those before it are, for every request;
     nothing = as the pool's `speculative` says. A trace's column of this name gives each request its own."""
     concurrency: int | None = None
-    """A closed loop of this many clients, each of which sends its next request when its previous one ended. Arrival
-    times are ignored."""
+    """A closed loop with this many clients, which each send a request when their previous one has ended. Arrival times
+    are ignored."""
     think_s: float | None = None
     """Pause of a closed-loop client between the end of a request and the next one; nothing = 0."""
 

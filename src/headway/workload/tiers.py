@@ -77,7 +77,7 @@ class TierSpec(Struct, frozen=True, forbid_unknown_fields=True):
     share: float = 1.0
     """Its share of all requests, relative to the other tiers."""
     ttft_s: float | None = None
-    """As in `slo`, for this tier; nothing = the value of `slo`."""
+    """As in `slo`, for this tier; default: the value of `slo`."""
     tpot_s: float | None = None
     """As in `slo`."""
     e2e_s: float | None = None

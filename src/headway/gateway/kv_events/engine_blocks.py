@@ -60,7 +60,7 @@ class EngineBlocks:
         self._groups: dict[int, _Group] = {}
         """The groups that do not lead, by number."""
         self.layer_groups: list[LayerGroup] = []
-        """Their blocks, in the form of the index."""
+        """The blocks of the other layer groups, in the form of the index."""
         self._slower: dict[int, int] = {}
         """By block name: the slower memories that hold the block, as bits."""
         self._memories: dict[str, int] = {}

@@ -113,7 +113,7 @@ class KvEventSubscriber:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop reading; the index guesses from now on."""
+        """Stop reading events; the index estimates from now on."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -364,6 +364,6 @@ class KvEventSubscriber:
 
 
 def _limit(socket: zmq.asyncio.Socket, max_bytes: int) -> None:
-    """Limit what a socket receives, before it is connected: batches of so many bytes."""
+    """Limit the bytes of a batch that a socket accepts, before it is connected."""
     socket.rcvhwm, socket.maxmsgsize = MAX_WAITING_BYTES // max_bytes, max_bytes
     socket.reconnect_ivl_max = 5000  # ms: for an engine whose batches are too long

@@ -46,23 +46,23 @@ from headway.gateway.upstream.errors import (
 )
 
 _PROGRESS_TOKENS: Final = 8
-"""Tokens after which a failure counts as the first one again. A replica that fails after fewer made no progress."""
+"""Tokens of progress after which the next failure counts as the first. With fewer, the replica made no progress."""
 
 
 class Failure(IntEnum):
-    """The kinds of failed attempts after which something else follows."""
+    """Failures that need special treatment."""
 
     TOO_LONG = auto()
     """Refused: the model's context cannot hold the request."""
     NO_DESCRIPTOR = auto()
-    """This process could not open a connection, which says nothing about the engine."""
+    """This process could not open a connection; the engine may be fine."""
     UNCONFIRMED = auto()
-    """Refused, and another replica is to confirm that the request is to blame."""
+    """The engine refused the request, and another replica must confirm that the request is the cause."""
     REFUSED = auto()
-    """Refused in an answer with status 200, as another engine would."""
+    """The engine refused within an answer with status 200, as other engines would."""
     UNREACHABLE = auto()
     UNTOUCHED = auto()
-    """The engine was reached, and did not begin with the request."""
+    """The engine was reached, but did not start the request."""
     BROKEN_OFF = auto()
     OTHER = auto()
 
@@ -100,21 +100,21 @@ def is_replicas_fault(failure: Failure) -> bool:
 
 
 def is_failed(status: int, has_begun: bool) -> bool:
-    """Whether a status other than 200 is a failed attempt, rather than the client's answer."""
+    """Whether a status other than 200 means a failed attempt, rather than an answer for the client."""
     return has_begun or is_retryable(status)
 
 
 class Situation(NamedTuple):
-    """Where a request and its answer are when an attempt has failed."""
+    """The state of a request and its answer when an attempt has failed."""
 
     is_moving: bool = False
-    """The attempt was ended by a move or a pause."""
+    """A move or a pause ended the attempt."""
     is_opaque: bool = False
-    """The client was sent bytes that mean nothing here."""
+    """The client received bytes that this process cannot interpret."""
     has_begun: bool = False
-    """The client was sent the start of a response."""
+    """The client received the start of a response."""
     has_output: bool = False
-    """That start has a part of the answer, or may have."""
+    """That start contains a part of the answer, or may do so."""
     can_resume: bool = False
     """Another engine can continue the answer."""
     has_fallback: bool = False
@@ -122,31 +122,31 @@ class Situation(NamedTuple):
     is_prefill: bool = False
     """The attempt computed the prompt for another replica."""
     is_prefill_leg: bool = False
-    """Of two attempts at a pair, the one at the prefill replica has failed."""
+    """The attempt at the prefill replica of a dual dispatch has failed."""
     may_break: bool = False
-    """The request may have broken the engine: none has answered a copy of it lately."""
+    """The request may be what broke the engine: no engine has answered a copy of it lately."""
 
 
 class Attempts:
     """The attempts of one request so far."""
 
-    # What a request starts with is set in the class: most requests leave it as it is.
+    # Initial values are class attributes, because most requests never change them.
     max_attempts = 1
-    """At one model; the gateway's setting."""
+    """Maximum attempts at one model; the gateway's setting."""
     num_failures = 0
-    """Failures without progress in between, at the present model."""
+    """Failures without progress in between, at the current model."""
     tokens_at_start = 0
-    """Tokens of the answer at the start of the present attempt."""
+    """Answer tokens at the start of the current attempt."""
     error: EngineError | None = None
     """The last attempt's failure."""
     refusal: tuple[EngineEndpoint, RefusedError] | None = None
-    """The replica whose refusal another one is to confirm, or a fallback to do without."""
+    """(replica, refusal) that another replica must confirm, or after which a fallback may answer."""
     _tokens_at_failure = 0
     _broken: BrokenEngines | None = None
 
     def after(self, failure: Failure, situation: Situation, replica: str, tokens: int) -> ReleaseReason | None:
-        """Count the failure of an attempt at `replica`, when `tokens` of the answer were generated. Returns why the
-        request leaves that replica, by which the scheduler goes on; None: the client gets `client_error`."""
+        """Count a failed attempt at `replica` after `tokens` answer tokens. Returns why the request leaves the replica,
+        which tells the scheduler how to continue; None: the client gets `client_error`."""
         if situation.is_moving:
             return ReleaseReason.MOVED
         if failure is Failure.TOO_LONG:
@@ -173,7 +173,7 @@ class Attempts:
         return ReleaseReason.FAILED_BEFORE_FETCH if is_untouched else ReleaseReason.FAILED
 
     def _count(self, failure: Failure, tokens: int) -> None:
-        """Count failures without progress in between. A request that could not be sent did not fail."""
+        """Count failures without progress in between. An unsent request has not failed."""
         if tokens >= self._tokens_at_failure + _PROGRESS_TOKENS:
             self.num_failures = 0
         self._tokens_at_failure = tokens
@@ -186,29 +186,29 @@ class Attempts:
 
     @property
     def is_quarantined(self) -> bool:
-        """The request has broken engines, and is sent to no other one."""
+        """Whether the request is barred from all engines because it has broken some."""
         return self._broken is not None and self._broken.is_quarantined
 
     def start_model(self) -> None:
-        """Begin with the attempts at another model."""
+        """Reset the attempts for another model."""
         self.num_failures, self.refusal = 0, None
 
     def may_resend(self) -> bool:
-        """Count the request that a kept connection has lost, as an engine may have run it. Only once, as the first
-        failure: later ones are more likely the engine's end than that of an idle connection."""
+        """Count a request that was lost on a kept connection, as the engine may have run it. Returns whether to send it
+        again, only after the first failure: later ones more probably mean that the engine has ended."""
         if self.num_failures or self.max_attempts == 1:
             return False
         self.num_failures = 1
         return True
 
     def may_confirm(self, is_whole: bool, has_alternative: bool, has_begun: bool) -> bool:
-        """Whether another replica may be asked to confirm a refusal. `is_whole`: the attempt runs at one replica, from
-        the prompt on."""
+        """Whether another replica may be asked to confirm a refusal. `is_whole`: the attempt runs from the prompt on,
+        at one replica."""
         may_retry = is_whole and has_alternative and not has_begun and self.refusal is None
         return may_retry and self.num_failures + 1 < self.max_attempts
 
     def waits_for_others(self, failure: Failure) -> bool:
-        """Whether to wait until engines that were killed together are known to be down: a second one has broken off,
+        """Whether to wait until engines that were killed together are known to be down: a second one has just failed,
         and the next attempt may be the last."""
         return failure is Failure.BROKEN_OFF and self.num_failures > 0
 
@@ -219,7 +219,7 @@ class Attempts:
         return client_error(replica, self.error)
 
     def or_refusal(self, error: ApiError | None) -> ApiError | RefusedError | None:
-        """What the client gets in place of `error`: a refusal that no other replica could confirm, or do without."""
+        """The client's error: `error`, or an earlier refusal that no other replica could confirm or avoid."""
         return error if self.refusal is None else self.refusal[1]
 
 
@@ -234,8 +234,8 @@ def error_of_end(outcome: Outcome, is_cut_off: bool) -> ApiError | None:
 
 
 def reason_here(reason: ReleaseReason, is_moving: bool) -> ReleaseReason:
-    """A worker's reason, by what the scheduler knows of the request: a move that it has begun comes first, and a reason
-    that does not fit is the end of the request."""
+    """A worker's release reason, corrected by the scheduler's knowledge: a move that has begun takes precedence, and an
+    impossible reason means that the request ended."""
     if is_moving and reason in RESUMES:
         return ReleaseReason.MOVED
     return ReleaseReason.CANCELLED if reason in (ReleaseReason.MOVED, ReleaseReason.ACKNOWLEDGED) else reason

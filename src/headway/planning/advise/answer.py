@@ -29,7 +29,8 @@ def planned(
     resources: Resources,
     candidate: Candidate | None = None,
 ) -> Planned:
-    """What to change in a fleet: `headway advise`. It is met unless it is withheld. HeadwayError as of `advise`."""
+    """Changes to make to a fleet: `headway advise`. The plan is met unless the advice is withheld. Raises HeadwayError
+    like `advise`."""
     answer = advise(fleet, folders, options, resources, candidate)
     return Planned(
         answer,

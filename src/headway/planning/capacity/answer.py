@@ -26,11 +26,11 @@ from headway.report.page import COLORS
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "hexagon")
 GLYPHS = "●■◆▲✚⬢"
-"""By tensor parallel degree, in the charts and in the legend."""
+"""Marks by tensor parallel degree, in charts and legend."""
 
 
 def planned(source: Source, options: CapacityOptions, resources: Resources) -> Planned:
-    """The cheapest fleet for a scenario's workload: `headway plan capacity`. HeadwayError as of `plan`."""
+    """The cheapest fleet for a scenario's workload: `headway plan capacity`. Raises HeadwayError like `plan`."""
     best, rehearsal = plan(source, options, resources)
     title = str(source.document.get("name", "capacity"))
     return Planned(

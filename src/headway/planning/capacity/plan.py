@@ -104,10 +104,10 @@ def plan(source: Source, options: CapacityOptions, resources: Resources) -> tupl
 
 @dataclass
 class _Asked:
-    """What is planned for."""
+    """The planning task."""
 
     document: dict[str, Any]
-    """Completed from the options, with the targets as SLOs of requests without their own."""
+    """The document completed from the options, with the targets as SLOs of requests without their own."""
     spec: Spec
     requests: ArrivingRequests
     targets: Targets
@@ -187,7 +187,7 @@ def _lasting(
 
 
 def _caveats(best: CapacityPlan, rehearsal: CapacityRehearsal) -> Iterator[str]:
-    """Why the plan may miss its targets in a longer run, or with the engine as it is."""
+    """Why the plan may miss its targets in a longer run, or with the engine as configured."""
     if best.longer is not None and best.longer.misses:
         what = ", ".join(best.longer.misses)
         yield f"with {best.longer.measured.num_requests:,} requests the plan misses {what}: take a replica more"
@@ -221,7 +221,7 @@ def scenario_yaml(best: CapacityPlan, rehearsal: CapacityRehearsal) -> str:
 def _checked(
     document: Mapping[str, Any], places: Places, base_dir: Path, options: CapacityOptions
 ) -> tuple[dict[str, Any], Spec, list[str]]:
-    """The document completed from the options, its specification, and notes. It is not checked whether models fit."""
+    """The document completed from the options, its specification, and notes. Whether models fit is not checked here."""
     completed, notes = {**document, "name": document.get("name", "capacity")}, []
     pools = document.get("fleet")
     if not _names_gpu(document) and isinstance(pools, list) and pools:

@@ -23,7 +23,7 @@ _CAPTION = "Every plan that was rehearsed as a whole. To the left and up is bett
 
 
 def planned(source: Source, options: CascadeOptions, resources: Resources) -> Planned:
-    """Thresholds, GPUs per model and replica shapes of a cascade: `headway plan cascade`. HeadwayError as of
+    """Thresholds, GPUs per model and replica shapes of a cascade: `headway plan cascade`. Raises HeadwayError like
     `make_request`."""
     request = make_request(source, options, resources.simulator)
     answer = plan(request, resources)

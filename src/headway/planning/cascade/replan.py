@@ -50,10 +50,10 @@ AT = ("cascade", "replan")
 
 
 def with_empty_pools(spec: Spec, fleet: Fleet, places: Places) -> Spec:
-    """The specification with an empty pool for each further shape in which plans may start the cascade's models.
+    """The specification with an empty pool for each further shape that plans may start of the cascade's models.
 
-    The pool is like the first pool of its model on its type of GPU. Combos stay as they are: plans choose their number.
-    HeadwayError where plans cannot be made for the fleet.
+    The pool copies the first pool of its model on its type of GPU. Combos stay unchanged: plans choose only their
+    number. Raises HeadwayError if the fleet does not support plans.
     """
     if spec.cascade is None or spec.cascade.replan is None:
         return spec
@@ -84,8 +84,8 @@ def with_empty_pools(spec: Spec, fleet: Fleet, places: Places) -> Spec:
 def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | None) -> Policies:
     """The policies with a cascade and a scaler that follow the plans of a `Replanner`.
 
-    `tasks` runs the planner. None, as in a simulation: plans take `planning_s`. HeadwayError where the workload's
-    scores cannot be had.
+    `tasks` runs the planner. None, as in a simulation: plans take `planning_s`. Raises HeadwayError if the workload has
+    no scores.
     """
     spec, places, cascade = scenario.spec, scenario.places, policies.cascade
     assert spec.cascade is not None and spec.cascade.replan is not None and cascade is not None
@@ -133,7 +133,7 @@ def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | 
 def _problem(
     config: Replan, cascade: CascadeConfig, own: Fleet, gpus: Mapping[str, int]
 ) -> Callable[..., CascadeProblem]:
-    """Makes the problem of observed scores at an observed rate, on the cascade's own GPUs."""
+    """Creates the problem of observed scores at an observed rate, on the cascade's own GPUs."""
     pools = own.all_pools
     models = {pool.model.name: pool.model for pool in pools}
     by_name = {pool.gpu.name: pool.gpu for pool in pools}
@@ -156,28 +156,29 @@ def _problem(
 
 @dataclass(frozen=True)
 class UnrehearsedPlanner:
-    """Plans for observed scores and an observed rate. Plans are not rehearsed: that takes too long while serving.
+    """Plans for observed scores and an observed rate. Plans are not rehearsed, because that takes too long while
+    serving.
 
-    Of the candidates that reach a quality, the one with the least latency over all stages of a request.
+    Among candidates that reach a quality, it chooses the one with the least sum of stage latencies.
     """
 
     problem: Callable[..., CascadeProblem]
-    """Takes `scores` and `rate_rps`."""
+    """Creates a problem from `scores` and `rate_rps`."""
     policies: Policies
-    """Of the simulations of one stage."""
+    """Policies in the simulations of one stage."""
     coefficients: Mapping[str, Coefficients]
-    """Of step times, by model."""
+    """Step-time coefficients by model."""
     seed: int = 0
     units: Mapping[str, Mapping[Unit, int | None]] | None = None
-    """What plans may start of each model, and the most of it; None: replicas of any shape."""
+    """By model: the units that plans may start, with maximum numbers; None: replicas of any shape."""
     handover_settings: HandoverSettings = field(default_factory=HandoverSettings)
     keys: Mapping[str, str] = field(default_factory=dict)
-    """By pool, the key of its step times in `coefficients`."""
+    """By pool: the key of its step times in `coefficients`."""
 
     def __call__(
         self, scores: Scores, rate_rps: float, corrections: Mapping[str, tuple[float, float]] | None = None
     ) -> CascadePlan:
-        """`corrections`: by pool, how many times as long as the step times say its prompts and its decoding take."""
+        """`corrections`: by pool, the factors of its measured over expected prefill and decode times."""
         by_key = {self.keys[pool]: factors for pool, factors in (corrections or {}).items() if pool in self.keys}
         if by_key:
             known = {
@@ -211,15 +212,15 @@ class UnrehearsedPlanner:
         feasible = [plan for plan in plans if plan.status != "infeasible"]
         if not feasible or not isinstance(problem.target, QualityFloor):
             return plans[0]
-        # The candidate with the least maximum gives each stage as few GPUs as the slowest stage's latency allows, and
-        # the latencies of the stages of a request add up.
+        # The candidate with the least maximum gives each stage only the GPUs that the slowest stage's latency
+        # justifies, but a request waits for the sum of its stages' latencies.
         return min(feasible, key=total_latency_s)
 
 
 def following(policies: Policies, cascade: CascadeConfig, planner: Replanner, gpus: Mapping[str, int]) -> Policies:
     """The policies with a cascade and a scaler that follow a planner.
 
-    The policies' own scaler has the other pools, and those of the plan until the next one.
+    The policies' own scaler keeps the other pools, and scales the plan's pools until the next plan.
     """
     accept = PolicyChoice("replanned", ReplannedCascade, {"planner": planner})
     arguments = {"planner": planner, "gpus": gpus, "interval_s": planner.config.interval_s, "scaler": policies.scaler}
@@ -235,9 +236,9 @@ def replanner_of(policies: Policies) -> Replanner | None:
 
 
 def can_reshape(spec: PoolSpec) -> tuple[bool, bool]:
-    """Whether replicas with other tensor parallelism, and with more or fewer stages, can be started for the pool.
+    """Whether replicas with other tensor parallelism, and with other pipeline stages, can be started for the pool.
 
-    A simulation can start any. Processes can where `{tp}` or `{pp}` is in their command or environment.
+    A simulation can start any. Processes can if `{tp}` or `{pp}` is in their command or environment.
     """
     if spec.endpoints or spec.kubernetes is not None:
         return False, False
@@ -248,7 +249,7 @@ def can_reshape(spec: PoolSpec) -> tuple[bool, bool]:
 
 
 def start_notes(spec: Spec, fleet: Fleet) -> list[str]:
-    """What a gateway prints at its start: the target of plans, and the pools whose replicas keep their shape."""
+    """A gateway's start messages: the plans' target, and the pools whose replicas keep their shape."""
     if spec.cascade is None or spec.cascade.replan is None:
         return []
     config, own = spec.cascade.replan, _cascade_fleet(spec.cascade, fleet)
@@ -280,7 +281,7 @@ def _deployments(own: Fleet) -> list[Pool | Combo]:
 
 
 def _gpus(config: Replan, own: Fleet) -> dict[str, int]:
-    """The GPUs that plans divide, by type, that of the first pool first."""
+    """The GPUs available to plans by type, with the first pool's type first."""
     counts = dict.fromkeys((pool.gpu.name for pool in own.all_pools), 0)
     for deployment in _deployments(own):
         for part in unit_of(deployment):
@@ -289,7 +290,7 @@ def _gpus(config: Replan, own: Fleet) -> dict[str, int]:
 
 
 def _named(gpu: str, own: Fleet) -> str:
-    """The type of GPU as plans name it: empty where there is one type."""
+    """The plans' name of a GPU type: empty if there is only one type."""
     return gpu if len({pool.gpu.name for pool in own.all_pools}) > 1 else ""
 
 
@@ -323,7 +324,7 @@ def _combo_kinds(own: Fleet) -> dict[str, tuple[ComboShapes, ...]]:
 
 
 def _possible_shapes(spec: PoolSpec, pool: Pool, config: Replan, own: Fleet) -> list[Parallel]:
-    """Shapes in which a replica of the pool could be started."""
+    """The shapes in which the pool's replicas could be started."""
     other_tp, other_pp = can_reshape(spec)
     server, num_gpus = config.gpus_per_server or pool.gpu.gpus_per_node, _gpus(config, own)[pool.gpu.name]
     shapes, _ = feasible_shapes(pool.model, pool.gpu, pool.engine, num_gpus, server, CascadeProblem.max_pp)
@@ -332,7 +333,7 @@ def _possible_shapes(spec: PoolSpec, pool: Pool, config: Replan, own: Fleet) -> 
 
 
 def _thresholds(cascade: CascadeSpec, places: Places, base_dir: Path) -> tuple[float, ...]:
-    """The thresholds of the scenario, which hold until the first new plan."""
+    """The scenario's thresholds, valid until the first new plan."""
     choice = resolve.cascade(cascade.policy, loader_of(base_dir))
     if choice.name != "thresholds":
         raise places.error(("cascade", "policy"), f"{choice.name}; expected thresholds, which `replan` changes")
@@ -346,7 +347,8 @@ def _thresholds(cascade: CascadeSpec, places: Places, base_dir: Path) -> tuple[f
 
 
 def _expected(workload: WorkloadSpec, models: tuple[str, ...], base_dir: Path) -> Period | None:
-    """The requests that the scenario's own thresholds and replicas are for, as far as the workload describes them."""
+    """The requests for which the scenario's thresholds and replicas were planned, as far as the workload describes
+    them."""
     if workload.quality is None:
         return None
     scores = score_table(workload.quality, base_dir).stages(models)
@@ -357,7 +359,7 @@ def _expected(workload: WorkloadSpec, models: tuple[str, ...], base_dir: Path) -
 
 
 def _check(spec: Spec, fleet: Fleet, config: Replan, own: Fleet, places: Places) -> None:
-    """HeadwayError where plans cannot be made for the scenario."""
+    """Raise HeadwayError if the scenario does not support plans."""
     gpus = _gpus(structs.replace(config, num_gpus=None), own)
     if config.num_gpus is not None and len(gpus) > 1:
         what = f"{', '.join(gpus)} are in the fleet; expected no num_gpus, as plans divide those of each type"
@@ -383,7 +385,7 @@ def _check(spec: Spec, fleet: Fleet, config: Replan, own: Fleet, places: Places)
 
 
 def _check_pool(pool: Pool, first: Pool, at: Key, places: Places) -> None:
-    """HeadwayError where a pool is unlike what plans have."""
+    """Raise HeadwayError if a pool differs from the pools that plans start."""
     if (pool.engine, pool.region) != (first.engine, first.region):
         raise places.error(at, f"{pool.name}: expected the engine and region of {first.name}, as `replan` plans")
     if pool.parallel.dp > 1 or pool.parallel.ep:

@@ -35,7 +35,7 @@ HELD_OUT = 0.5
 class CascadeOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     target: Target
     num_gpus: int | None = None
-    """Of the first pool's type; None: the fleet's GPUs, or `gpus`."""
+    """Number of GPUs of the first pool's type; None: the fleet's GPUs, or `gpus`."""
     gpus: tuple[Offer, ...] = ()
     gpus_per_server: int | None = None
     rps: float | None = None
@@ -50,7 +50,7 @@ class CascadeOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     curve: int = 0
     """Number of plans from low to high quality."""
     errors: tuple[JudgeError, ...] = ()
-    """Of judges, for `regrets`."""
+    """Judge errors for `regrets`."""
     fresh_draws: int = 5
     """Draws of the requests on which the chosen plan is rehearsed once more."""
 
@@ -142,7 +142,7 @@ def _at_prices(
 def _coefficients(
     problem: CascadeProblem, templates: Mapping[str, int], pools: Sequence[Pool], chosen: Scenario
 ) -> dict[str, Coefficients]:
-    """Of step times: those of the template pools, and of the scenario's own GPUs that no pool has."""
+    """Step-time coefficients of the template pools, and of the scenario's own GPUs that no pool has."""
     by_pool, own = StepTimes(chosen).coefficients, own_of(chosen.spec, chosen.places)
     found = {name: by_pool[pools[i].name] for name, i in templates.items()}
     for model, offer in product(problem.models, problem.other_offers):

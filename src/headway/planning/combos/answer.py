@@ -18,14 +18,15 @@ from headway.report.page import COLORS
 HEADS = ("service", "combo", "planned", "$/h", "goodput/s", "tokens/$ served", "Eq. 15", "step times", "not calibrated")
 RUN_HEADS = ("service", "router", "", "requests", "in time", "95%", "growth of waits, s/s")
 MOST_SHOWN = 20
-"""Candidates that a console shows, besides those of the plan."""
+"""Candidates shown on the console besides the plan's."""
 _CAPTION = "A point is one combo. Filled: in the plan. Points to the left and up serve more for less."
 
 
 def planned(services: Sequence[ServiceScenario], options: ComboOptions, resources: Resources) -> Planned:
-    """Which GPUs prefill and which decode, and how many such combos: `headway plan combos`. HeadwayError as of `plan`.
+    """Which GPUs prefill and which decode, and the number of combos: `headway plan combos`. Raises HeadwayError like
+    `plan`.
 
-    The plan has a file for each service.
+    The plan has one file per service.
     """
     answer = plan(services, options, resources)
     served = {chosen.service for chosen in answer.plan.combos}
@@ -103,7 +104,7 @@ def headline(plan: ComboPlan) -> str:
 
 
 def kept(found: ServiceRehearsal) -> str:
-    """One sentence: what a service's part of the plan keeps over a long run, and how the routers compare."""
+    """One sentence: how a service's part of the plan performs over a long run, and how the routers compare."""
     run = found.runs[-1]
     what = f"{run.attainment:.1%} of {run.num_requests:,} requests are in time with {found.routing}"
     if not found.is_met:
@@ -138,7 +139,7 @@ def _runs(rehearsals: Mapping[str, ServiceRehearsal]) -> Table:
 
 
 def _candidates(plan: ComboPlan, selection: Selection, most: int | None = None) -> Table:
-    """The first `most` candidates, and those of the plan."""
+    """The first `most` candidates, and the plan's."""
     rows = []
     for i, each in enumerate(selection.candidates):
         count = plan.counts.get((each.service, each.combo.label), 0)

@@ -1,4 +1,4 @@
-"""A plan of combos for demand that moves, as a value that the command prints and the API returns, with its page."""
+"""A plan of combos for a demand curve as a value that the command prints and the API returns, with its page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CAPTION = "A point is one size of one way, over the whole curve. Filled: planne
 
 
 def planned(service: ServiceScenario, options: ComboOptions, resources: Resources) -> Planned:
-    """The cheapest combos for arrivals that move: `headway plan combos --curve`. HeadwayError as of `plan_curve`."""
+    """The cheapest combos for a demand curve: `headway plan combos --curve`. Raises HeadwayError like `plan_curve`."""
     answer = plan_curve(service, options, resources)
     over = f"{answer.mean_rps:.3g} requests/s in the mean, {answer.peak_rps:.3g} at most over {answer.window_s:.3g} s"
     return Planned(

@@ -85,7 +85,7 @@ class GoodputProfiler:
         return self._known_rps(self._service(combo, workload, slo), combo, None)
 
     def lasting_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
-        """The same with `LENGTHEN` times the requests, where waits may grow by at most `LASTING_GROWTH`.
+        """As `goodput_rps`, with `LENGTHEN` times the requests, where waits may grow by at most `LASTING_GROWTH`.
 
         In a short profile a slowly growing queue stays within the SLO, so the goodput may be too high.
         """

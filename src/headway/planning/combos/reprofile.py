@@ -53,13 +53,13 @@ class ReprofileOptions(Struct, frozen=True, forbid_unknown_fields=True):
     attainment: float = ATTAINMENT
     """Share of requests in time at which a rate counts as served."""
     num_requests: int = MOST_REQUESTS
-    """Most requests of one simulation of a short profile; the last ones have four times as many."""
+    """Maximum requests of one simulation of a short profile; the final ones have four times as many."""
 
 
 def planned(source: Source, text: str, requests: Path, options: ReprofileOptions, resources: Resources) -> Planned:
-    """The goodputs of a fleet's combos, measured anew: `headway plan goodput`. HeadwayError as of `reprofile`.
+    """The goodputs of a fleet's combos, measured again: `headway plan goodput`. Raises HeadwayError like `reprofile`.
 
-    `text`: of the fleet file, which is written with them.
+    `text`: the text of the fleet file, which is written back with the new goodputs.
     """
     answer = reprofile(source, requests, options, resources)
     rows = [

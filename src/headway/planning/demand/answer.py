@@ -20,7 +20,7 @@ _CAPTION = "Requests per second by hour: the median, the 10% to 90% quantiles, a
 
 
 def planned(forecast: DemandForecast, source: Source, options: DemandPlanOptions, resources: Resources) -> Planned:
-    """The replicas of each week of a forecast: `headway plan capacity --demand`. HeadwayError as of `plan`."""
+    """The replicas for each week of a forecast: `headway plan capacity --demand`. Raises HeadwayError like `plan`."""
     found, rehearsal = plan(forecast, source, options, resources)
     is_met = found.status == "met"
     words = (headline(found), *sentences(found))

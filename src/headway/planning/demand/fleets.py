@@ -71,8 +71,8 @@ class FleetDemandPlan(Struct, frozen=True, forbid_unknown_fields=True):
 def planned(
     forecast: DemandForecast, source: Source, options: FleetOptions, chance: float, resources: Resources
 ) -> Planned:
-    """The fleets of a forecast's weeks: `headway plan fleet --demand`. The page and the file are those of the week with
-    the most demand. HeadwayError as of `plan`."""
+    """The fleets for a forecast's weeks: `headway plan fleet --demand`. Page and file describe the week with the most
+    demand. Raises HeadwayError like `plan`."""
     found, largest = plan(forecast, source, options, chance, resources)
     is_met, title = found.status == "met", str(source.document.get("name", "fleet"))
     weeks = Table(FLEET_WEEK_HEADS, week_rows(found), words=("week from", "busiest hour", "GPUs", "router"))
@@ -170,7 +170,7 @@ def _workload(
     if len(recorded) < 2 or not by_model:
         return {"trace": {**trace, "rate_scale": rate / sum(recorded.values())}}
     ratios = {name: by_model.get(name, 0.0) / value for name, value in recorded.items()}
-    # set by the model that has grown most: all its requests, and a share of the other models'
+    # the scale of the model that has grown most: it uses all its requests, the other models only a share
     scale = max(ratios.values())
     return {
         "trace": {**trace, "rate_scale": scale},

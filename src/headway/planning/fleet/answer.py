@@ -34,7 +34,7 @@ MARGIN = 0.06
 
 
 def planned(source: Source, options: FleetOptions, resources: Resources) -> Planned:
-    """The cheapest fleet of the GPUs at hand: `headway plan fleet`. HeadwayError as of `plan`."""
+    """The cheapest fleet of the available GPUs: `headway plan fleet`. Raises HeadwayError like `plan`."""
     found = plan(source, options, resources)
     is_met, title = found.status == "met", str(source.document.get("name", "fleet"))
     made = {"": lambda: scenario_yaml(found, source, options.offers)} if is_met else {}

@@ -23,7 +23,7 @@ def of_trace(
     """A scenario with the trace's requests, and a pool for each of its models.
 
     `models` maps requested names to models of the catalog, folders with a config.json, or repositories in the hub's
-    local cache; a missing name stands for such a model itself. `assume`: as in `catalog.model_from_config`.
+    local cache; a name without an entry is itself such a model. `assume`: as in `catalog.model_from_config`.
     HeadwayError for an unknown model, or if the trace names none and `models` is not one model.
     """
     names = read(path, limit=limit).models

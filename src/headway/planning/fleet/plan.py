@@ -196,7 +196,7 @@ class FleetPlanner:
             yield self.point("one more", f"one more for {worst}", more, plan.policies)
 
     def tiers(self, plan: FleetPoint) -> tuple[TierVerdict, FleetPoint | None]:
-        """Whether serving classes of requests differently keeps more of them in time, by the search of `plan tiers`."""
+        """Whether separate classes of requests keep more of them in time, by the search of `plan tiers`."""
         num_classes = int(self.requests.table().column("tier").max(initial=0)) + 1
         if num_classes == 1:
             return TierVerdict("one class"), None
@@ -215,15 +215,15 @@ class FleetPlanner:
         return status, point
 
     def _runs(self, fleets: Sequence[tuple[Parts, Mapping[str, Any], Path]]) -> list[FleetRun]:
-        """Of each fleet, with these policies and a file of requests."""
+        """The runs of each fleet, with these policies and a file of requests."""
         return self.rehearsals.all([rehearsal(self.template.scenario(*each)) for each in fleets])
 
 
 def plan(source: Source, options: FleetOptions, resources: Resources) -> FleetPlan:
-    """The cheapest fleet of the GPUs at hand for a scenario's requests, with the best router.
+    """The cheapest fleet of the available GPUs for a scenario's requests, with the best router.
 
-    The scenario's fleet has a pool for each model, of which the keys of model and engine are used. HeadwayError where
-    the document is invalid.
+    The scenario's fleet has one pool per model, whose model and engine keys are used. Raises HeadwayError if the
+    document is invalid.
     """
     with resources.requests() as folder:
         return _plan(_planner(source, options, resources, folder))

@@ -1,6 +1,6 @@
-"""What long-term scalers need beyond their view: forecasters of a scenario's demand, and a planner of instances.
+"""Parts of long-term scalers: forecasters of a scenario's demand, and a planner of instances.
 
-Nothing is generated, fitted or simulated before a run needs it.
+Demand is generated, fitted and simulated only when a run needs it.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from headway.workload.spec import TraceSpec, WorkloadSpec, resolved
 from headway.workload.table import Workload
 
 TRIAL_REQUESTS = 800
-"""Requests of one simulation that measures what a replica serves in time, at the least."""
+"""Minimum requests of one simulation that measures the rate a replica serves in time."""
 TRIAL_SLOS = 10.0
-"""A trial lasts so many times the SLO of the first token: a queue that grows by a tenth is then longer than the SLO."""
+"""Length of a trial, as a multiple of the TTFT SLO: at a tenth over capacity, the queue then exceeds the SLO."""
 MOST_TRIAL_REQUESTS = 20_000
 IN_TIME = 0.95
-"""Share of first tokens that have to be in time: SageServe's SLA is a 95th percentile (2.2)."""
+"""Required share of first tokens in time: SageServe's SLA is a 95th percentile (2.2)."""
 DEFAULT_TTFT_S = 1.0
-"""SLO of the first token where the workload has none: that of SageServe's fast tier (2.2)."""
+"""TTFT SLO if the workload has none: that of SageServe's fast tier (2.2)."""
 PRECISION = 1.05
-"""The search for the highest rate in time ends when its ends differ by at most this factor."""
+"""The search for the highest rate in time ends when its two bounds differ by at most this factor."""
 _OTHER_SEED = 1 << 20
 _NO_TIER = _UNLIMITED = 1 << 30
 Cell = tuple[str, str]
@@ -65,10 +65,10 @@ class ForecasterSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of a scaler's `forecaster`."""
 
     name: str
-    """A name that `headway forecast evaluate` knows; one that ends in `-leak` is fitted on the run's own demand."""
+    """A name that `headway forecast evaluate` accepts; a name ending in `-leak` is fitted to the run's own demand."""
     past_hours: Annotated[float, Meta(ge=0)] = 0.0
-    """Demand known before the run begins, generated from the workload's description of those hours; of a trace, the
-    hours before its `from_s`."""
+    """Hours of demand known before the run, generated from the workload's description; for a trace, the hours before
+    its `from_s`."""
 
 
 class PlannerSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,7 +80,7 @@ class PlannerSpec(Struct, frozen=True, forbid_unknown_fields=True):
 def scaler(
     spec: str | Mapping[str, Any], scenario: Scenario, line: Callable[[Pool], Line], tasks: TaskFactory | None = None
 ) -> PolicyChoice[Scaler]:
-    """The scaler of a specification, with the forecaster and the planner that it names. `tasks` runs its planner."""
+    """The scaler of a specification, with its forecaster and planner. `tasks` runs the planner."""
     arguments = {} if isinstance(spec, str) else dict(spec)
     tools = {key: arguments.pop(key) for key in ("forecaster", "planner") if key in arguments}
     choice = resolve.scaler(arguments or spec, loader_of(scenario.base_dir))
@@ -106,7 +106,7 @@ def scaler(
 
 
 def _refuse_batch_pools(choice: PolicyChoice[Scaler], scenario: Scenario) -> None:
-    """HeadwayError where interactive demand would be planned for pools that the router keeps to batch work."""
+    """Raise HeadwayError if interactive demand would be planned for pools that the router reserves for batch work."""
     routing: Any = scenario.spec.policies.routing
     suffix = routing.get("batch_suffix") if isinstance(routing, Mapping) else None
     tps = (choice.arguments.get("plan") or Planning()).tps
@@ -119,7 +119,7 @@ def _refuse_batch_pools(choice: PolicyChoice[Scaler], scenario: Scenario) -> Non
 
 
 def _planning(choice: PolicyChoice[Scaler]) -> Planning:
-    """The demand that a scaler forecasts: that of its `plan`, or of its own `step_s` and `batch_tier`."""
+    """The demand that a scaler forecasts, described by its `plan` or by its own `step_s` and `batch_tier`."""
     plan: Planning | None = choice.arguments.get("plan")
     step_s = signature(choice.made_by).parameters.get("step_s")
     if plan is not None or step_s is None:
@@ -132,7 +132,7 @@ def _planning(choice: PolicyChoice[Scaler]) -> Planning:
 
 
 def _convert(key: str, spec: Any, kind: type[Any]) -> Any:
-    """The specification; a name alone is short for a mapping with it."""
+    """The specification; a bare name is shorthand for a mapping with this name."""
     try:
         return msgspec.convert({"name": spec} if isinstance(spec, str) else spec, kind)
     except msgspec.ValidationError as error:
@@ -140,13 +140,13 @@ def _convert(key: str, spec: Any, kind: type[Any]) -> Any:
 
 
 class ScenarioDemand:
-    """The demand of a scenario's workload, and what one replica serves of it in time."""
+    """The demand of a scenario's workload, and the part that one replica serves in time."""
 
     def __init__(self, scenario: Scenario, line: Callable[[Pool], Line]) -> None:
         self.scenario, self._line = scenario, line
         self._served_tps: dict[str, float] = {}
         self.notes: list[str] = []
-        """What is known only in part."""
+        """Notes on incomplete knowledge."""
 
     @cached_property
     def table(self) -> Workload:
@@ -156,7 +156,7 @@ class ScenarioDemand:
         return generate(workload, self.scenario.spec.seed + seed_offset, self.scenario.base_dir)
 
     def check_past(self, past_hours: float) -> None:
-        """HeadwayError where the workload does not describe so many hours before the run."""
+        """Raise HeadwayError if the workload does not describe this many hours before the run."""
         spec = resolved(self.scenario.spec.workload)
         if not past_hours:
             return
@@ -178,15 +178,16 @@ class ScenarioDemand:
             )
 
     def past(self, hours: float, config: Planning) -> dict[Cell, Floats]:
-        """Interactive input tokens per second before the run: of a trace, its own hours before `from_s`.
+        """Interactive input tokens per second before the run.
 
-        Of a workload of demand, they are drawn with another seed than the run's, as if of another week.
+        For a trace, they are its own hours before `from_s`. For a demand workload, they are drawn with another seed
+        than the run's, like another week.
         """
         if not hours:
             return {}
         spec, span_s = resolved(self.scenario.spec.workload), hours * HOUR_S
         if (trace := _own_times(spec)) is not None:
-            # Times of the file, which `rate_scale` has not shortened.
+            # Times in the file, before `rate_scale` shortens them.
             from_s = max(trace.from_s - span_s * trace.rate_scale, 0.0)
             known = structs.replace(trace, from_s=from_s, to_s=trace.from_s, limit=None)
             table = self._generate(structs.replace(spec, trace=known, num_requests=None, duration_s=None))
@@ -197,7 +198,7 @@ class ScenarioDemand:
         return self._series(self._generate(before, _OTHER_SEED), span_s, config)
 
     def own(self, config: Planning) -> dict[Cell, Floats]:
-        """The same of the run itself, which no honest forecaster reads."""
+        """As `past`, for the run itself; only leaking forecasters read it."""
         last_s = float(self.table.arrival_s[-1])
         return self._series(self.table, (last_s // config.step_s + 1) * config.step_s, config)
 
@@ -218,7 +219,7 @@ class ScenarioDemand:
         return {cell: config.by_step(tps) for cell, tps in series.items()}
 
     def _cell(self, model: str, region: str) -> Cell:
-        """The fleet's names for a workload's model and region; its only model or region serves all requests."""
+        """The fleet's names for a workload's model and region; a single model or region serves all requests."""
         pools = self.scenario.fleet.all_pools
         named = {name: pool.model.name for pool in pools for name in pool.model.names}
         models, regions = {pool.model.name for pool in pools}, {pool.region for pool in pools}
@@ -228,8 +229,8 @@ class ScenarioDemand:
         )
 
     def served_tps(self, unit: Pool | Combo) -> float:
-        """SageServe's theta: interactive input tokens per second that one replica, or combo, serves in time, by
-        simulation."""
+        """SageServe's theta: interactive input tokens per second that one replica or combo serves in time,
+        simulated."""
         parts = [structs.replace(part, name="", region="", min_replicas=1, max_replicas=None) for part in unit_of(unit)]
         if isinstance(unit, Pool):
             parts = [structs.replace(parts[0], replicas=1)]
@@ -267,17 +268,17 @@ class ScenarioDemand:
 
 
 def _own_times(spec: WorkloadSpec) -> TraceSpec | None:
-    """The trace, if its requests come at its own times."""
+    """The trace, if requests arrive at the trace's own times."""
     if spec.trace is None or spec.arrivals is not None:
         return None
     return TraceSpec(path=spec.trace) if isinstance(spec.trace, str) else spec.trace
 
 
 def _served_tps(name: str, alone: Fleet, rows: Workload, line: Callable[[Pool], Line]) -> tuple[float, bool]:
-    """Input tokens per second at the highest rate in time, by doubling and then bisection; and whether it is the limit.
+    """Input tokens per second at the highest rate in time, by doubling and bisection; and whether that is the limit.
 
-    A trial repeats the rows until it is long enough to show a queue that grows. Where the longest one arrives within
-    one SLO and is in time nevertheless, a higher rate would tell no more: the unit may serve more than the result.
+    A trial repeats the rows until it is long enough to show a growing queue. If the longest trial arrives within one
+    SLO and is still in time, higher rates show nothing new, and the true limit may be higher.
     """
     per_request, limit_s = float(rows.prompt_tokens.mean()), float(rows.columns["slo_ttft_s"][0])
 
@@ -313,14 +314,14 @@ def _served_tps(name: str, alone: Fleet, rows: Workload, line: Callable[[Pool], 
 
 
 class Forecasters:
-    """Makes the forecaster of a model and a region."""
+    """Creates the forecaster of a model and a region."""
 
     def __init__(self, spec: ForecasterSpec, config: Planning, demand: ScenarioDemand) -> None:
         self._spec, self._config, self._demand = spec, config, demand
         self.cheats = spec.name.endswith(LEAK)
         self._season = max(round(DAY_S / config.step_s), 1)
         if not self.cheats:
-            make(spec.name, self._season)  # refuse an unknown name now
+            make(spec.name, self._season)  # raise for an unknown name now
         demand.check_past(spec.past_hours)
 
     @cached_property
@@ -347,7 +348,7 @@ class Forecasters:
 class ForecasterWithPast:
     """A forecaster whose history begins before the run.
 
-    With `num_known`, it was fitted on so many values, which it forecasts; beyond them it repeats the last value.
+    With `num_known`, it was fitted to this many values, which it forecasts; beyond them it repeats the last value.
     """
 
     def __init__(self, past: Floats, inner: Forecaster, num_known: int | None = None) -> None:
@@ -361,12 +362,12 @@ class ForecasterWithPast:
 
 
 class ScenarioPlanner:
-    """Plans instances for what a replica of each pool, or a combo, serves: `plan.tps`, or if that is empty, a simulated
-    rate.
+    """Plans instances from the rate of a replica of each pool, or of a combo: `plan.tps`, or a simulated rate if that
+    is empty.
 
-    `ilp` solves SageServe's program, with the pools' bounds and the fleet's GPU limits less the GPUs of pools that are
-    not planned. Pools of one model, GPU type and region are an endpoint's deployments, and share its instances.
-    `greedy` ignores GPU limits.
+    `ilp` solves SageServe's program with the pools' bounds and the fleet's GPU limits, less the GPUs of unplanned
+    pools. Pools of one model, GPU type and region are an endpoint's deployments, and share its instances. `greedy`
+    ignores GPU limits.
     """
 
     def __init__(self, name: str, config: Planning, demand: ScenarioDemand) -> None:
@@ -443,8 +444,8 @@ class ScenarioPlanner:
     def _gpu_limits(
         self, regions: Sequence[str], pools: Sequence[PoolCounts], unplanned: Sequence[PoolCounts]
     ) -> dict[str, dict[str, int]]:
-        """By region and GPU: the fleet's limit less what unplanned pools and failed replicas hold, and at least what
-        the planned pools' fewest replicas need."""
+        """By region and GPU: the fleet's limit less the GPUs of unplanned pools and failed replicas, but at least the
+        GPUs of the planned pools' minimums."""
         limits: dict[str, dict[str, int]] = {}
         for region, gpu, count in self._demand.scenario.fleet.gpu_limits:
             if region in regions:
@@ -472,7 +473,7 @@ def _served(tps: float | None) -> str:
 
 
 def _same_of_each_kind(pools: Iterable[Pool], what: Callable[[Pool], str]) -> None:
-    """HeadwayError where pools of one model and GPU type differ in what the program has one number for."""
+    """Raise HeadwayError if pools of one model and GPU type differ in a value of which the program has only one."""
     for (model, gpu), own in grouped(pools, lambda pool: (pool.model.name, pool.gpu.name)).items():
         first = own[0]
         for other in own[1:]:
@@ -489,9 +490,9 @@ def _endpoint_bounds(place: tuple[str, str, str], deployments: Sequence[PoolCoun
 
 
 def _shared(number: int, deployments: Sequence[PoolCounts]) -> dict[str, int]:
-    """An endpoint's instances by deployment, each within its bounds. As few as possible start and stop.
+    """An endpoint's instances by deployment, each within its bounds, with as few starts and stops as possible.
 
-    An instance is added to the smallest deployment with room, or taken from the largest that may lose one.
+    An instance is added to the smallest deployment with room, or taken from the largest one above its minimum.
     """
     bounds = {pool.name: fewest_and_most(pool) for pool in deployments}
     counts = {pool.name: within_bounds(pool, _number(pool)) for pool in deployments}
@@ -508,7 +509,7 @@ def _shared(number: int, deployments: Sequence[PoolCounts]) -> dict[str, int]:
 def _demand_by_model(
     demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts]
 ) -> dict[str, dict[str, tuple[float, ...]]]:
-    """By model and region. The model's first region serves demand from regions without a pool of it."""
+    """Demand by model and region. A model's first region serves demand from regions without its pools."""
     regions: dict[str, list[str]] = {}
     for pool in pools:
         regions.setdefault(pool.model, []).append(pool.region)

@@ -30,9 +30,9 @@ _CAPTION = (
 
 
 def planned(source: Source, options: ScalingOptions, assemble: Assemble, resources: Resources) -> Planned:
-    """The scaler that takes the fewest GPU-hours: `headway plan scaling`. HeadwayError as of `plan`.
+    """The scaler with the fewest GPU-hours: `headway plan scaling`. Raises HeadwayError like `plan`.
 
-    The plan has a file for each start time.
+    The plan has one file per start time.
     """
     document, _, base_dir = source
     answer = plan(document, options, assemble, resources)
@@ -54,7 +54,7 @@ def planned(source: Source, options: ScalingOptions, assemble: Assemble, resourc
 
 
 def file_names(answer: ScalingPlan) -> list[str]:
-    """Of each start time's file; "": it is the only one, which the user names."""
+    """The file name for each start time; "" for a single file, which the user names."""
     return ["" if len(answer.plans) == 1 else f"startup-{each.startup_s:g}s.yaml" for each in answer.plans]
 
 
@@ -182,7 +182,7 @@ def _picture(answer: StartUpPlan, max_late: float) -> dict[str, Any]:
 
 
 def _points(name: str, results: Sequence[ScalerResult], color: str, dash: str = "solid") -> list[dict[str, Any]]:
-    """All settings of a scaler, and a line through those that its other settings do not beat."""
+    """All settings of a scaler, and a line through its undominated ones."""
     best = sorted((each for each in results if is_on_frontier(each, results)), key=lambda each: each.gpu_hours)
     line = {
         "type": "scatter",

@@ -37,7 +37,7 @@ HEADS = ("tiers", "decay", "attainment", "loss to the best, 95%", "tied with the
 class TierOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     num_tiers: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
     decays: tuple[float, ...] = (0.5, 1.0, 2.0)
-    """Of the headroom."""
+    """Decays of the headroom to try."""
     seeds: int = 5
     tolerance: float = 0.01
     """An acceptable loss of attainment."""
@@ -49,7 +49,7 @@ class TierOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 def planned(source: Source, options: TierOptions, resources: Resources) -> Planned:
-    """How many tiers of service a workload needs: `headway plan tiers`. There is no fleet to write."""
+    """The number of service tiers that a workload needs: `headway plan tiers`. There is no fleet file."""
     answer = plan(source, options, resources)
     chosen, best = answer.chosen, answer.best
     sentences = (
@@ -146,7 +146,7 @@ def _attainment(scenario: Scenario, records: Records) -> float:
 
 
 def with_tiers(policies: PolicySpecs, num_tiers: int, decay: float) -> PolicySpecs:
-    """The policies with this number of tiers where they have tiers, and this decay where they have headroom."""
+    """The policies with this number of tiers and this decay, where they have such arguments."""
     return structs.replace(
         policies, **{kind: _with_tiers(policy, num_tiers, decay) for kind, policy in structs.asdict(policies).items()}
     )

@@ -18,7 +18,7 @@ class State(Enum):
     INTERFERED = 0.5
     """Slow without a queue: another workload uses its GPU."""
     OVERLOADED = 1.0
-    """More requests wait than the replica can admit soon."""
+    """The replica has more waiting requests than it can admit soon."""
     INACTIVE = 2.0
     """The replica drains, and is chosen only if all replicas drain."""
 

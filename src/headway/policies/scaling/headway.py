@@ -198,7 +198,7 @@ class HeadwayScaler:
             backlog = self._backlog_capacity(model, own, present_tps, lead_s, now)
             if self._is_late(model, own):
                 cell.late_until_s = now + 2 * SMOOTHING_S
-            # a batch full of a backlog does not show the need of the demand
+            # a batch filled by a backlog does not show what the demand needs
             if not capacity or now >= cell.late_until_s:
                 capacity = max(capacity, self._load_capacity(own))
             hold_s = max(lead_s, LEAST_HOLD_S) if self._hold_s is None else self._hold_s

@@ -94,7 +94,7 @@ END_TO_END = (
 
 
 PLANNED_FOR_MORE = ("throughput-cascade-serve", "headline-throughput", "cost-cascade-serve")
-"""Claims that are compared with plans for a higher rate; the first has the cases."""
+"""Claims compared with plans for a higher rate; the first one defines the cases."""
 
 BY_PAPERS_PLANS = ("throughput-stand-alone", "headline-throughput", "throughput-most")
 """Claims that are compared with the paper's own plans, simulated here; the first has the cases."""
