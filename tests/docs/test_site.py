@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import browser
+import serving
+
 pytest.importorskip("material")
 ROOT = Path(__file__).parents[2]
 HOOKS = (ROOT / "docs" / "site.py").read_text(encoding="utf-8")
@@ -60,6 +63,22 @@ def test_an_old_address_leads_to_the_section_that_has_its_text(site: Path) -> No
         assert not (ROOT / "docs" / f"{old}.md").exists()
         assert f'url={page}{f"#{section}" if section else ""}"' in (site / f"{old}.html").read_text(encoding="utf-8")
         assert not section or f'id="{section}"' in (site / page).read_text(encoding="utf-8"), (old, page, section)
+
+
+@pytest.mark.ci
+def test_search_works_in_a_folder(site: Path, tmp_path: Path) -> None:
+    """Where a browser starts no worker, and reads no file of the page's folder."""
+    with browser.opened(f"file://{site}/index.html", tmp_path) as page:
+        page.value("""
+            const box = document.querySelector(".md-search__input")
+            box.focus()
+            box.value = "speculative decoding"
+            box.dispatchEvent(new KeyboardEvent("keyup", { bubbles: true }))
+        """)
+        results = "[...document.querySelectorAll('.md-search-result__link')].map(each => each.href)"
+        serving.until(lambda: page.value(results))
+        assert any("plan-capacity.html" in each for each in page.value(results))
+        assert page.value("[...document.scripts].filter(each => each.src && !each.src.startsWith('file:')).length") == 0
 
 
 def test_pages_that_are_not_references_stay_short() -> None:
