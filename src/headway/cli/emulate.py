@@ -160,8 +160,7 @@ def command(
         from headway.emulator.vllm import application
     except ModuleNotFoundError as error:
         raise web_server.not_installed(str(error.name)) from None
-    events = None if flags["kv_events_config"] is None else _kv_events(flags["kv_events_config"])
-    pool, line = _pool(scenario, flags, events)
+    pool, line, events = _pool(scenario, flags)
     orders, ordering_name = _ordering(pool, flags["ordering"], flags["scheduling_policy"])
     own_bytes_per_s = pool.network_bytes_per_s or KvLink().bytes_per_s
     bytes_per_s = own_bytes_per_s if flags["kv_gbps"] is None else flags["kv_gbps"] * 1e9 / 8
@@ -195,7 +194,7 @@ def command(
     )
 
 
-def _pool(scenario: Path | None, flags: Mapping[str, Any], events: KvEventsConfig | None) -> tuple[Pool, Line | None]:
+def _pool(scenario: Path | None, flags: Mapping[str, Any]) -> tuple[Pool, Line | None, KvEventsConfig | None]:
     """The pool of which one engine is emulated, with the settings of the options. HeadwayError if it does not fit."""
     of_pool = {
         "--model": flags["model_name"],
@@ -207,13 +206,14 @@ def _pool(scenario: Path | None, flags: Mapping[str, Any], events: KvEventsConfi
     }
     named = flags["pool_name"]
     pool, line = _of_flags(of_pool, named) if scenario is None else _of_scenario(scenario, named, of_pool)
+    events = None if flags["kv_events_config"] is None else _kv_events(flags["kv_events_config"])
     prefix_caching = flags["enable_prefix_caching"]
     if prefix_caching is None and events is not None and events.is_on(_is_sglang(pool)):
         prefix_caching = True
     pool = _with_adapters(_with_engine(pool, flags["max_num_seqs"], prefix_caching), flags["loras"], flags["max_loras"])
     if pool.hosted is None:
         memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel, adapter_bytes=slots_bytes(pool))
-    return pool, line
+    return pool, line, events
 
 
 def _is_sglang(pool: Pool) -> bool:
