@@ -52,7 +52,7 @@ def advise(
 
 
 def fleet_file(given: ScenarioLike, slo: Mapping[str, float]) -> FleetFile:
-    """The fleet to advise on, with SLOs of requests without their own. HeadwayError for an invalid file."""
+    """The fleet to advise on, with SLOs of requests without their own. Raises HeadwayError for an invalid file."""
     source = source_of(given)
     is_file = isinstance(given, str | Path)
     text = Path(given).read_text(encoding="utf-8") if is_file else strict_yaml.dump(source.document)  # type: ignore[arg-type]

@@ -112,7 +112,8 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def checks_of(function: Callable[..., Any]) -> Iterable[tuple[str, tuple[Callable[[Any], bool], str, bool]]]:
-    """For each checked argument: its name, its test, the text of what is expected, and whether None is allowed."""
+    """Returns, for each checked argument, its name, its test, the text of what is expected, and whether None is
+    allowed."""
     for parameter in inspect.signature(function).parameters.values():
         annotation = str(parameter.annotation)
         check = _CHECKS.get(annotation.removesuffix(" | None"))
@@ -129,7 +130,7 @@ _MOST = {"seeds": MOST_SEEDS, "fresh_draws": MOST_SEEDS, "jobs": MOST_PROCESSES,
 
 
 def check_counts(least: int = 1, /, **counts: int | None) -> None:
-    """HeadwayError for a number below `least`, or above its argument's limit. None is ignored."""
+    """Raises HeadwayError for a number below `least`, or above its argument's limit. None is ignored."""
     for name, count in counts.items():
         if count is not None:
             check_count(name, count, _MOST.get(name, MOST_OTHER), least)

@@ -25,7 +25,8 @@ class Figure(graph_objects.Figure):  # type: ignore[misc]  # plotly has no types
         """Write an .html page with plotly.js beside it, .json, or a picture: .svg, .png, .pdf, .webp.
 
         matplotlib draws pictures (`pip install 'headway[figures]'`) without a browser, `width` x `height` pixels.
-        HeadwayError if it is missing, if the figure contains an unsupported kind of trace, or for another suffix.
+        Raises HeadwayError if it is missing, if the figure contains an unsupported kind of trace, or for another
+        suffix.
         """
         path = Path(path)
         if path.suffix == ".html":

@@ -42,7 +42,7 @@ def serve(
     """Serve a scenario's fleet within a `with` block, on a free port of this machine.
 
     `emulated`: emulate every engine, without GPUs; otherwise the fleet must list its `endpoints` or `processes`.
-    `options`: further options of `headway serve`. HeadwayError if the fleet is not up after `start_s`, with the
+    `options`: further options of `headway serve`. Raises HeadwayError if the fleet is not up after `start_s`, with the
     gateway's error.
     """
     document, _, base_dir = source_of(scenario)

@@ -71,8 +71,8 @@ class Plan(Planned, Tabular):
     """A plan of any kind. `answer` holds all values, as `--json` prints them."""
 
     def scenario(self) -> Scenario:
-        """The planned fleet with its workload and policies, to simulate or to serve. HeadwayError if the plan has
-        none."""
+        """The planned fleet with its workload and policies, to simulate or to serve. Raises HeadwayError if the plan
+        has none."""
         return assemble(*strict_yaml.parse(self.yaml(), "plan.yaml"), Path())
 
     def save(self, path: str | Path) -> Path:
@@ -89,7 +89,7 @@ class Plan(Planned, Tabular):
         return path
 
     def html(self) -> str:
-        """The plan as a page. HeadwayError if there is none of this kind of plan."""
+        """The plan as a page. Raises HeadwayError if there is none of this kind of plan."""
         if self.report is None:
             raise HeadwayError("this plan has no page")
         return page(self.report(None), "import headway")

@@ -61,14 +61,14 @@ class Tabular:
         raise NotImplementedError
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The rows as a pandas frame. HeadwayError if pandas is not installed."""
+        """The rows as a pandas frame. Raises HeadwayError if pandas is not installed."""
         try:
             return self.to_arrow().to_pandas()
         except ModuleNotFoundError:
             raise HeadwayError("to_pandas: pandas is not installed; pip install pandas") from None
 
     def to_polars(self) -> polars.DataFrame:
-        """The rows as a Polars frame. HeadwayError if Polars is not installed."""
+        """The rows as a Polars frame. Raises HeadwayError if Polars is not installed."""
         try:
             import polars
         except ModuleNotFoundError:
@@ -108,7 +108,7 @@ class Result(Tabular):
 
     @property
     def metrics(self) -> Metrics:
-        """All metrics by key, as in `--json`: `metrics["ttft_s.p99"]`. HeadwayError for an unknown key."""
+        """All metrics by key, as in `--json`: `metrics["ttft_s.p99"]`. Raises HeadwayError for an unknown key."""
         return Metrics(flatten(self.run.summary))
 
     @property
@@ -223,8 +223,8 @@ class Comparison(Tabular, Sequence[Result]):
     def plot(self, *metrics: str) -> Figure:
         """Means and 95% intervals of each run. Default metrics: the p99 of TTFT, and dollars per million tokens.
 
-        `ttft`, `itl` or `e2e` alone: the cumulative distributions with the first seed. HeadwayError for an unknown
-        metric.
+        `ttft`, `itl` or `e2e` alone: the cumulative distributions with the first seed. Raises HeadwayError for an
+        unknown metric.
         """
         if metrics in (("ttft",), ("itl",), ("e2e",)):
             return _distribution(self.runs, metrics[0])

@@ -53,8 +53,8 @@ def sweep(
 ) -> Sweep:
     """Simulate all combinations of values, such as `{"workload.arrivals": [10, 20], "fleet.0.replicas": [2, 4]}`.
 
-    Every combination runs under each set of policies with every seed. HeadwayError for a key that a scenario does not
-    have.
+    Every combination runs under each set of policies with every seed. Raises HeadwayError for a key that a scenario
+    does not have.
     """
     check_counts(seeds=seeds, jobs=jobs)
     if not grid or not all(grid.values()):

@@ -65,7 +65,7 @@ def why(
 ) -> Why:
     """Explain one request of a folder of records by its id, or the `slowest` ones by `e2e`, `ttft` or `tpot`.
 
-    `decisions`: the decision log. `fleet`: the fleet file, if the records do not contain it. HeadwayError for an
+    `decisions`: the decision log. `fleet`: the fleet file, if the records do not contain it. Raises HeadwayError for an
     unknown id, with the nearest ones.
     """
     if (request is None) == (slowest is None):

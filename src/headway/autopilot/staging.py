@@ -10,7 +10,7 @@ from headway.autopilot.evidence import pairs_needed
 from headway.core.errors import HeadwayError
 
 LEAST_COUNTED = 50
-"""Least number of counted requests in a period."""
+"""Minimum number of counted requests in a period."""
 OVERDISPERSION = 4.0
 """Variance of a period's SLO attainment over the variance for independent requests. Requests affect each other's
 waits."""
@@ -44,8 +44,8 @@ def staging(
     """The schedule to test a change with the expected `gain` of SLO attainment.
 
     `attainment`: today's value. `e2e_s`: near the longest duration of a request, after which earlier requests have
-    ended. Periods are as short as possible, because short pairs follow the load. HeadwayError if the time is too short
-    for a verdict.
+    ended. Periods are as short as possible, because short pairs follow the load. Raises HeadwayError if the time is too
+    short for a verdict.
     """
     if gain <= 0 or requests_per_s <= 0:
         raise HeadwayError("the change is not to add to the SLO attainment, by which changes are judged")

@@ -30,7 +30,7 @@ SAMPLER = {
     "top_p": "cut_bytes_per_logit",
     "penalties": "penalty_bytes_per_logit",
 }
-"""By fit of the sampler: the coefficients of the engine's overhead that it determines."""
+"""Maps each fit of the sampler to the coefficients of the engine's overhead that it determines."""
 DIGITS = 4
 
 
@@ -68,8 +68,8 @@ def calibrate(
 
     `version` is the engine's version. `known` replaces the catalog's step times. `replaced` names fits of PyTorch's
     kernels that replace the catalog's fits of an engine's kernels on this GPU; `all`: all of them. `pool` is the pool
-    on which logs of iterations were measured. HeadwayError if a fit fails (see `solve`), nothing can be fitted, or a
-    name is not that of a fit.
+    on which logs of iterations were measured. Raises HeadwayError if a fit fails (see `solve`), nothing can be fitted,
+    or a name is not that of a fit.
     """
     engine = profile.name
     known = catalog.coefficients(gpu.name, engine) if known is None else known

@@ -232,7 +232,7 @@ def recognise(header: list[str]) -> TableFormat | None:
 
 
 def read(path: Path, gpu: Gpu) -> OperatorTable:
-    """Read the operator latencies of `gpu` in a table. HeadwayError if columns are missing."""
+    """Read the operator latencies of `gpu` in a table. Raises HeadwayError if columns are missing."""
     table, malformed = _table(path)
     header = [name.strip() for name in table.column_names]
     table = table.rename_columns(header)

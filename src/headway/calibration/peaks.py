@@ -19,7 +19,7 @@ PASSES = {"top_p_sort": 32.0, "top_p": 4.0, "penalties": 8.0}
 """Approximate passes over the logits, and separately launched kernels, in a step of the sampler. Sorting a vocabulary
 takes several passes over keys and indices. On an H100 the median of `top_p_sort` is 64 times one pass."""
 LOGIT_BYTES = 8
-"""Least bytes of a pass over logits: one read and one write of each."""
+"""Minimum bytes of a pass over logits: one read and one write of each."""
 LAUNCH_S = 5e-6
 """Approximate launch time of any kernel, used only to detect wrong units."""
 UNIT = 60.0

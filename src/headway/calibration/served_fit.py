@@ -29,7 +29,7 @@ from headway.core.fleet import Engine, Gpu
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[float], None]
 MIN_RUNS = 4
-"""Least number of runs or stages of load."""
+"""Minimum number of runs or stages of load."""
 MIN_RUNS_BESIDE_ITERATIONS = 2
 TTFT_WEIGHT = 0.5
 """Weight of a TTFT residual relative to a time-per-token residual, because TTFT depends on queueing."""
@@ -43,7 +43,7 @@ SETTLED = 0.05
 BACKTRACKS = 2
 """Number of shorter steps that are tried, each a third of the one before."""
 RENEWALS = 1
-"""Most times that the slopes are simulated again."""
+"""Maximum number of times that the slopes are simulated again."""
 KEPT, PARTLY = 0.9, 0.5
 """Above the first share of its prior's width a term is not determined; above the second, only partly."""
 SURE, CONFOUNDED = 0.2, 0.6
@@ -123,7 +123,7 @@ class _Fit:
         return np.concatenate([_log_ratios(e, self._replayed(e, x)) for e in self.experiments])
 
     def check_possible(self, gpu: Gpu, is_measured: bool) -> None:
-        """HeadwayError if the runs are far from the kernels' times, or from each other."""
+        """Raises HeadwayError if the runs are far from the kernels' times, or from each other."""
         bare = replace(self._known.overhead, step_s=0.0, layer_s=0.0, sequence_s=0.0)
         bare_known = replace(self._known, overhead=bare)
         names, ratios = [], []

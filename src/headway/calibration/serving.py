@@ -382,8 +382,8 @@ def _model(row: CsvRow) -> Model:
 
 
 def catalogued_model(name: str) -> Model:
-    """The catalog's model with this name or path, or the model of which it is a variant. HeadwayError if there is
-    none."""
+    """The catalog's model with this name or path, or the model of which it is a variant. Raises HeadwayError if there
+    is none."""
     name = name.rstrip("/")
     return _catalogued(catalog.model, _names(name)) or catalog.model(name.rsplit("/", 1)[-1])
 

@@ -121,12 +121,12 @@ def _checked(
 
 
 def least_squares() -> Callable[..., Any]:
-    """SciPy's least_squares. HeadwayError if SciPy, an optional dependency, is missing."""
+    """SciPy's least_squares. Raises HeadwayError if SciPy, an optional dependency, is missing."""
     return _solver("least_squares")
 
 
 def lsq_linear() -> Callable[..., Any]:
-    """SciPy's lsq_linear. HeadwayError if SciPy is missing."""
+    """SciPy's lsq_linear. Raises HeadwayError if SciPy is missing."""
     return _solver("lsq_linear")
 
 

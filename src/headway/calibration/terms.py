@@ -126,7 +126,7 @@ def step_terms(pool: Pool, known: Coefficients) -> tuple[Term, ...]:
 
 
 def step_efficiencies(kernels: Kernels, dtype: str) -> dict[str, list[float]]:
-    """By factor: the efficiencies that it multiplies, for a model that computes in `dtype`."""
+    """Maps each factor to the efficiencies that it multiplies, for a model that computes in `dtype`."""
     products = [kernels.gemm[name] for name in {dtype, "bf16"}]
     return {
         "memory": [*(one.memory_efficiency for one in products), kernels.elementwise_efficiency],
@@ -137,7 +137,7 @@ def step_efficiencies(kernels: Kernels, dtype: str) -> dict[str, list[float]]:
 
 
 def _efficiencies(kernels: Kernels) -> dict[str, list[float]]:
-    """By factor: the efficiencies that it multiplies."""
+    """Maps each factor to the efficiencies that it multiplies."""
     products = [*kernels.gemm.values()]
     decode, prefill = kernels.decode_attention, kernels.prefill_attention
     return {

@@ -51,7 +51,7 @@ class ExpertTable(Struct, frozen=True, forbid_unknown_fields=True):
 
     source: str
     residuals: dict[str, float]
-    """By dtype: median absolute relative error at token counts that the fit has not seen."""
+    """Maps each dtype to the median absolute relative error at token counts that the fit has not seen."""
     balanced: bool
     """True: measured with tokens that choose all experts equally often. False: with a power law."""
     tokens: tuple[float, ...]
@@ -84,9 +84,9 @@ class AllReduce(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Kernels(Struct, frozen=True, forbid_unknown_fields=True):
     gemm: dict[str, Roofline]
-    """By compute dtype: bf16, fp8."""
+    """Keyed by compute dtype: bf16, fp8."""
     moe: dict[str, Roofline]
-    """By dtype of the experts' weights: bf16, fp8, int4."""
+    """Keyed by dtype of the experts' weights: bf16, fp8, int4."""
     prefill_attention: PrefillAttention
     decode_attention: DecodeAttention
     all_reduce: dict[str, AllReduce]

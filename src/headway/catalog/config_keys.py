@@ -110,7 +110,8 @@ class ConfigKeys(dict[str, Any]):
         return value
 
     def per_layer(self, name: str, num_layers: int) -> list[Any] | None:
-        """A list with a value for each layer; None if the key is absent. HeadwayError for a list that is too short."""
+        """A list with a value for each layer; None if the key is absent. Raises HeadwayError for a list that is too
+        short."""
         value = self.value(name)
         if value is None:
             return None

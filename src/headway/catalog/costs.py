@@ -49,7 +49,7 @@ class ColdStart(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Costs(Struct, frozen=True, forbid_unknown_fields=True):
     kv_transfer: dict[str, KvTransferCost]
-    """By network of the measurement."""
+    """Keyed by network of the measurement."""
     host_link: HostLink
     cold_start: ColdStart
 

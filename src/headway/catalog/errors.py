@@ -38,7 +38,7 @@ LEAST_RUNS, LEAST_MODELS = 9, 3
 METRICS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "itl_mean", "e2e_mean", "e2e_p99")
 """Latencies with known errors."""
 _STATISTICS = {"mean": "mean", "p50": "mean", "p90": "p99", "p95": "p99", "p99": "p99"}
-"""By statistic of a distribution: the statistic whose error is used for it."""
+"""Maps each statistic of a distribution to the statistic whose error is used for it."""
 
 
 class ErrorClass(Struct, frozen=True, forbid_unknown_fields=True):
@@ -224,9 +224,9 @@ class Coverage(Struct, frozen=True):
     has_own_band: bool
     """Whether the class has enough runs for its own band."""
     covered: dict[str, float]
-    """By metric: share of its runs within their bands."""
+    """Maps each metric to the share of its runs within their bands."""
     width: dict[str, float]
-    """By metric: half the width of the class's band from all runs, as a factor minus 1."""
+    """Maps each metric to half the width of the class's band from all runs, as a factor minus 1."""
 
 
 def coverage(runs: Sequence[RunErrors], level: float = LEVEL) -> list[Coverage]:

@@ -14,7 +14,7 @@ from headway.core.model import Model
 def find_model(name: str, base_dir: Path = Path(), assume: bool = False) -> Model:
     """The model with this name in the catalog, of a folder with a config.json, or of the hub's local cache.
 
-    `base_dir`: base of relative paths. HeadwayError if there is none; its message explains how to give a config.
+    `base_dir`: base of relative paths. Raises HeadwayError if there is none; its message explains how to give a config.
     """
     try:
         return load.model(name)

@@ -31,8 +31,8 @@ def model_from_config(path: str | Path, name: str | None = None, assume: bool = 
     state-space layers and convolutions, except those that it refuses by name. Of a multimodal model only the text part
     counts. Types of weights come from `quantization_config`, or from a quantiser's file in the same folder, and the
     sampling parameters from a `generation_config.json` there. `name` defaults to the config's `_name_or_path`, else to
-    the folder. HeadwayError for a missing or invalid key, for encoders, and for keys of unknown meaning on which sizes
-    may depend; `assume` ignores such keys. The message names the file and the key.
+    the folder. Raises HeadwayError for a missing or invalid key, for encoders, and for keys of unknown meaning on which
+    sizes may depend; `assume` ignores such keys. The message names the file and the key.
     """
     file = Path(path)
     if file.is_dir():
@@ -143,7 +143,7 @@ _REFUSED = {
 
 
 def _check_decoder(config: ConfigKeys) -> None:
-    """HeadwayError for a model that generates no tokens, or has layers that are not modelled."""
+    """Raises HeadwayError for a model that generates no tokens, or has layers that are not modelled."""
     kind, architectures = config.family, config.get("architectures") or []
     what = ""
     if kind.lower() in _ENCODERS or any("MaskedLM" in str(name) for name in architectures):

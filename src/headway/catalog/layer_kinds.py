@@ -174,7 +174,7 @@ _FULL_UNLESS_LISTED = frozenset({"laguna", "mellum", "cohere_compass_text"})
 
 
 def window_tokens(keys: ConfigKeys) -> int | None:
-    """The window of windowed layers; None if the model has none. HeadwayError for several windows."""
+    """The window of windowed layers; None if the model has none. Raises HeadwayError for several windows."""
     if keys.value("use_sliding_window") is False:
         keys.read |= {"sliding_window", "max_window_layers"}
         return None

@@ -92,7 +92,7 @@ class Shapes(NamedTuple):
 
 
 def shapes_of(keys: ConfigKeys, assume: bool = False) -> Shapes:
-    """The shapes of the config's layers. HeadwayError for keys that are missing or have no known meaning."""
+    """The shapes of the config's layers. Raises HeadwayError for keys that are missing or have no known meaning."""
     num_layers, hidden = num_layers_of(keys), hidden_size_of(keys)
     heads = keys.count("num_attention_heads", "n_heads", default=0 if _is_attention_free(keys) else None, least=0)
     kinds = ["state" if not heads else kind for kind in kinds_of(keys, num_layers)]

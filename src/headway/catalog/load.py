@@ -39,12 +39,12 @@ class _Engines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU with this short name, alias or product name, in any case. HeadwayError if there is none."""
+    """The GPU with this short name, alias or product name, in any case. Raises HeadwayError if there is none."""
     return _named(gpus, name, "GPU")
 
 
 def model(name: str) -> Model:
-    """The model with this short name, alias or Hugging Face id, in any case. HeadwayError if there is none."""
+    """The model with this short name, alias or Hugging Face id, in any case. Raises HeadwayError if there is none."""
     return _named(models, name, "model")
 
 
@@ -56,7 +56,7 @@ def repository_of(model: Model, name: str) -> str:
 
 
 def engine(name: str, version: str = "") -> Engine:
-    """The engine profile with this name or alias, in any case, for this version. HeadwayError if there is none.
+    """The engine profile with this name or alias, in any case, for this version. Raises HeadwayError if there is none.
 
     vLLM has a profile for each measured version. `vllm` and `vllm-v1` mean the profile of `version`, by default the
     newest; `vllm-0.N` contains the version itself. An unmeasured version uses the nearest older profile, or else the

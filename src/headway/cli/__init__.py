@@ -63,7 +63,7 @@ class Commands(click.Group):
         return [name for name in COMMANDS if name not in PAPERS or name in of_papers]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """Import a command. HeadwayError for an unknown command, or one whose package is not installed."""
+        """Import a command. Raises HeadwayError for an unknown command, or one whose package is not installed."""
         if cmd_name not in COMMANDS:
             raise unknown("command", cmd_name, COMMANDS)
         if cmd_name in PAPERS:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SEEDS = 5
 FEW_REQUESTS = 20_000
-"""Most requests of a run that is repeated by default. The choice does not depend on time, so a busy machine prints the
-same."""
+"""Maximum number of requests of a run that is repeated by default. The choice does not depend on time, so a busy
+machine prints the same."""
 
 
 @click.command()

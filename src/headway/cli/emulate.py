@@ -221,8 +221,8 @@ def _is_sglang(pool: Pool) -> bool:
 
 
 def _ordering(pool: Pool, spec: str | None, scheduling_policy: str) -> tuple[Ordering, str]:
-    """The ordering of the engine's queue, and its name if it is one of Headway's. HeadwayError if the engine cannot run
-    it."""
+    """The ordering of the engine's queue, and its name if it is one of Headway's. Raises HeadwayError if the engine
+    cannot run it."""
     if spec is None:
         return FcfsOrdering() if scheduling_policy == "fcfs" else PriorityOrdering(preemptive=False), ""
     choice = resolve.ordering(spec)
@@ -234,7 +234,7 @@ def _ordering(pool: Pool, spec: str | None, scheduling_policy: str) -> tuple[Ord
 def _surface(
     pool: Pool, mode: Literal["prefill", "decode"] | None, host: str, bootstrap_port: int, timeout_s: float
 ) -> VllmSurface:
-    """The engine's HTTP API; SGLang's may serve a single phase. HeadwayError if the engine cannot."""
+    """The engine's HTTP API; SGLang's may serve a single phase. Raises HeadwayError if the engine cannot."""
     from headway.emulator.sglang import SglangSurface, SinglePhase
     from headway.emulator.vllm import VllmSurface
 
@@ -250,7 +250,7 @@ def _surface(
 
 
 def _kv_events(text: str) -> KvEventsConfig:
-    """The value of --kv-events-config. HeadwayError if it is invalid."""
+    """The value of --kv-events-config. Raises HeadwayError if it is invalid."""
     from headway.emulator.kv_events import KvEventsConfig
 
     try:

@@ -194,7 +194,7 @@ def changes(flags: Mapping[str, Any], num_pools: int = 1) -> Changes:
 
 
 def check_trace(document: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
-    """HeadwayError if a trace flag is used without a trace."""
+    """Raises HeadwayError if a trace flag is used without a trace."""
     workload = document.get("workload")
     trace = workload.get("trace") if isinstance(workload, Mapping) else None
     for name in ("limit", "rate_scale"):
@@ -286,7 +286,7 @@ def _tokens(value: Any) -> Any:
 
 
 def listed(text: str | None, name: str) -> list[str]:
-    """The comma-separated parts of a text. HeadwayError for an empty text."""
+    """The comma-separated parts of a text. Raises HeadwayError for an empty text."""
     names = [each.strip() for each in (text or "").split(",") if each.strip()]
     if text is not None and not names:
         raise HeadwayError(f"{name}: nothing is listed; expected at least one")
@@ -303,7 +303,7 @@ def check_name(find: Callable[[str], object], name: str, option: str) -> None:
 
 
 def listed_routers(text: str) -> list[str]:
-    """The routers of `--routing`. HeadwayError if one is unknown."""
+    """The routers of `--routing`. Raises HeadwayError if one is unknown."""
     names = listed(text, "--routing")
     for name in names:
         check_name(resolve.router, name, "--routing")
@@ -322,7 +322,7 @@ def whole(text: str, name: str) -> int:
 
 
 def slo_of(text: str | None) -> dict[str, float]:
-    """The `slo` section, in seconds, of the value of `slo_option`. HeadwayError for a text that is none."""
+    """The `slo` section, in seconds, of the value of `slo_option`. Raises HeadwayError for a text that is none."""
     found: dict[str, float] = {}
     for each in filter(None, (part.strip() for part in (text or "").split(","))):
         name, _, value = each.partition("=")

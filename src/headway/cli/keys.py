@@ -134,7 +134,7 @@ def command(ctx: click.Context, store: str) -> None:
 
 
 def _in_store(location: str, work: Callable[[AccountStore], Awaitable[T]]) -> T:
-    """Do something with the database. HeadwayError if it cannot be used."""
+    """Do something with the database. Raises HeadwayError if it cannot be used."""
     try:
         from headway.gateway.accounts.stores import account_store
         from headway.gateway.database import UNAVAILABLE

@@ -96,7 +96,7 @@ def _with(command: Callable[..., Any], options: tuple[Callable[..., Any], ...]) 
 
 
 def require_installed() -> None:
-    """HeadwayError if the gateway's libraries are missing."""
+    """Raises HeadwayError if the gateway's libraries are missing."""
     try:
         from headway.gateway.server import app as _  # noqa: F401
     except ModuleNotFoundError as error:
@@ -112,8 +112,8 @@ def read_fleet(
 ) -> FleetFile:
     """The fleet file, with one of its variants and, if requested, emulated engines.
 
-    `check` raises HeadwayError for settings that the command does not support. HeadwayError for an invalid file or
-    option.
+    `check` raises HeadwayError for settings that the command does not support. Raises HeadwayError for an invalid file
+    or option.
     """
     from headway.serving import emulated_fleet
 

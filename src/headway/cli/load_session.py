@@ -143,7 +143,7 @@ class Session:
 
 
 def _tokenizer(path: Path) -> LocalTokenizer:
-    """The tokenizer in a folder. HeadwayError if there is none, or its libraries are not installed."""
+    """The tokenizer in a folder. Raises HeadwayError if there is none, or its libraries are not installed."""
     try:
         from headway.gateway.kv_events import local_tokenizer
     except ModuleNotFoundError as error:
@@ -152,7 +152,7 @@ def _tokenizer(path: Path) -> LocalTokenizer:
 
 
 def _check_results(flags: Mapping[str, Any]) -> None:
-    """HeadwayError for output options that the load does not support."""
+    """Raises HeadwayError for output options that the load does not support."""
     if flags["is_sweep"] or flags["calibrate_to"]:
         if flags["save_detailed"] is not None:
             raise HeadwayError("--save-detailed: not with a sweep; --records has each of its loads")

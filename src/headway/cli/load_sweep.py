@@ -30,7 +30,7 @@ INTERRUPTED = 130
 CONCURRENCY, NUM_REQUESTS, LOAD_S = 64, 50, 10.0
 """Clients of the closed loop; least requests of each load; and approximate seconds of its arrivals."""
 ALONE = 20
-"""Most requests of the closed loop with one client."""
+"""Maximum number of requests of the closed loop with one client."""
 
 
 async def run(session: Session) -> int:

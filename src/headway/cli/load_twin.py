@@ -79,7 +79,7 @@ class Twin(Struct, frozen=True):
         return {key: sum(values) / len(values) for key, values in found.items() if values}
 
     def calibrated(self, out: Path, source: str, version: str) -> tuple[Coefficients, list[FitResult]]:
-        """Fit the step times to the loads, and write them to `out`. HeadwayError if the loads determine none."""
+        """Fit the step times to the loads, and write them to `out`. Raises HeadwayError if the loads determine none."""
         known = [each for each in self.runs if each is not None]
         if not known:
             raise HeadwayError("no load has enough whole answers to calibrate by")

@@ -90,7 +90,8 @@ class FoundRun(Struct, frozen=True):
 
 
 def of_steps(logs: Sequence[StepLog], flags: Mapping[str, Any]) -> tuple[Pool, Coefficients]:
-    """The pool whose iterations were logged, from options, otherwise from the logs. HeadwayError if it is ambiguous."""
+    """The pool whose iterations were logged, from options, otherwise from the logs. Raises HeadwayError if it is
+    ambiguous."""
     if len({str(each.about.get("model", "")) for each in logs}) > 1:
         raise HeadwayError("logs of iterations of several models: expected those of one; calibrate each on its own")
     told: dict[str, Any] = {}
@@ -117,7 +118,7 @@ def _options(about: Mapping[str, Any], flags: Mapping[str, Any]) -> Iterator[tup
 
 
 def _pool_entry(about: Mapping[str, Any], file: str) -> Iterator[tuple[str, Any]]:
-    """Keys of a fleet file's pool that only the log gives. HeadwayError for weights that it does not name."""
+    """Keys of a fleet file's pool that only the log gives. Raises HeadwayError for weights that it does not name."""
     if about.get("pp", 1) != 1:
         yield "pp", int(about["pp"])
     if str(about.get("kv_cache_dtype", "")).startswith("fp8"):
@@ -196,7 +197,7 @@ class MeasuredFleet:
         return FoundRun(path, run, one, pool, coefficients)
 
     def pool(self, run: MeasuredRun) -> tuple[Pool, Coefficients]:
-        """The pool of a run, and its step times. HeadwayError if it is ambiguous."""
+        """The pool of a run, and its step times. Raises HeadwayError if it is ambiguous."""
         flags, document = dict(self._flags), self._document
         if document is None:
             if "gpu" not in flags:
@@ -228,7 +229,7 @@ class MeasuredFleet:
         return {"sampling": workload["sampling"]} if isinstance(workload, dict) and "sampling" in workload else {}
 
     def any_pool(self) -> tuple[Pool, Coefficients]:
-        """The pool that options and the fleet file name, without a run. HeadwayError if it is not clear."""
+        """The pool that options and the fleet file name, without a run. Raises HeadwayError if it is not clear."""
         empty = MeasuredRun("", "", 0, 0.0, 0.0, 0.0, {})
         flags = self._flags
         if self._document is None and not flags.keys() & {"model", "model_config"}:

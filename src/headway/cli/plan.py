@@ -184,7 +184,7 @@ _CHOICES = (
 
 
 def _forecast_of(asked: Mapping[str, Any], others: Mapping[str, Any]) -> DemandForecast | None:
-    """The forecast of `--demand`; None without it. HeadwayError for incompatible options."""
+    """The forecast of `--demand`; None without it. Raises HeadwayError for incompatible options."""
     if asked["demand"] is None:
         for name in ("reserved_usd", "spot_usd"):
             if asked[name] is not None:

@@ -114,7 +114,8 @@ def scenario_source(
     gpu_file: Path | None = None,
     expected: str = "a scenario file, or --builtin NAME",
 ) -> Source:
-    """The scenario of a file, or a built-in one, with the GPUs of `gpu_file`. HeadwayError if there is neither."""
+    """The scenario of a file, or a built-in one, with the GPUs of `gpu_file`. Raises HeadwayError if there is
+    neither."""
     found = scenario_file(file, preset)
     if found is None:
         raise HeadwayError(f"expected {expected}")

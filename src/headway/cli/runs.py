@@ -161,7 +161,7 @@ def results(runs: Sequence[Run], scenario: Scenario, seeded: SeededMetrics | Non
 
 
 def _over_seeds(seeded: SeededMetrics) -> tuple[list[dict[str, Estimate]], list[dict[str, Verdict]]]:
-    """For each run: the intervals of its metrics, and verdicts on the table's metrics."""
+    """Returns, for each run, the intervals of its metrics, and verdicts on the table's metrics."""
     runs = range(len(seeded.flat))
     estimates = [{key: seeded.estimate(i, key) for key in seeded.flat[i][0]} for i in runs]
     intervals = [{key: each for key, each in of_run.items() if each is not None} for of_run in estimates]

@@ -123,7 +123,7 @@ def _serve(file: FleetFile, options: ServeOptions) -> None:
 
 
 def _check_autopilot(file: FleetFile, options: ServeOptions) -> None:
-    """HeadwayError if the autopilot cannot work with these options."""
+    """Raises HeadwayError if the autopilot cannot work with these options."""
     if file.scenario.spec.autopilot is None:
         raise HeadwayError(
             f"--autopilot: {file.path} has no section autopilot; expected autopilot: {{allow: [routing]}}"
@@ -201,7 +201,7 @@ def _run(
 
 
 def _access_log_file(path: Path) -> Path:
-    """The access log's file. HeadwayError if it cannot be written."""
+    """The access log's file. Raises HeadwayError if it cannot be written."""
     path = Path("/dev/stdout") if path == Path("-") else path.absolute()
     JsonLinesFile(path, is_shared=True).close()
     return path

@@ -70,8 +70,8 @@ _Named = dict[str, tuple[Key, str, tuple[str, ...]]]
 
 
 def _named(fleet: Fleet, spec: Spec, places: Places) -> _Named:
-    """By pool or combo with fallbacks: its key, its model, and the fallbacks. Raises HeadwayError if a fallback is
-    invalid."""
+    """Maps each pool or combo with fallbacks to its key, its model, and the fallbacks. Raises HeadwayError if a
+    fallback is invalid."""
     found: _Named = {}
     for i, pool in enumerate(fleet.pools):
         found[pool.name] = ("fleet", i, "fallback"), pool.model.name, pool.fallback

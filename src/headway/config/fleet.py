@@ -70,7 +70,7 @@ UNMEASURED_WEIGHTS = {
     "gptq": _LIKE_16_BITS,
     "int4": _LIKE_16_BITS,
 }
-"""By `quantization`: weight types not in any kernel table, and the source of their step times."""
+"""Maps each `quantization` to weight types that no kernel table has, and the source of their step times."""
 
 
 def fleet_of(spec: Spec, base_dir: Path, places: Places) -> Fleet:

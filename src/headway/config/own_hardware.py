@@ -28,7 +28,7 @@ class OwnHardware:
     models: Mapping[str, Model] = field(default_factory=dict)
     engines: Mapping[str, Engine] = field(default_factory=dict)
     like: Mapping[str, str] = field(default_factory=dict)
-    """By own GPU or engine: the similar catalog entry."""
+    """Maps each own GPU or engine to the similar catalog entry."""
 
     def gpu(self, name: str) -> Gpu:
         return _look_up(name, self.gpus, catalog.gpu, catalog.gpus(), "GPU")

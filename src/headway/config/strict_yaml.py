@@ -165,7 +165,7 @@ class _Loader(yaml.SafeLoader):
         super().__init__(stream)
         self._depth = self._num_repeated = 0
         self._extents: dict[yaml.Node, tuple[int, int]] = {}
-        """By complete node: (levels, values including those repeated by aliases)."""
+        """Maps each complete node to (levels, values including those repeated by aliases)."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]

@@ -97,14 +97,15 @@ class KeptValues:
         self._key, self._reader = key, ChangeReader(changes)
         self._values: list[Any] = []
         self._ends_s: list[float] = []
-        """By position: the time until which the value holds unless the replica changes."""
+        """Maps each position to the time until which the value holds unless the replica changes."""
         self._ends: list[tuple[float, int]] = []
         """Heap of (end time, position); may contain outdated entries with times before those in `_ends_s`."""
         self._order: list[tuple[Any, int]] = []
         """Heap of (value, position), if the least value is asked for. Values that grew are corrected only at the top of
         the heap, so few updates touch it."""
         self._entered: list[Any] = []
-        """By position: its value in the heap (the least, if it has several entries); at most the current value."""
+        """Maps each position to its value in the heap (the least, if it has several entries); at most the current
+        value."""
 
     def values(self, replicas: Sequence[ReplicaView], now: float) -> Sequence[Any]:
         """The values at `now`, in the order of `replicas`."""

@@ -90,7 +90,7 @@ class DecisionObserver:
         self.name = name or (lambda live: str(live.id))
         """The name of a request in the log."""
         self._held: dict[int, tuple[float, str]] = {}
-        """By request: (start, reason) of its hold."""
+        """Maps each request to (start, reason) of its hold."""
 
     def note_hold(self, live: Live, now: float, why: str) -> None:
         """Record that a hold begins."""

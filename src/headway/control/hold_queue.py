@@ -107,11 +107,11 @@ class SharedHoldQueue(HoldQueue):
     def __init__(self, ordering: Ordering) -> None:
         super().__init__(ordering)
         self._lines: dict[Hashable, list[tuple[float, int, Live]]] = {}
-        """By share: a heap of (arrival, id, request)."""
+        """Maps each share to a heap of (arrival, id, request)."""
         self._heads: list[tuple[Any, int, Hashable]] = []
         """Heap of (rank, id, share); may contain outdated entries."""
         self._ranked: dict[Hashable, tuple[Any, int, Hashable]] = {}
-        """By share: its current entry in `_heads`."""
+        """Maps each share to its current entry in `_heads`."""
 
     def push(self, live: Live, now: float) -> None:
         share = self._ordering.share(live)

@@ -27,7 +27,7 @@ class KvPressure:
     def __init__(self, service: Service, interval_s: float, pause: Pause) -> None:
         self.service, self.interval_s, self._pause = service, interval_s, pause
         self._pausing: dict[int, int] = {}
-        """By request that is being paused: its replica."""
+        """Maps each request that is being paused to its replica."""
 
     def enter(self, live: Live, now: float) -> None:
         """Count a request that enters the hold queue."""

@@ -34,7 +34,7 @@ _LORA_METRICS = (*_ENGINE_METRICS, "loras_running", "loras_waiting")
 
 
 LEAST_PERIOD_S = 0.001
-"""Least period; shorter ones would make a run endless."""
+"""Minimum period; shorter ones would make a run endless."""
 
 
 class CacheObservation(Struct, frozen=True, forbid_unknown_fields=True):
@@ -304,7 +304,7 @@ class CacheEvents:
         self._random = random
         self._feeds: list[tuple[CacheIndex, EventSource]] = []
         self._lost: dict[int, list[Change]] = {}
-        """By feed: lost batches to fetch again."""
+        """Maps each feed to lost batches to fetch again."""
 
     def add(self, index: CacheIndex, source: EventSource) -> None:
         self._feeds.append((index, source))

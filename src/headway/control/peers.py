@@ -82,7 +82,7 @@ class PeerLoads:
     def __init__(self, on_change: Callable[[int, Load], None] | None = None) -> None:
         """`on_change(replica, sum)` is called after the other schedulers' load at a replica has changed."""
         self._reported: dict[Hashable, dict[int, Load]] = {}
-        """By scheduler: its load by replica."""
+        """Maps each scheduler to its load by replica."""
         self._seen_s: dict[Hashable, float] = {}
         self._sums: dict[int, Load] = {}
         self._on_change = on_change

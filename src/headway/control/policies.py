@@ -87,7 +87,7 @@ class Policies(Struct, frozen=True):
     scaler: Callable[[], Scaler] | None = None
     """One policy for the whole fleet; None = the number of replicas is fixed."""
     least: Mapping[str, Least] = field(default_factory=dict)
-    """By pool or combo: the minimum number of replicas, if it changes with the time of day."""
+    """Maps each pool or combo to the minimum number of replicas, if it changes with the time of day."""
     began_s: float | None = None
     """Epoch time of the run's time 0, for `least`; None: the driver knows it."""
     fallback: FallbackConfig = FallbackConfig()

@@ -30,7 +30,7 @@ class Preemptions:
         self._queued = ordering if isinstance(ordering, QueuedOrdering) else None
         self._stepped = ordering if isinstance(ordering, SteppedOrdering) else None
         self._turns: dict[int, tuple[int, int | None]] = {}
-        """By request: its queue, and the token count at which its turn ends."""
+        """Maps each request to its queue, and the token count at which its turn ends."""
         self._pausing: set[int] = set()
 
     def enter(self, live: Live, now: float) -> None:

@@ -103,7 +103,7 @@ class Scaling:
         self._least = {name: each for name, each in (least or {}).items() if name in self._pools}
         self._began_s = began_s
         self._least_holds = dict.fromkeys(self._least, (inf, inf))
-        """By pool: (start, end) of its current minimum, in seconds since the epoch."""
+        """Maps each pool to (start, end) of its current minimum, in seconds since the epoch."""
         self._draining: list[tuple[Service, Unit]] = []
         views: list[PoolView] = list(pools)
         self._view.pools = views

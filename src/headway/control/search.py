@@ -38,12 +38,13 @@ class Search:
         self._second: list[float] = []
         self._third: list[float] = []
         self._fourth: list[float] = []
-        """By node: the minimum of each number."""
+        """Maps each node to the minimum of each number."""
         self._bounds: list[tuple[float, float, float, float]] = []
         self._kinds: list[Any] = []
-        """By position: the kind of the replica."""
+        """Maps each position to the kind of the replica."""
         self._alike: dict[Any, list[tuple[int, int]]] = {}
-        """By kind: a heap of (replica, position). The first entry is in the tree; outdated entries are possible."""
+        """Maps each kind to a heap of (replica, position). The first entry is in the tree; outdated entries are
+        possible."""
         self._entered: set[tuple[Any, int]] = set()
         """(kind, position) of all heap entries."""
 

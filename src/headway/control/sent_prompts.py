@@ -37,9 +37,9 @@ class SentPrompts:
         self._window_tokens = inf if window_tokens is None else window_tokens
         self._most_kv, self._most_seen_kv = 1 - headroom, 1 - 2 * headroom
         self._at: defaultdict[int, SentTo] = defaultdict(SentTo)
-        """By replica id."""
+        """Keyed by replica id."""
         self._elsewhere: dict[int, tuple[int, int]] = {}
-        """By replica: the waiting and unstarted tokens that other schedulers have sent."""
+        """Maps each replica to the waiting and unstarted tokens that other schedulers have sent."""
 
     # Events.
 

@@ -135,7 +135,7 @@ class Service:
         self.model = model
         self.members = list(members)
         self._slow_starts: dict[int, SlowStart] = {}
-        """By replica id."""
+        """Keyed by replica id."""
         self.view = view
         self._observer = observer
         self.longest_tokens = self._shortest_tokens = sys.maxsize

@@ -91,9 +91,9 @@ class Shadow:
         self.counts: dict[Kind, ShadowCounts] = {kind: ShadowCounts() for kind, is_on in kinds.items() if is_on}
         self.compares_admission = compares_admission
         self.placed: dict[int, int] = {}
-        """By replica: requests placed since the shadow began."""
+        """Maps each replica to the number of requests placed since the shadow began."""
         self.chosen: dict[int, int] = {}
-        """By replica: requests that the candidate would have placed there."""
+        """Maps each replica to the number of requests that the candidate would have placed there."""
         policies: dict[Kind, object] = {"routing": router, "ordering": ordering, "admission": admission}
         self.learners: dict[Kind, Learner] = {
             kind: each for kind, each in policies.items() if isinstance(each, Learner)

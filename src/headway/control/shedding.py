@@ -44,7 +44,7 @@ class Shedding:
         self._num_seen = 0
         self._speeds = EngineSpeeds()
         self._expected_s: dict[int, float] = {}
-        """By request in flight: its predicted TTFT."""
+        """Maps each request in flight to its predicted TTFT."""
         self._told_s = self._took_s = 0.0
         """Sums over recent requests: the predicted TTFTs, and the actual ones."""
         self._learnt_s = 0.0

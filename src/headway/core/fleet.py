@@ -469,9 +469,9 @@ class Fallbacks(Struct, frozen=True):
     """The models that may answer instead of other models, by name."""
 
     models: dict[str, tuple[str, ...]] = {}
-    """By model: its fallback models, in order."""
+    """Maps each model to its fallback models, in order."""
     standby_of: dict[str, str] = {}
-    """By name of a standby model: the model that it stands by for."""
+    """Maps each name of a standby model to the model that it stands by for."""
     hosted: frozenset[str] = frozenset()
     """Models served only by hosted pools."""
 

@@ -37,7 +37,7 @@ class Predictions:
     """The step-time models of a fleet."""
 
     def __init__(self, history: History, fleet: Path | None) -> None:
-        """`fleet`: the fleet file; None: the file stored in the records. HeadwayError if the file is invalid."""
+        """`fleet`: the fleet file; None: the file stored in the records. Raises HeadwayError if the file is invalid."""
         self._history = history
         self.why_unknown = ""
         """Why there are no expectations for any request; empty if there are."""
@@ -141,7 +141,8 @@ class Predictions:
 
     @cached_property
     def _last_stays(self) -> dict[int, dict[int, float]]:
-        """By replica and request: the start of the request's last stay there, if stays are recorded separately."""
+        """Maps each replica and request to the start of the request's last stay there, if stays are recorded
+        separately."""
         found: dict[int, dict[int, float]] = {}
         table: Mapping[str, Any] = self._history.records.segments
         columns = (table[name].tolist() for name in ("replica", "request", "enqueued_s"))

@@ -396,7 +396,7 @@ def _with_expected(found: Mapping[str, float], expected: Expected) -> list[Term]
 
 def explain(history: History, request_id: str, decisions: Path | None = None, fleet: Path | None = None) -> Explanation:
     """Explain a request; of several with this id, the last one. `decisions`: the decision log. `fleet`: the fleet file,
-    if the records do not contain it. HeadwayError for an unknown id, with the nearest ids."""
+    if the records do not contain it. Raises HeadwayError for an unknown id, with the nearest ids."""
     *others, row = history.rows_of(request_id)
     log = None if decisions is None else DecisionLog(decisions, [history.request_id(row)])
     return Explainer(history, fleet, log).explain(row, others)
@@ -406,7 +406,7 @@ def slowest(
     history: History, num: int, by: str = "e2e", decisions: Path | None = None, fleet: Path | None = None
 ) -> list[Explanation]:
     """Explain the slowest requests by `e2e`, `ttft` or `tpot`, slowest first. Requests without the latency are left
-    out. HeadwayError for another `by`."""
+    out. Raises HeadwayError for another `by`."""
     if by not in LATENCIES:
         raise unknown("latency", by, LATENCIES)
     if num < 1:

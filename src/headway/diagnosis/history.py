@@ -58,7 +58,7 @@ class History:
         return str(row) if ids is None else ids[row].as_py() or str(row)
 
     def rows_of(self, request_id: str) -> list[int]:
-        """The rows with an id, by arrival, because a client may repeat an id. HeadwayError if there are none."""
+        """The rows with an id, by arrival, because a client may repeat an id. Raises HeadwayError if there are none."""
         ids = self.records.request_ids
         if ids is None:
             has_it = request_id.isdecimal() and int(request_id) < len(self._at)
@@ -205,7 +205,7 @@ def _known(value: float) -> float | None:
 
 
 def read(folder: Path) -> History:
-    """Read the requests of a records folder. HeadwayError if it has none."""
+    """Read the requests of a records folder. Raises HeadwayError if it has none."""
     found, provenance = records.load(folder)
     return History(found, provenance, str(folder))
 
@@ -222,7 +222,7 @@ class DecisionLog:
     """The lines of a decision log about some requests, preceded by those of `FILE.1`."""
 
     def __init__(self, path: Path, requests: Collection[str]) -> None:
-        """HeadwayError for a missing file, or one that is not a decision log."""
+        """Raises HeadwayError for a missing file, or one that is not a decision log."""
         self._by_request: dict[str, list[Decision]] = {each: [] for each in requests}
         self.num_dropped = 0
         """Missing lines according to the log."""

@@ -149,7 +149,7 @@ class EmulatedEngine:
         return view.loras_running, view.loras_waiting, view.max_loras
 
     def load_adapter(self, adapter: LoraAdapter) -> None:
-        """Load a LoRA adapter, which requests may then name. HeadwayError if the engine has no slots, or has the
+        """Load a LoRA adapter, which requests may then name. Raises HeadwayError if the engine has no slots, or has the
         adapter."""
         slots = self._replica.batch.adapters
         if slots is None:
@@ -160,7 +160,7 @@ class EmulatedEngine:
         slots.times[adapter.name] = adapter_times(self.pool, adapter)
 
     def unload_adapter(self, name: str) -> None:
-        """Refuse further requests for a LoRA adapter; accepted requests end. HeadwayError if it is unknown."""
+        """Refuse further requests for a LoRA adapter; accepted requests end. Raises HeadwayError if it is unknown."""
         if name not in self.adapters:
             raise HeadwayError(f"the LoRA adapter {name!r} cannot be found")
         del self.adapters[name]

@@ -32,7 +32,7 @@ SPREAD = 0.25
 """Standard deviation of the logarithm of demand over its forecast, assumed if only one day is known."""
 LONGEST_LEAD_DAYS = 7
 MOST_HELD_OUT = 28
-"""Most held-out days; the last days are used."""
+"""Maximum number of held-out days; the last days are used."""
 
 
 class DemandOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -73,8 +73,8 @@ class DemandBacktest(Struct, frozen=True, forbid_unknown_fields=True):
     bias: float
     """Mean logarithm of actual over forecast."""
     coverage: dict[str, float]
-    """By quantile: share of the held-out hours whose demand does not exceed it; each day is compared with quantiles
-    from the other days."""
+    """Maps each quantile to the share of the held-out hours whose demand does not exceed it; each day is compared with
+    quantiles from the other days."""
     wape_by_method: dict[str, float]
 
 
@@ -168,7 +168,7 @@ def forecast_days(
     """Forecast demand from recorded days: folders of records, or files of requests in any known format.
 
     `begins`: when the first day began; None: as in its records. `first`: the first hour to forecast. The other
-    arguments are as in `DemandOptions`. HeadwayError for an invalid argument, or days that cannot be read.
+    arguments are as in `DemandOptions`. Raises HeadwayError for an invalid argument, or days that cannot be read.
     """
     try:
         options = DemandOptions(
@@ -185,7 +185,7 @@ def forecast_days(
 
 
 def forecast_demand(hours: Hours, paths: Sequence[str], options: DemandOptions, time_zone: str) -> DemandForecast:
-    """The demand of the coming months. HeadwayError if the forecast would begin before the records end."""
+    """The demand of the coming months. Raises HeadwayError if the forecast would begin before the records end."""
     history = _History(hours, options)
     ends = hours.ends
     midnight = ends.replace(hour=0, minute=0, second=0, microsecond=0)

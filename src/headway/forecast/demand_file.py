@@ -21,7 +21,7 @@ ALL_MODELS = "(all)"
 
 
 def save(forecast: DemandForecast, path: Path) -> None:
-    """Write the forecast. HeadwayError if the name does not end in .parquet, or the file cannot be written."""
+    """Write the forecast. Raises HeadwayError if the name does not end in .parquet, or the file cannot be written."""
     if path.suffix != ".parquet":
         raise HeadwayError(f"{path}: expected a name that ends in .parquet")
     parts = [structs.replace(forecast.total, model=ALL_MODELS), *forecast.by_model]
@@ -43,7 +43,7 @@ def save(forecast: DemandForecast, path: Path) -> None:
 
 
 def load(path: Path) -> DemandForecast:
-    """Load a forecast that `save` wrote. HeadwayError for another file."""
+    """Load a forecast that `save` wrote. Raises HeadwayError for another file."""
     try:
         table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:

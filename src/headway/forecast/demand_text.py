@@ -35,7 +35,7 @@ def headlines(found: DemandForecast) -> list[str]:
 
 
 def week_rows(found: DemandForecast) -> list[list[object]]:
-    """For each week: requests and mean rate in the median, and the busiest hour at several quantiles."""
+    """Returns, for each week, requests and mean rate in the median, and the busiest hour at several quantiles."""
     rates = {q: found.rates(q) for q in SHOWN}
     made: list[list[object]] = []
     for steps in found.weeks:

@@ -63,9 +63,9 @@ class Errors(Struct, frozen=True, forbid_unknown_fields=True):
     under_share: float
     """Share of steps with more demand than the median."""
     pinball: dict[str, float | None]
-    """By quantile: mean pinball loss over the mean demand."""
+    """Maps each quantile to the mean pinball loss over the mean demand."""
     coverage: dict[str, float]
-    """By quantile: share of steps whose demand does not exceed it."""
+    """Maps each quantile to the share of steps whose demand does not exceed it."""
 
 
 class MethodResult(Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,8 +97,8 @@ def evaluate(
 ) -> Evaluation:
     """Forecast every step after the warm-up from the values up to `horizon` steps before it, and compare the errors.
 
-    Series that are too short are left out; HeadwayError if all are too short. The last row is the method that knows the
-    demand.
+    Series that are too short are left out; raises HeadwayError if all are too short. The last row is the method that
+    knows the demand.
     """
     raw, stepped, notes = _long_enough(series, question)
     first = _first(question)

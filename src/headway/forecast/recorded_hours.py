@@ -30,7 +30,7 @@ DAY_HOURS = 24
 LEAST_OBSERVED_S = 1800.0
 """An hour that was recorded for less time gives no rate, unless there is no other hour."""
 MOST_REHEARSED = 10_000
-"""Most requests of the recorded hour that plans rehearse."""
+"""Maximum number of requests of the recorded hour that plans rehearse."""
 
 
 class RecordedHour(Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +78,7 @@ def recorded_hours(paths: Sequence[Path], time_zone: str = "UTC", begins: str | 
 
     A gateway's records contain the wall-clock time of their beginning. For other traces, `begins` is the beginning of
     the first one, and each other trace begins on the day after the previous one. Without `begins`, the first one begins
-    at midnight of a Monday. HeadwayError for a trace that cannot be read, or is given twice.
+    at midnight of a Monday. Raises HeadwayError for a trace that cannot be read, or is given twice.
     """
     where = zone(time_zone)
     days = [_read(path) for path in paths]

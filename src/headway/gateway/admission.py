@@ -56,7 +56,7 @@ class Admission:
         self.is_closing = False
         """Whether new requests are answered with 503."""
         self.reasons: dict[str, bool] = {}
-        """By model: whether its last answer began with reasoning."""
+        """Maps each model to whether its last answer began with reasoning."""
         self._ids = count()
         self._last_arrival_s = 0.0
         self._tokens_per_char = _TOKENS_PER_CHAR
@@ -69,7 +69,7 @@ class Admission:
 
     async def features(self, request: ClientRequest, has_cost: bool = True) -> Features:
         """The features of a request that arrives now: with the blocks of its prompt if engines publish theirs, and its
-        tokens by an engine's count if the number matters. ApiError if the request is quarantined."""
+        tokens by an engine's count if the number matters. Raises ApiError if the request is quarantined."""
         now = self._clock.now
         if self._quarantine.until_s:
             self._quarantine.check(request.raw, now)
@@ -100,7 +100,8 @@ class Admission:
         caller: Caller,
         deadline_s: float | None = None,
     ) -> InFlightRequest:
-        """Reserve the request's tokens in its caller's limits, and pass it to control. ApiError if it is not admitted.
+        """Reserve the request's tokens in its caller's limits, and pass it to control. Raises ApiError if it is not
+        admitted.
 
         `deadline_s`: seconds from now.
         """
@@ -160,7 +161,8 @@ class Admission:
         return request
 
     def _check_room(self, features: Features, live: Live, service: Service, longest_tokens: int) -> None:
-        """ApiError if neither the service, whose longest request has `longest_tokens`, nor a fallback has room."""
+        """Raises ApiError if neither the service, whose longest request has `longest_tokens`, nor a fallback has
+        room."""
         fallbacks, max_held = self._driver.control.fallbacks, self.settings.max_held
         if live.prompt_tokens + live.output_tokens > longest_tokens and not fallbacks.takes(live, service):
             prompt = "the prompt" if features.prompt_tokens is None else f"{live.prompt_tokens:,} prompt tokens"
@@ -177,7 +179,7 @@ class Admission:
             self._check_waiting(self.settings.max_waiting, service)
 
     def _check_waiting(self, max_waiting: int, service: Service) -> None:
-        """ApiError if each replica that is up reports at least this many waiting requests."""
+        """Raises ApiError if each replica that is up reports at least this many waiting requests."""
         waiting = [self._driver.replicas[view.id].num_waiting for view in service.up_views()]
         if waiting and min(waiting) >= max_waiting:
             what = f"{service.model}: {min(waiting)} requests or more wait at each replica"

@@ -20,7 +20,7 @@ class Charges:
         self.accounts, self._pools, self._plan = accounts, pools, plan
 
     def hold(self, owner: str, model: str, most: MostTokens) -> BudgetHold:
-        """Reserve a request's tokens at the price of the most expensive pool that may serve it. ApiError without
+        """Reserve a request's tokens at the price of the most expensive pool that may serve it. Raises ApiError without
         room."""
         plan = self._plan()
         pools = [(served.pool.model.name, served.prices) for served in self._pools.values()]

@@ -91,7 +91,7 @@ class Database:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Exclusive use of SQLite's connection, or of opening the database. TimeoutError if others keep it."""
+        """Exclusive use of SQLite's connection, or of opening the database. Raises TimeoutError if others keep it."""
         async with asyncio.timeout(_TURN_S):
             await self._turns.acquire()
         try:
@@ -159,7 +159,7 @@ def _create(path: Path) -> None:
 
 
 def _files(path: Path) -> _Files:
-    """The state of the files. OSError if there is no file."""
+    """The state of the files. Raises OSError if there is no file."""
     found = path.stat()
     if not S_ISREG(found.st_mode):
         raise OSError(f"{path} is no file")
@@ -182,7 +182,7 @@ def _delete_log(path: Path) -> None:
 
 
 def postgres_url(address: str) -> URL:
-    """SQLAlchemy's URL for a PostgreSQL address. HeadwayError if the address is malformed."""
+    """SQLAlchemy's URL for a PostgreSQL address. Raises HeadwayError if the address is malformed."""
     try:
         url = make_url(address)
     except (SQLAlchemyError, ValueError):

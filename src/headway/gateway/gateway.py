@@ -334,7 +334,7 @@ class Gateway:
     async def begin(
         self, client_request: ClientRequest, caller: Caller, writer: ResponseWriter, request_id: str
     ) -> Relay:
-        """Admit a client's request. ApiError if it is invalid, or exceeds its caller's limits."""
+        """Admit a client's request. Raises ApiError if it is invalid, or exceeds its caller's limits."""
         client_request.wants_explanation &= self.settings.explain
         if client_request.path == RESPONSES and client_request.previous_response_id is not None:
             await self.response_holder(client_request.previous_response_id, caller.owner)

@@ -40,7 +40,7 @@ class Reloader:
         poll_s: float = POLL_S,
         read_s: float = READ_S,
     ) -> None:
-        """`read(plan)` returns the file's plan to replace the current one; HeadwayError if it cannot be served.
+        """`read(plan)` returns the file's plan to replace the current one; raises HeadwayError if it cannot be served.
         `signature()` changes with the file; None: the file is not watched."""
         self._gateway, self._read, self._signature, self._poll_s = gateway, read, signature, poll_s
         self._lock, self._read_s = asyncio.Lock(), read_s
@@ -106,7 +106,8 @@ class Reloader:
             return reload
 
     async def _read_plan(self, present: ServingPlan) -> ServingPlan:
-        """The file's plan to replace the current one. HeadwayError if it cannot be served, or not be read in time."""
+        """The file's plan to replace the current one. Raises HeadwayError if it cannot be served, or not be read in
+        time."""
         try:
             async with asyncio.timeout(self._read_s):
                 if self._signature is not None:

@@ -40,7 +40,8 @@ class ServedModels:
         self._plan = plan
 
     def answering(self, features: Features) -> tuple[Service, str]:
-        """The service that answers a request first, and the model's name for control. ApiError if there is none."""
+        """The service that answers a request first, and the model's name for control. Raises ApiError if there is
+        none."""
         cascade, services = self._driver.cascade, self._driver.services
         if cascade is not None and features.model == cascade.config.name:
             if features.is_passthrough:

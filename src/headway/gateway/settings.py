@@ -68,7 +68,7 @@ class PeerSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     name: str = ""
     """Name of this gateway in logs; default: the host's name."""
     period_s: _Seconds = 0.05
-    """Least time between two messages to the others about this gateway's load at the replicas."""
+    """Minimum time between two messages to the others about this gateway's load at the replicas."""
     lease_s: _Seconds = 2.0
     """How long a gateway's reports count after its last message."""
     streams: bool = True
@@ -100,8 +100,8 @@ class Batches(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_file_bytes: Annotated[int, Meta(ge=1)] = 100 << 20
     """Largest file."""
     max_stored_bytes: Annotated[int, Meta(ge=1)] = 10 << 30
-    """Most bytes of files that one key stores. The file of an unfinished batch counts twice. Answers are always stored.
-    Further uploads and batches get a 429 until files are deleted."""
+    """Maximum number of bytes of files that one key stores. The file of an unfinished batch counts twice. Answers are
+    always stored. Further uploads and batches get a 429 until files are deleted."""
     max_lines: Annotated[int, Meta(ge=1)] = 50_000
     """Largest number of requests in a batch."""
     max_open: Annotated[int, Meta(ge=1)] = 256
@@ -139,7 +139,7 @@ class TimeLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     factor: Annotated[float, Meta(gt=1)] = 10.0
     """Multiple of the expected time to the next token for which an engine may be silent."""
     silence_s: _Seconds = 3.0
-    """Least time for which an engine may be silent. Then it is sent a one-token request; without an answer it is
+    """Minimum time for which an engine may be silent. Then it is sent a one-token request; without an answer it is
     down."""
     cold_s: _Seconds = 30.0
     """As `silence_s`, while no replica of the pool has answered yet: engines compile at their first requests."""
@@ -244,7 +244,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """New requests get a 429 while each running replica of their model reports at least this many waiting requests.
     Unset: no limit. Engines that report no number are ignored."""
     pace_s: _Seconds | None = None
-    """Least time between two answer tokens sent to the client of a stream, such as the pacer's `tpot_s`. Tokens
+    """Minimum time between two answer tokens sent to the client of a stream, such as the pacer's `tpot_s`. Tokens
     generated faster are kept for later, and sent at once while the request waits. Without it: tokens are sent at once.
     """
     max_attempts: Annotated[int, Meta(ge=1)] = 3

@@ -139,7 +139,7 @@ class Subscription:
         self._connection = connection
 
     async def next(self) -> bytes:
-        """The next message. OSError if the connection breaks."""
+        """The next message. Raises OSError if the connection breaks."""
         try:
             while True:
                 kind, *_, body = await self._connection.read_response()

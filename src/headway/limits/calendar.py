@@ -12,7 +12,7 @@ from headway.core.errors import HeadwayError
 
 
 def zone(name: str) -> ZoneInfo:
-    """The time zone with this name in the IANA database. HeadwayError for an unknown name."""
+    """The time zone with this name in the IANA database. Raises HeadwayError for an unknown name."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -20,8 +20,8 @@ def zone(name: str) -> ZoneInfo:
 
 
 def moment(text: str, where: ZoneInfo) -> datetime:
-    """Parse a date, or a date and time. Without an offset, it is in the time zone `where`. HeadwayError for another
-    text."""
+    """Parse a date, or a date and time. Without an offset, it is in the time zone `where`. Raises HeadwayError for
+    another text."""
     try:
         found = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -65,7 +65,7 @@ class WeeklyWindow:
 
 
 def weekly(text: str) -> WeeklyWindow:
-    """Parse a window such as `Mon 08:00-10:00`, `Mon-Fri 22:00-06:00` or `08:00-10:00`. HeadwayError for another
+    """Parse a window such as `Mon 08:00-10:00`, `Mon-Fri 22:00-06:00` or `08:00-10:00`. Raises HeadwayError for another
     text."""
     found = _WINDOW.fullmatch(text.strip())
     if found is None:

@@ -15,7 +15,7 @@ from headway.limits.calendar import zone
 
 
 def check(minimum: ScheduledMinimum) -> None:
-    """HeadwayError for an invalid cron expression or time zone, or an expression that never matches."""
+    """Raises HeadwayError for an invalid cron expression or time zone, or an expression that never matches."""
     where = zone(minimum.time_zone)
     if len(minimum.cron.split()) != 5:
         raise HeadwayError(

@@ -31,7 +31,7 @@ CHUNK_TOKENS = 2_000_000
 """Tokens processed together; bounds memory."""
 
 TicksAfterGaps = Mapping[int, tuple[TickClock, Ints]]
-"""By replica: its clock, and the ticks after a gap of more than the pacer's `tpot_s`."""
+"""Maps each replica to its clock, and the ticks after a gap of more than the pacer's `tpot_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,8 @@ def _reasoning_tokens(records: Records) -> Ints:
 
 
 def _has_token_times(records: Records) -> Mask:
-    """By request id: whether its token times are recorded. A gateway's records have no iterations of the engines."""
+    """Maps each request id to whether its token times are recorded. A gateway's records have no iterations of the
+    engines."""
     found: Mask = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
     segments = TokenSegments(records.segments, ~found)
     found[segments.request(segments.rows)] = True

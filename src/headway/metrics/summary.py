@@ -100,12 +100,12 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
     models: dict[str, ReplicaMetrics]
     """By the model that served a request, or the requested model if none did."""
     regions: dict[str, RequestMetrics]
-    """By region of origin."""
+    """Keyed by region of origin."""
     tenants: dict[str, RequestMetrics]
     fallbacks: dict[str, RequestMetrics]
     """Requests that a fallback model answered, by the reason."""
     replicas: Mapping[str, ReplicaMetrics]
-    """By the last replica of a request. Requests that were never placed are left out."""
+    """Keyed by the last replica of a request. Requests that were never placed are left out."""
 
 
 class MetricsByReplica(Mapping[str, ReplicaMetrics]):

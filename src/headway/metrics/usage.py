@@ -153,7 +153,7 @@ def _positions(records: Records) -> Ints:
 
 
 def integrals(stretch: Columns) -> tuple[Floats, Floats, Floats]:
-    """For each stretch: seconds, KV token-seconds, and KV tokens after the last iteration."""
+    """Returns, for each stretch, seconds, KV token-seconds, and KV tokens after the last iteration."""
     n = floats(stretch, "iterations")
     a_s, b_s = floats(stretch, "a_s"), floats(stretch, "b_s")
     context = floats(stretch, "context_tokens")

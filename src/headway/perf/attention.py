@@ -20,7 +20,7 @@ class AttentionCosts(Struct, frozen=True):
     """Seconds per pair of a query of a chunk and a key."""
     pair_window_s: float
     read_s: float
-    """Least seconds per KV token that a chunk reads."""
+    """Minimum seconds per KV token that a chunk reads."""
     up_s: float
     """Seconds per cached token that a chunk expands from its latent vector (MLA only)."""
     half_tile: float

@@ -32,8 +32,8 @@ def kv_transfer_s(pool: Pool, num_tokens: int) -> float:
 def load_s(weights_bytes: float, num_gpus: int, storage: str, cost: ColdStart) -> float:
     """Seconds to bring the weights of a replica with `num_gpus` GPUs into GPU memory.
 
-    `storage` is `local` (in the node's memory), `hub` (downloaded to disk first) or a key of
-    `cost.stream_bytes_per_s`, from which weights are streamed. HeadwayError for another name.
+    `storage` is `local` (in the node's memory), `hub` (downloaded to disk first) or a key of `cost.stream_bytes_per_s`,
+    from which weights are streamed. Raises HeadwayError for another name.
     """
     local_s = weights_bytes / num_gpus / cost.local_bytes_per_s_gpu
     if storage == LOCAL:

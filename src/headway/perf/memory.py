@@ -58,8 +58,8 @@ def plan(
     """Plan the memory of one replica.
 
     Layers with a sliding window keep a window of each sequence, which is `mean_sequence_tokens` long; None: they count
-    as if they kept every token, as in engines that give all layers the same block table. States of linear attention
-    are spread over the tokens of a sequence. `adapter_bytes` are reserved on each GPU. HeadwayError if the shape is
+    as if they kept every token, as in engines that give all layers the same block table. States of linear attention are
+    spread over the tokens of a sequence. `adapter_bytes` are reserved on each GPU. Raises HeadwayError if the shape is
     impossible or no memory is left for the cache.
     """
     needed = _needed(model, engine, parallel, mean_sequence_tokens)

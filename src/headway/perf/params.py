@@ -37,7 +37,7 @@ def base_dtype(dtype: str) -> str:
 
 
 def dtype_bytes(dtype: str, model_name: str = "") -> float:
-    """Bytes per parameter of a weight type, with the scales. HeadwayError for an unknown type."""
+    """Bytes per parameter of a weight type, with the scales. Raises HeadwayError for an unknown type."""
     base, _, group = dtype.partition("-g")
     if base in _GROUPED_BITS and group.isdecimal() and int(group):
         return (_GROUPED_BITS[base] * (1 + 1 / int(group)) + 16 / int(group)) / 8
@@ -124,7 +124,7 @@ def linear_dtype(model: Model) -> str:
 
 
 def weight_dtype_bytes(model: Model) -> float:
-    """Bytes per quantised parameter. HeadwayError for an unknown dtype."""
+    """Bytes per quantised parameter. Raises HeadwayError for an unknown dtype."""
     return dtype_bytes(model.dtype, model.name)
 
 

@@ -22,7 +22,7 @@ def compute_dtype(dtype: str, gpu: Gpu) -> str:
 
 
 def peak_flops(gpu: Gpu, dtype: str) -> float:
-    """Peak FLOP/s of a dtype, or else of bf16, or else of fp16. HeadwayError if none is listed."""
+    """Peak FLOP/s of a dtype, or else of bf16, or else of fp16. Raises HeadwayError if none is listed."""
     for name in (dtype, "bf16", "fp16"):
         if name in gpu.peak_flops:
             return gpu.peak_flops[name]

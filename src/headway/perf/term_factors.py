@@ -55,7 +55,7 @@ def fit(observed_s: Floats, parts_s: Floats, kind: npt.NDArray[np.int64]) -> dic
 
 
 def _noise(left: Floats, kind: npt.NDArray[np.int64]) -> Floats:
-    """For each observation: the spread of its kind, from the median of its residuals."""
+    """Returns, for each observation, the spread of its kind, from the median of its residuals."""
     spread = np.empty(len(left))
     for each in np.unique(kind):
         own = kind == each

@@ -109,7 +109,7 @@ class DueWork:
 
     @property
     def dues(self) -> tuple[tuple[str, Floats, npt.NDArray[np.int64]], ...]:
-        """For each due event: its name, time and group."""
+        """Returns, for each due event, its name, time and group."""
         return ("first", self.first_by_s, self.first_group), ("done", self.done_by_s, self.done_group)
 
 
@@ -134,8 +134,8 @@ def gpu_hours_bound(
 
     Only the trace and the end of the run are read from the records: the bound holds for every run that ends then and
     serves the trace in time, as defined above. `to_the_end`: the run lasts until everything is done, because no
-    `until_s` stops it. Takes seconds. None for combos, whose work is divided. HeadwayError if no plan serves the trace
-    in time, or without highspy.
+    `until_s` stops it. Takes seconds. None for combos, whose work is divided. Raises HeadwayError if no plan serves the
+    trace in time, or without highspy.
     """
     if fleet.combos or not fleet.pools:
         return None
@@ -289,8 +289,8 @@ def least_gpu_hours(
 ) -> float:
     """The optimum of the program: GPU-hours from `span.from_s` to `span.to_s`.
 
-    `allowed`: share of each group that may be late. `limits`: GPUs by region and type. HeadwayError if the program is
-    infeasible, or without highspy.
+    `allowed`: share of each group that may be late. `limits`: GPUs by region and type. Raises HeadwayError if the
+    program is infeasible, or without highspy.
     """
     edges = np.unique(np.concatenate([np.linspace(0.0, span.to_s, span.num_slots + 1), [span.from_s]]))
     kinds = list(dict.fromkeys((pool.model, pool.peak) for pool in pools))
@@ -426,7 +426,7 @@ def _limit(
 
 
 def _least(model: Any, gpu_hours: Floats, replicas: Sequence[Any]) -> float:
-    """The program's value, a little lower than the solver's. HeadwayError where there is none."""
+    """The program's value, a little lower than the solver's. Raises HeadwayError where there is none."""
     solution = minimise(model, dot(gpu_hours, replicas), TIME_LIMIT_S)
     if solution.status == "infeasible":
         raise HeadwayError("no plan serves this trace in time: GPU limits or max_replicas leave too little")

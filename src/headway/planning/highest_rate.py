@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import exp, log
 
 Strains = Sequence[float]
-"""For each limit, the logarithm of load over limit: 0 at the limit, positive beyond. The order is fixed."""
+"""Holds, for each limit, the logarithm of load over limit, 0 at the limit, positive beyond. The order is fixed."""
 Trial = tuple[float, Strains]
 """The logarithm of a rate, and its strains."""
 MOST = log(4.0)

@@ -34,7 +34,7 @@ class Planned:
     """How much was simulated."""
 
     def yaml(self) -> str:
-        """The plan as a scenario file. HeadwayError if there is none, or several."""
+        """The plan as a scenario file. Raises HeadwayError if there is none, or several."""
         if not self.files:
             raise HeadwayError(f"there is no plan to write: {self.sentences[0]}")
         if len(self.files) > 1:

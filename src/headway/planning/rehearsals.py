@@ -131,7 +131,7 @@ def _named(policies: PolicySpecs) -> str:
 
 
 def counted(records: Records, warmup_s: float, slo: DefaultSlo | None, until_s: float = inf) -> Sample:
-    """The requests on which a verdict is based. HeadwayError with the cause if there are none."""
+    """The requests on which a verdict is based. Raises HeadwayError with the cause if there are none."""
     found = sample(records, warmup_s, slo, until_s=until_s)
     if not len(found):
         raise HeadwayError(nothing_measured(records.workload["arrival_s"], warmup_s))
@@ -182,7 +182,7 @@ class RehearsalCache:
         return result
 
     def keep(self, key: str, result: Any) -> None:
-        """Write a result. HeadwayError if the folder cannot be written."""
+        """Write a result. Raises HeadwayError if the folder cannot be written."""
         if self.folder is not None:
             entry = _Entry(key, msgspec.Raw(msgspec.json.encode(result)))
             write_text(self.folder / f"{key}.json", msgspec.json.encode(entry).decode())

@@ -47,7 +47,7 @@ class Solution(Struct, frozen=True):
 
 
 def new_model() -> Model:
-    """An empty model that prints nothing. HeadwayError without highspy."""
+    """An empty model that prints nothing. Raises HeadwayError without highspy."""
     try:
         import highspy
     except ImportError:
@@ -107,7 +107,7 @@ def minimise(model: Model, cost: Expression, time_limit_s: float = 10.0, gap: fl
     """Minimise `cost` to the relative gap `gap`.
 
     Tolerances are 1e-6 for a row, and 1e-6 of the smallest nonzero cost. The same model gives the same solution, unless
-    the time limit ends the search. HeadwayError if the objective is unbounded.
+    the time limit ends the search. Raises HeadwayError if the objective is unbounded.
     """
     from highspy import HighsModelStatus, SolutionStatus
 

@@ -21,7 +21,7 @@ from headway.workload.table import Workload
 
 R = TypeVar("R")
 Limits = Mapping[SloKind, tuple[float, float]]
-"""By latency: a quantile of the requests, and its limit in seconds."""
+"""Maps each latency to a quantile of the requests, and its limit in seconds."""
 
 
 class TargetMissedError(Exception):
@@ -59,7 +59,7 @@ class _WatchedSource:
         ]
         self._num_late = [0] * len(self._limits)
         self._slo_s = _slo_s(rows, slo)
-        """By kind: each request's SLO; NaN means none."""
+        """Maps each kind to each request's SLO; NaN means none."""
         has_any = ~np.isnan(self._slo_s).all(axis=0)
         self._num_with_slo = int((has_any & (rows.arrival_s >= warmup_s)).sum())
         self._num_missed = 0

@@ -17,7 +17,7 @@ _LEAST_WINDOW_S: Final = 0.25
 _MOST_WINDOW_S: Final = 1.5
 """Longest time between two samples for the second to count. Longer ones may contain a pause."""
 _LEAST_RUNNING: Final = 2
-"""Least number of requests running at both samples. With fewer, the replica may have been idle in between."""
+"""Minimum number of requests running at both samples. With fewer, the replica may have been idle in between."""
 _KEPT: Final = 0.9
 """Share of the past observations that is kept at each new one. About ten windows count."""
 _PRIOR_S: Final = 0.5

@@ -30,8 +30,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _finish(folder: Path) -> Records | None:
-    """Finish a folder. HeadwayError while a gateway writes to it, because its later parts would become a separate
-    run."""
+    """Finish a folder. Raises HeadwayError while a gateway writes to it, because its later parts would become a
+    separate run."""
     if not run_parts.numbers(folder):
         return None
     lock = FolderLock(folder)

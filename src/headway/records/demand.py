@@ -91,7 +91,8 @@ class KeptDemand(Struct, frozen=True):
 
 
 def read(folder: Path) -> KeptDemand:
-    """The known demand of a records folder; empty if the folder does not exist. HeadwayError for a damaged file."""
+    """The known demand of a records folder; empty if the folder does not exist. Raises HeadwayError for a damaged
+    file."""
     kept = _read(folder / FILE)
     tokens, covered, until_s = {key: dict(by) for key, by in kept.tokens.items()}, list(kept.covered), kept.until_s
     for table, began_s, span in _runs(folder):
@@ -102,7 +103,7 @@ def read(folder: Path) -> KeptDemand:
 
 
 def keep(folder: Path, demand: KeptDemand) -> None:
-    """Store the known demand, so that it outlives the records. HeadwayError if the folder cannot be written."""
+    """Store the known demand, so that it outlives the records. Raises HeadwayError if the folder cannot be written."""
     rows = [
         (minute, *key, number)
         for key, by_minute in demand.tokens.items()
@@ -137,7 +138,8 @@ def _read(file: Path) -> KeptDemand:
 
 
 def _runs(folder: Path) -> Iterator[tuple[pa.Table, float, Span]]:
-    """For each run: arrivals, the wall-clock time of the run's time 0, and the span in which arrivals were counted."""
+    """Returns, for each run, arrivals, the wall-clock time of the run's time 0, and the span in which arrivals were
+    counted."""
     file = folder / "requests.parquet"
     if file.exists():
         table = _table(file)

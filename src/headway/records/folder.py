@@ -24,7 +24,7 @@ class FolderLock:
     """The right to write to a records folder, until `release` or the end of the process."""
 
     def __init__(self, folder: Path) -> None:
-        """HeadwayError if another process holds the lock."""
+        """Raises HeadwayError if another process holds the lock."""
         self._file = folder / LOCK
         self._handle: int | None = self._locked()
         while self._handle is None:  # its holder may release and delete the file meanwhile

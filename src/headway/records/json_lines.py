@@ -31,7 +31,7 @@ class DroppedLines(Struct, frozen=True, tag_field="what", tag="dropped"):
 
 
 class JsonLinesFile:
-    """A log file. HeadwayError if it cannot be written.
+    """A log file. Raises HeadwayError if it cannot be written.
 
     After an error `write` and `flush` can be called again: unwritten data is kept and written first, so that no line is
     torn. With `max_bytes`, a file that reaches this size is renamed to `FILE.1`, replacing an earlier one.

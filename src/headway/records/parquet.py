@@ -56,8 +56,8 @@ class RunMetadata(msgspec.Struct, forbid_unknown_fields=True):
 def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
     """Write the tables into `folder`, which is created if missing. Each file is written atomically.
 
-    `provenance` is JSON-like: the scenario's text, seed and version of the run. HeadwayError if the folder cannot be
-    written.
+    `provenance` is JSON-like: the scenario's text, seed and version of the run. Raises HeadwayError if the folder
+    cannot be written.
     """
     tables = {
         "requests": requests_table(records),

@@ -36,7 +36,7 @@ class PartWriter:
     def __init__(
         self, folder: Path, provenance: Mapping[str, Any], max_waiting: int = MAX_WAITING, pause_s: float = _PAUSE_S
     ) -> None:
-        """HeadwayError if the folder cannot be written to now, or another gateway writes to it.
+        """Raises HeadwayError if the folder cannot be written to now, or another gateway writes to it.
 
         The files of an earlier ended run are set aside.
         """

@@ -60,7 +60,7 @@ class Rows(Struct, frozen=True):
 
 
 def write(folder: Path, number: int, tables: Tables, state: RunState) -> None:
-    """Write a part. OSError if it cannot be written; nothing of it then remains."""
+    """Write a part. Raises OSError if it cannot be written; nothing of it then remains."""
     with _new_part(folder, number) as beside:
         for name, table in tables.items():
             described = table.replace_schema_metadata(_metadata(state))
@@ -108,7 +108,7 @@ def _new_part(folder: Path, number: int) -> Iterator[Path]:
 
 
 def join(folder: Path) -> Records | None:
-    """The records of all parts in a records folder; None if there is none. HeadwayError for a damaged part."""
+    """The records of all parts in a records folder; None if there is none. Raises HeadwayError for a damaged part."""
     parts = read_all(folder)
     return assemble(parts) if parts else None
 
@@ -155,7 +155,7 @@ def _provenance(found: Sequence[tuple[Tables, RunState]]) -> dict[str, Any]:
 def finish(folder: Path) -> Records | None:
     """Replace the parts in a records folder by the files of an ended run; None if there are no parts.
 
-    Files of an earlier run are set aside. HeadwayError if nothing can be written: the parts stay.
+    Files of an earlier run are set aside. Raises HeadwayError if nothing can be written: the parts stay.
     """
     found = read_all(folder)
     if not found:

@@ -53,7 +53,7 @@ if (run) { run.addEventListener("change", showReplicas); quantity.addEventListen
 
 BEST_CELL = '<td class="best">'
 MOST_COLUMNS, MOST_INTERVALS = 15, 11
-"""Most columns of the comparison, so that it fits a laptop screen. Intervals are wider than values."""
+"""Maximum number of columns of the comparison, so that it fits a laptop screen. Intervals are wider than values."""
 
 
 def write(runs: Sequence[Run], provenance: Provenance, path: Path, seeded: SeededMetrics | None = None) -> None:
@@ -62,7 +62,7 @@ def write(runs: Sequence[Run], provenance: Provenance, path: Path, seeded: Seede
 
 
 def page(runs: Sequence[Run], provenance: Provenance, seeded: SeededMetrics | None = None) -> str:
-    """Return the page. HeadwayError if there are no runs."""
+    """Return the page. Raises HeadwayError if there are no runs."""
     if not runs:
         raise HeadwayError("a report needs at least one run")
     title = _title(runs)

@@ -36,8 +36,8 @@ def error_class(pools: Sequence[tuple[Model, Coefficients]], full: float, waitin
 
 
 def longest(wanted: ErrorClass) -> dict[str, float]:
-    """By kind of SLO: the largest ratio of measured to predicted mean latency that is 90% likely not to be exceeded.
-    Kinds with unknown errors are left out."""
+    """Maps each kind of SLO to the largest ratio of measured to predicted mean latency that is 90% likely not to be
+    exceeded. Kinds with unknown errors are left out."""
     bands = {kind: prediction_errors().band(1.0, f"{kind}_mean", wanted) for kind in SLO_KINDS}
     return {kind: band.high for kind, band in bands.items() if band is not None}
 

@@ -152,7 +152,7 @@ def library_name() -> str:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page atomically, and plotly.js beside it unless it exists. HeadwayError if writing fails."""
+    """Write a page atomically, and plotly.js beside it unless it exists. Raises HeadwayError if writing fails."""
     from plotly.offline import get_plotlyjs
 
     write_text(path, text)

@@ -119,8 +119,8 @@ GROUP_COLUMNS = ("ttft_s.p50", "ttft_s.p99", "itl_s.p99", "e2e_s.p99", "slo_atta
                   "output_tokens_per_s", "num_unfinished", "num_rejected", *_REFUSED)  # fmt: skip
 """Columns of the tables by tier and by tenant."""
 MOST_GROUP_ROWS = 24
-"""Most rows of such a table. Larger tables are left out, because the JSON and the HTML report contain all tiers and
-tenants."""
+"""Maximum number of rows of such a table. Larger tables are left out, because the JSON and the HTML report contain all
+tiers and tenants."""
 
 UNCALIBRATED = "Step times are not calibrated for this GPU and engine: trust the order, not the numbers."
 

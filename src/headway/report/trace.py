@@ -27,7 +27,7 @@ def write(run: Run, provenance: Provenance, path: Path, *, max_events: int = MAX
     """Write the trace to `path` atomically. Returns a note if the run was truncated.
 
     A run with more than about `max_events` events is truncated at a time that the note, also contained in the file,
-    gives. HeadwayError if the file cannot be written.
+    gives. Raises HeadwayError if the file cannot be written.
     """
     until_s = _until_s(run.records, max_events)
     note = None

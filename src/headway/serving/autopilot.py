@@ -84,8 +84,8 @@ class Autopilot:
         ask: Ask | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`ask(kinds)` returns the answer of `headway advise --json`. `wall_clock`: seconds since 1970. HeadwayError if
-        the state on disk cannot be used."""
+        """`ask(kinds)` returns the answer of `headway advise --json`. `wall_clock`: seconds since 1970. Raises
+        HeadwayError if the state on disk cannot be used."""
         self._gateway, self._file, self._records = gateway, file, records
         self._ask, self._wall_clock = ask or self._ask_advise, wall_clock
         self._files = AutopilotFiles(file.path)
@@ -126,7 +126,7 @@ class Autopilot:
         await self._at_disk(self._files.look_now)
 
     async def _at_disk(self, function: Callable[..., T], *arguments: Any) -> T:
-        """The function's result, computed in a thread. HeadwayError if the disk does not answer."""
+        """The function's result, computed in a thread. Raises HeadwayError if the disk does not answer."""
         try:
             async with asyncio.timeout(DISK_S):
                 return await self._disk.call(function, *arguments)
@@ -362,7 +362,8 @@ class Autopilot:
         return self._began_s[1]
 
     async def _wait(self, wait_s: float, change: Change, policies: Policies) -> None:
-        """Serve these policies for `wait_s`, also across a reload. HeadwayError once the change may not go on."""
+        """Serve these policies for `wait_s`, also across a reload. Raises HeadwayError once the change may not go
+        on."""
         end_s = self._gateway.clock.now + wait_s
         while (left_s := end_s - self._gateway.clock.now) > 0:
             await asyncio.sleep(min(POLL_S, left_s))

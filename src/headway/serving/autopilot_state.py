@@ -49,7 +49,7 @@ class AutopilotFiles:
         self._stop, self._now = self.folder / "stop", self.folder / "now"
 
     def load(self) -> Stored:
-        """Read the state. HeadwayError for a damaged file."""
+        """Read the state. Raises HeadwayError for a damaged file."""
         try:
             return msgspec.json.decode(self._state.read_bytes(), type=Stored)
         except FileNotFoundError:
@@ -91,7 +91,7 @@ class AutopilotFiles:
         return self.fleet.with_name(version)
 
     def version_of(self, text: str) -> str:
-        """The name of the version with this text; it is written if it is new. HeadwayError if writing fails."""
+        """The name of the version with this text; it is written if it is new. Raises HeadwayError if writing fails."""
         numbered = re.compile(rf"{re.escape(self.fleet.stem)}\.v(\d+){re.escape(self.fleet.suffix)}")
         found = [
             (int(match[1]), each) for each in self.fleet.parent.iterdir() if (match := numbered.fullmatch(each.name))

@@ -22,11 +22,11 @@ from headway.records import demand as records
 
 AT = ("gateway", "demand_history")
 MOST_POINTS = 11_000
-"""Most values of one series in an answer of a Prometheus server."""
+"""Maximum number of values of one series in an answer of a Prometheus server."""
 
 
 def check(scenario: Scenario, choice: object) -> None:
-    """HeadwayError if the fleet file asks for history that its scaler cannot use. `choice`: the scaler."""
+    """Raises HeadwayError if the fleet file asks for history that its scaler cannot use. `choice`: the scaler."""
     settings, places = scenario.spec.gateway.demand_history, scenario.places
     if settings is None:
         return

@@ -28,7 +28,7 @@ _NUM_SCALED_UP = 8
 def emulated(scenario: Scenario, file: Path, options: Sequence[str] = ()) -> Scenario:
     """The scenario of a file, with every replica as a process that emulates its engine.
 
-    A cascade without a judge uses confidence. `options` are further options of `headway emulate`, for all pools.
+    A cascade without a judge uses confidence. `options` are further options of `headway emulate`, for all pools. Raises
     HeadwayError without enough free ports.
     """
     spec, fleet = scenario.spec, scenario.fleet
@@ -93,7 +93,7 @@ def _max_deployed(scenario: Scenario, deployment: Pool | Combo) -> int:
 
 
 def _free_ports(first: int, num: int) -> tuple[int, int]:
-    """The first and the last port of `num` consecutive free ports, not below `first`. HeadwayError if there are
+    """The first and the last port of `num` consecutive free ports, not below `first`. Raises HeadwayError if there are
     none."""
     for port in range(first, _PORTS.stop):
         if port - first == num:
@@ -108,7 +108,8 @@ def _free_ports(first: int, num: int) -> tuple[int, int]:
 
 
 def pool_of(scenario: Scenario, name: str | None) -> Pool:
-    """The pool, or part of a combo, with this name; without a name, the only pool. HeadwayError if there is none."""
+    """The pool, or part of a combo, with this name; without a name, the only pool. Raises HeadwayError if there is
+    none."""
     pools = {pool.name: pool for pool in scenario.fleet.all_pools}
     if name is None and len(pools) > 1:
         raise HeadwayError(f"--pool is missing; expected one of {', '.join(pools)}")

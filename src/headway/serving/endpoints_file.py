@@ -20,7 +20,7 @@ _KEY, _TARGETS = "endpoints_file", "targets"
 
 
 def read(path: Path) -> tuple[str, ...]:
-    """The distinct addresses in the file. HeadwayError if it has none, or has other content."""
+    """The distinct addresses in the file. Raises HeadwayError if it has none, or has other content."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -58,7 +58,8 @@ def _addresses(node: yaml.Node | None, path: Path) -> Iterator[str]:
 
 
 def filled(document: dict[str, Any], places: Places, base_dir: Path) -> dict[str, Any]:
-    """The document with `endpoints` filled in for pools that name a file. HeadwayError if a file cannot be used."""
+    """The document with `endpoints` filled in for pools that name a file. Raises HeadwayError if a file cannot be
+    used."""
     changed = dict(document)
     for section in ("fleet", "combos"):
         if isinstance(entries := document.get(section), list):

@@ -47,7 +47,7 @@ _HOST = "replica.kv_blocks_host"
 _CLIENTS = dict.fromkeys(("postgresql", "postgres"), ("asyncpg", "postgres")) | dict.fromkeys(
     SCHEMES, ("redis", "valkey")
 )
-"""By scheme of a database address: the client's module, and the extra that installs it."""
+"""Maps each scheme of a database address to the client's module, and the extra that installs it."""
 QUEUE_MANAGER = {"name": "queue-manager", "interval_s": 0.1}
 """The admission policy of batches if the fleet file sets none."""
 
@@ -76,13 +76,13 @@ def read_engines(path: Path) -> Scenario:
 def load(
     path: Path, change: Callable[[Scenario], Scenario] = lambda scenario: scenario
 ) -> tuple[Scenario, ServingPlan]:
-    """The scenario of a fleet file after `change`, and its plan. HeadwayError if it cannot be served."""
+    """The scenario of a fleet file after `change`, and its plan. Raises HeadwayError if it cannot be served."""
     chosen = change(read(path))
     return chosen, plan(chosen)
 
 
 def plan(scenario: Scenario) -> ServingPlan:
-    """The gateway's plan. HeadwayError if engines cannot support the scenario."""
+    """The gateway's plan. Raises HeadwayError if engines cannot support the scenario."""
     scenario = _with_tenants(scenario)
     spec, places = scenario.spec, scenario.places
     judge = _checked_judge(spec, places)
@@ -120,7 +120,7 @@ def plan(scenario: Scenario) -> ServingPlan:
 
 
 def _check_starts(scenario: Scenario, declared: list[DeclaredPool], starts: Sequence[pools.Start]) -> None:
-    """HeadwayError if policies or roles need replicas that Headway cannot start."""
+    """Raises HeadwayError if policies or roles need replicas that Headway cannot start."""
     spec, places = scenario.spec, scenario.places
     if spec.policies.scaling is not None:
         own = [each for each in declared if each.pool.hosted is None]
@@ -133,8 +133,8 @@ def _check_starts(scenario: Scenario, declared: list[DeclaredPool], starts: Sequ
 
 
 def _checked_policies(scenario: Scenario, declared: list[DeclaredPool], planners: PlannerProcesses) -> Policies:
-    """The policies, with one for batches. HeadwayError if they need abilities that engines lack, or data that nobody
-    has."""
+    """The policies, with one for batches. Raises HeadwayError if they need abilities that engines lack, or data that
+    nobody has."""
     spec, places = scenario.spec, scenario.places
     policies = policies_of(scenario, planners)
     batches = spec.gateway.batches
@@ -195,7 +195,7 @@ def windows(settings: AutopilotSettings) -> Sequence[str]:
 
 
 def check_times(settings: AutopilotSettings) -> None:
-    """HeadwayError for an invalid time zone or time of the week."""
+    """Raises HeadwayError for an invalid time zone or time of the week."""
     zone(settings.time_zone)
     for text in windows(settings):
         weekly(text)
@@ -276,7 +276,7 @@ def _checked_settings(scenario: Scenario) -> Settings:
 
 
 def _check_peers(peers: PeerSettings, scenario: Scenario) -> None:
-    """HeadwayError if this store cannot serve several gateways of a fleet."""
+    """Raises HeadwayError if this store cannot serve several gateways of a fleet."""
     places = scenario.places
     if "://" not in peers.store:
         what = f"{peers.store!r} is a file, which gateways of several machines cannot share"
@@ -288,7 +288,7 @@ def _check_peers(peers: PeerSettings, scenario: Scenario) -> None:
 
 
 def _check_shared_starts(scenario: Scenario, declared: Sequence[DeclaredPool], starts: Sequence[object]) -> None:
-    """HeadwayError for replicas that several gateways cannot share or scale."""
+    """Raises HeadwayError for replicas that several gateways cannot share or scale."""
     spec, places = scenario.spec, scenario.places
     for each, start in zip(declared, starts, strict=True):
         if isinstance(start, Processes):
@@ -303,7 +303,7 @@ def _check_shared_starts(scenario: Scenario, declared: Sequence[DeclaredPool], s
 
 
 def _checked_database(store: str, at: PlaceKey, scenario: Scenario, *modules: str) -> str:
-    """A database's address, or its file's absolute path. HeadwayError if the database or a module is missing."""
+    """A database's address, or its file's absolute path. Raises HeadwayError if the database or a module is missing."""
     places = scenario.places
     kind, marker, _ = store.partition("://")
     if marker and kind not in _CLIENTS:

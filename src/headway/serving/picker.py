@@ -20,18 +20,18 @@ _SETTINGS = {
     "tracing": "Envoy's own tracing sees the whole request; expected it in Envoy's configuration",
     "cors": "Envoy answers the clients; expected its filter envoy.filters.http.cors",
 }
-"""By key of `gateway`: why a picker does not use it."""
+"""Maps each key of `gateway` to why a picker does not use it."""
 
 
 def check_installed() -> None:
-    """HeadwayError if the libraries for gRPC are missing."""
+    """Raises HeadwayError if the libraries for gRPC are missing."""
     for module in ("grpc", "grpc_health"):
         if find_spec(module) is None:
             raise web_server.not_installed(module, "epp")
 
 
 def check(scenario: Scenario) -> None:
-    """HeadwayError if the scenario needs answers to pass through Headway, or Envoy cannot reach the engines'
+    """Raises HeadwayError if the scenario needs answers to pass through Headway, or Envoy cannot reach the engines'
     addresses."""
     spec, places = scenario.spec, scenario.places
 

@@ -36,7 +36,7 @@ _NO_HANDOVER = {
     "llama.cpp": "llama.cpp's server cannot transfer its KV cache; expected vLLM, SGLang, or `aggregated`",
     "openai": "OpenAI's API cannot transfer a KV cache; expected vLLM, SGLang, or `aggregated`",
 }
-"""By dialect: why a replica cannot prefill or decode for another one."""
+"""Maps each dialect to why a replica cannot prefill or decode for another one."""
 
 
 class DeclaredPool(Struct, frozen=True):
@@ -117,7 +117,8 @@ def bounded_combos(pools: Sequence[DeclaredPool]) -> dict[str, Combo]:
 
 
 def starts(scenario: Scenario, pools: Sequence[DeclaredPool]) -> list[Start]:
-    """How each pool's replicas are started, with absolute folders for logs. HeadwayError for impossible settings."""
+    """How each pool's replicas are started, with absolute folders for logs. Raises HeadwayError for impossible
+    settings."""
     places = scenario.places
     found: list[Start] = []
     by_port: dict[int, DeclaredPool] = {}
@@ -164,7 +165,8 @@ def _checked_processes(each: DeclaredPool, processes: Processes, base_dir: Path,
 
 
 def slot_folder(each: DeclaredPool, base_dir: Path, places: Places) -> Path | None:
-    """The folder in which the engines share KV caches. HeadwayError if it is missing, or the engines cannot use one."""
+    """The folder in which the engines share KV caches. Raises HeadwayError if it is missing, or the engines cannot use
+    one."""
     if not each.spec.slots:
         return None
     if each.adapter.api != "llama.cpp":
@@ -178,7 +180,7 @@ def slot_folder(each: DeclaredPool, base_dir: Path, places: Places) -> Path | No
 
 
 def kv_events(each: DeclaredPool, base_dir: Path, places: Places) -> KvEvents | None:
-    """Where a pool's engines publish their KV cache events. HeadwayError if they publish none, if the address is
+    """Where a pool's engines publish their KV cache events. Raises HeadwayError if they publish none, if the address is
     invalid, or if the tokenizer of their prompts cannot be read."""
     events = each.spec.kv_events
     if events is None:
@@ -208,7 +210,7 @@ def kv_events(each: DeclaredPool, base_dir: Path, places: Places) -> KvEvents | 
 
 
 def engine_key(each: DeclaredPool, base_dir: Path, places: Places) -> str:
-    """The key that a pool's engines require. HeadwayError if it cannot be sent in a header."""
+    """The key that a pool's engines require. Raises HeadwayError if it cannot be sent in a header."""
     at = (*each.at, "api_key")
     key: str = resolved(each.spec.api_key, at, places, base_dir, os.environ)
     if each.spec.api_key and not _TOKEN.fullmatch(key):
@@ -224,7 +226,7 @@ def engine_model(each: DeclaredPool) -> str:
 
 
 def check_pools(pools: Sequence[DeclaredPool], places: Places) -> None:
-    """HeadwayError if a pool's replicas or roles are not supported, or two pools share a workload."""
+    """Raises HeadwayError if a pool's replicas or roles are not supported, or two pools share a workload."""
     first_of: dict[str, DeclaredPool] = {}
     workloads: dict[tuple[str, str, str, str], DeclaredPool] = {}
     for each in pools:
@@ -262,8 +264,8 @@ def _check_locations(each: DeclaredPool, places: Places) -> None:
 
 
 def check_roles(pools: Sequence[DeclaredPool], places: Places) -> None:
-    """HeadwayError if roles cannot change. Role changes number replicas by their endpoints, and both roles need KV
-    transfers."""
+    """Raises HeadwayError if roles cannot change. Role changes number replicas by their endpoints, and both roles need
+    KV transfers."""
     for each in pools:
         if each.combo is None:
             continue
@@ -276,8 +278,8 @@ def check_roles(pools: Sequence[DeclaredPool], places: Places) -> None:
 
 
 def check_phases(pools: Sequence[DeclaredPool], policies: Policies, places: Places) -> None:
-    """HeadwayError if the parts of a combo speak different dialects, or policies need both phases of an engine that has
-    one."""
+    """Raises HeadwayError if the parts of a combo speak different dialects, or policies need both phases of an engine
+    that has one."""
     apis: dict[str, str] = {}
     for each in pools:
         if each.combo is None or each.pool.role == "mixed":
@@ -296,7 +298,7 @@ def check_phases(pools: Sequence[DeclaredPool], policies: Policies, places: Plac
 
 
 def require_starts(pools: Sequence[DeclaredPool], key: Key, places: Places) -> None:
-    """HeadwayError at `key` if a pool lists endpoints, because `key` needs replicas that can be started."""
+    """Raises HeadwayError at `key` if a pool lists endpoints, because `key` needs replicas that can be started."""
     for each in pools:
         if each.start is None or isinstance(each.start, InferencePool):
             what = f"{each.where} has `{each.locations[0]}`, where nothing can be started"

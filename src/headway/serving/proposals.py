@@ -35,7 +35,7 @@ def arguments(fleet: Path, records: Path, last_s: float, *options: str) -> tuple
 
 
 async def advice(fleet: Path, records: Path, last_s: float, *options: str) -> dict[str, Any]:
-    """The output of `headway advise --json` on the last records. HeadwayError with its message if it fails."""
+    """The output of `headway advise --json` on the last records. Raises HeadwayError with its message if it fails."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -43,7 +43,7 @@ class FleetFile:
 
     def __init__(self, path: Path, change: Callable[[Scenario], Scenario], is_fleet_fixed: bool = False) -> None:
         """`change` is applied to the scenario after reading. `is_fleet_fixed`: the fleet cannot change while the
-        gateway runs. HeadwayError if the file cannot be served."""
+        gateway runs. Raises HeadwayError if the file cannot be served."""
         self.path, self._change, self._is_fleet_fixed = path, change, is_fleet_fixed
         self._read = read(path)
         self.scenario = change(self._read)
@@ -60,13 +60,14 @@ class FleetFile:
         return (text, *map(_stamp, [*secrets, *listed]))
 
     def read_again(self, present: ServingPlan) -> ServingPlan:
-        """The file's plan, to replace the current one. HeadwayError if it cannot be served, or needs a restart."""
+        """The file's plan, to replace the current one. Raises HeadwayError if it cannot be served, or needs a
+        restart."""
         self._read, self.scenario, changed = self._checked(self.path, present)
         return changed
 
     def policies_of(self, version: Path, present: ServingPlan) -> Policies:
-        """The policies of another version of the file, to replace the current ones. HeadwayError if the version cannot
-        be served, needs a restart, or differs in more than policies."""
+        """The policies of another version of the file, to replace the current ones. Raises HeadwayError if the version
+        cannot be served, needs a restart, or differs in more than policies."""
         found, _, changed = self._checked(version, present)
         if replace(self._read.spec, policies=found.spec.policies, name=found.spec.name) != found.spec:
             raise HeadwayError(f"{version}: differs from {self.path.name} in more than its policies")
@@ -122,7 +123,7 @@ class FleetFile:
 
     def candidate(self, path: Path) -> tuple[ShadowPlan, list[str]]:
         """The policies of a shadow candidate for this fleet, and a list of its parts that cannot be compared live.
-        HeadwayError if it could not be served, or has no policy that can be compared."""
+        Raises HeadwayError if it could not be served, or has no policy that can be compared."""
         candidate = plan(self._change(read(path)))
         candidate.stop_planners()
         if set(candidate.names) != set(self.plan.names):
@@ -135,7 +136,7 @@ class FleetFile:
         return ShadowPlan(path.name, candidate.policies, kinds), notes
 
     def _check_pools(self, before: Spec, after: Spec, check: Callable[..., None]) -> None:
-        """HeadwayError if a pool changes whose replicas the gateway starts."""
+        """Raises HeadwayError if a pool changes whose replicas the gateway starts."""
         if self._is_fleet_fixed:
             check(before.fleet == after.fleet, "fleet")
         started_before = [pool for pool in before.fleet if pool.processes or pool.kubernetes or pool.inference_pool]
@@ -170,7 +171,8 @@ def _policies(before: Policies, after: Policies) -> Policies:
 def _scaler(before: Policies, after: Policies, changed: Collection[str], check: Callable[..., None]) -> Any:
     """The current scaler with the new values of arguments that may change at run time.
 
-    `changed`: the arguments that differ in the file. HeadwayError if another argument or the scaler itself differs.
+    `changed`: the arguments that differ in the file. Raises HeadwayError if another argument or the scaler itself
+    differs.
     """
     old, new = before.scaler, after.scaler
     live: Collection[str] = getattr(old.made_by, "live_settings", ()) if isinstance(old, PolicyChoice) else ()

@@ -35,7 +35,7 @@ _CRASHED = 70
 def supervise(run: Callable[[bool], None], max_restarts: int = MAX_RESTARTS) -> None:
     """Call `run(is_restart)` in a separate process, and again whenever that process is killed or crashes.
 
-    Returns, in either process, when `run` returns. HeadwayError after `max_restarts` failed restarts in a row.
+    Returns, in either process, when `run` returns. Raises HeadwayError after `max_restarts` failed restarts in a row.
     SystemExit with the status of a process that ended with a status other than 0. Call it before threads start.
     """
     pause_s, num_restarts, hangup, ending = _FIRST_PAUSE_S, 0, Hangup(), _Ending()

@@ -28,13 +28,14 @@ class AdapterSlots:
     def __init__(self, num_slots: int, max_in_host: int, times: dict[str, LoadTimes]) -> None:
         self.num_slots, self._max_in_host = num_slots, max_in_host
         self.times = times
-        """By adapter. An emulated engine adds and removes entries."""
+        """Keyed by adapter. An emulated engine adds and removes entries."""
         self.clear()
 
     def clear(self) -> None:
         """Forget all adapters, after a crash."""
         self._num_users: OrderedDict[str, int] = OrderedDict()
-        """By adapter in a slot: its number of running requests. The least recently used adapter comes first."""
+        """Maps each adapter in a slot to its number of running requests. The least recently used adapter comes
+        first."""
         self._in_host: OrderedDict[str, None] = OrderedDict()
 
     def has_room_for(self, adapter: str) -> bool:

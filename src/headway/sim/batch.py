@@ -107,7 +107,7 @@ class Batch:
         self._window_ends: list[tuple[int, int]] = []
         """Heap of (tick, id): when a request's context outgrows the sliding window."""
         self.growing: dict[int, int] = {}
-        """By request: the tick at which its context outgrows the window."""
+        """Maps each request to the tick at which its context outgrows the window."""
         if self.stalls is not None:
             self.stalls = StallTracker(self.stalls.pacer)
         self.num_waiting = self.prefill_tokens_left = self.expected_cached_tokens = 0

@@ -25,7 +25,7 @@ class Link:
     def __init__(self, capacity: float) -> None:
         self.capacity = capacity
         self.flows: dict[int, Flow] = {}
-        """By key."""
+        """Keyed by flow key."""
         self.armed_s = inf
         """For a source: time of its event, no later than the first end of its flows. Infinite: no event."""
         self.armed_key = 0

@@ -26,7 +26,7 @@ class _Hold:
     def __init__(self, rates: Rates, account: Account, tokens: int, usd: float) -> None:
         self.rates, self.account, self.tokens, self.usd = rates, account, tokens, usd
         self.charges: dict[int, tuple[int, int, float]] = {}
-        """By cascade stage: (tokens counted by rates, tokens counted by the budget, dollars)."""
+        """Maps each cascade stage to (tokens counted by rates, tokens counted by the budget, dollars)."""
 
 
 class SimulatedLimits:

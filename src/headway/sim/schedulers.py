@@ -97,7 +97,7 @@ class SharedControl(Control):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.by_scheduler: list[dict[str, Service]] = []
-        """By scheduler: its services by every name of their models."""
+        """Maps each scheduler to its services by every name of their models."""
 
     def add_schedulers(
         self,
@@ -136,7 +136,7 @@ class SchedulerState(NamedTuple):
     loads: dict[int, Load]
     """By replica; replicas without requests are missing."""
     given: list[tuple[str, dict[tuple[int, str], float]]]
-    """By model: the service given to each share."""
+    """Maps each model to the service given to each share."""
     placed: list[tuple[SchedulersIndex, list[RequestView]]]
     """Prompts placed since the last report, with the index of their replica."""
 
@@ -160,9 +160,9 @@ class Schedulers:
         self.config, self._control = config, control
         self._random = Random(f"{seed}/schedulers")
         self._own: list[dict[int, OwnShare]] = [{} for _ in range(config.num)]
-        """By scheduler and replica."""
+        """Keyed by scheduler and replica."""
         self.loads = [PeerLoads(self._on_change(scheduler)) for scheduler in range(config.num)]
-        """By scheduler: the others' loads as reported to it."""
+        """Maps each scheduler to the others' loads as reported to it."""
         self._given = [GivenElsewhere() for _ in range(config.num)]
         self._indexes: list[SchedulersIndex] = []
 
@@ -232,6 +232,6 @@ class Schedulers:
         self.loads[scheduler].forget_silent(now, self.config.lease_s)
 
     def _orderings(self, scheduler: int) -> list[tuple[str, Ordering]]:
-        """By model: the ordering of a scheduler's hold queue."""
+        """Maps each model to the ordering of a scheduler's hold queue."""
         services = self._control.by_scheduler[scheduler].values()
         return [(service.model, service.hold_ordering) for service in dict.fromkeys(services)]

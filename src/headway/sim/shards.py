@@ -73,7 +73,7 @@ class ShardRecords:
     """The records of one part of a workload."""
 
     tables: Mapping[str, PlacedRows]
-    """By key of `TABLES`."""
+    """Keyed by key of `TABLES`."""
     moves: Columns
     replicas: tuple[ReplicaRecord, ...]
     num_issued: int

@@ -20,7 +20,7 @@ class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM is no
     """Supports one block per file, and one worker."""
 
     def get_worker(self, kv_caches: Any) -> CopyingWorker:
-        """HeadwayError for engines with several workers, layouts or blocks per chunk."""
+        """Raises HeadwayError for engines with several workers, layouts or blocks per chunk."""
         if self.config.parallel.world_size != 1 or self.blocks_per_chunk != 1 or self.config.canonical_layout:
             raise HeadwayError("CpuTieringSpec: expected one worker, one block a chunk and no canonical_layout")
         region = SharedOffloadRegion(

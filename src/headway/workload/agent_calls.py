@@ -147,7 +147,7 @@ def _problem(call: _Call) -> str:
 
 
 def _order(calls: Sequence[_Call], numbers: Sequence[int], path: Path) -> tuple[list[tuple[int, ...]], list[float]]:
-    """For each call: the calls before it, and the seconds from their end."""
+    """Returns, for each call, the calls before it, and the seconds from their end."""
     names: dict[str, int] = {}
     for i, call in enumerate(calls):
         if call.request_id is not None and names.setdefault(call.request_id, i) != i:
@@ -220,7 +220,7 @@ def _sorted(
     numbers: Sequence[int],
     path: Path,
 ) -> list[int]:
-    """All calls by program, each after the calls that it waits for, otherwise in file order. HeadwayError for a
+    """All calls by program, each after the calls that it waits for, otherwise in file order. Raises HeadwayError for a
     loop."""
     depth = [0] * len(after)
     waits = [len(each) for each in after]

@@ -218,7 +218,7 @@ def _renewal(gaps: Callable[[int], Floats], rate: float, num: int | None, durati
 
 
 def _check_number(expected: float) -> None:
-    """HeadwayError for more draws than a workload may have."""
+    """Raises HeadwayError for more draws than a workload may have."""
     if expected > MOST_OTHER:
         raise HeadwayError(f"workload: arrivals: {expected:.3g} would be drawn; expected at most {MOST_OTHER:,}")
 

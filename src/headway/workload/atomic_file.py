@@ -16,7 +16,8 @@ from headway.core.errors import HeadwayError
 def open_atomic(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file beside `path` for writing; it replaces `path` when the block ends.
 
-    Missing folders are created. If the block raises, `path` is unchanged. HeadwayError if the file cannot be written.
+    Missing folders are created. If the block raises, `path` is unchanged. Raises HeadwayError if the file cannot be
+    written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -74,7 +74,7 @@ class Uniform(Struct, frozen=True, forbid_unknown_fields=True, tag="uniform", ta
     min: int
     """Fewest tokens."""
     max: int
-    """Most tokens."""
+    """Maximum number of tokens."""
     step: int = 1
     """Only min, min + step, min + 2 step and so on, up to max."""
 
@@ -187,7 +187,7 @@ def fitted_lengths() -> FittedLengthsFile:
 
 
 def builtin(name: str, column: Column, where: str = "") -> QuantileTable:
-    """The built-in distribution of one column. HeadwayError for an unknown name."""
+    """The built-in distribution of one column. Raises HeadwayError for an unknown name."""
     known = fitted_lengths()
     options = [n for n, f in known.distributions.items() if getattr(f, column) is not None]
     if name not in options:

@@ -192,7 +192,7 @@ class Programs:
         self._offsets = calls.offsets.tolist()
         self._program = calls.program_of_row().tolist()
         self._next: dict[int, list[int]] = {}
-        """By call: the calls that wait for it."""
+        """Maps each call to the calls that wait for it."""
         for row, after in enumerate(calls.after):
             for other in after:
                 self._next.setdefault(other, []).append(row)

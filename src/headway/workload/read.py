@@ -31,7 +31,7 @@ FORMATS: dict[str, tuple[Callable[[str], bool], Callable[[Path, ReadOptions], Wo
     "servegen": (_with_columns(servegen.LENGTHS), servegen.read),
     "servegen-batch": (servegen.matches_batch, servegen.read_batch),
 }
-"""By format name: a test of a file's first line, and the reader."""
+"""Maps each format name to a test of a file's first line, and the reader."""
 
 
 UNSAID = {
@@ -57,8 +57,8 @@ def read(
 
     `format` is a key of `FORMATS`; None = recognised by the first line. `timestamp_unit` (`s`, `ms`) and `block_tokens`
     describe files that omit these facts. `spread_ticks` spreads requests with the same tick of a coarse clock over the
-    tick. HeadwayError for a file that is empty, truncated, out of order (unless `sort`) or has a bad line (unless
-    `skip_bad`) names the line and what was expected.
+    tick. Raises HeadwayError for a file that is empty, truncated, out of order (unless `sort`) or has a bad line
+    (unless `skip_bad`) names the line and what was expected.
     """
     file = _file(Path(path))
     if limit is not None and limit < 1:
@@ -79,7 +79,7 @@ def _file(path: Path) -> Path:
 
 
 def check_unsaid(options: ReadOptions, name: str, file: Path) -> None:
-    """HeadwayError if an option describes a fact that files of the format contain."""
+    """Raises HeadwayError if an option describes a fact that files of the format contain."""
     given = {option: getattr(options, option) or None for option in UNSAID}
     for option, value in given.items():
         if value is not None and name not in UNSAID[option]:
@@ -90,7 +90,7 @@ def check_unsaid(options: ReadOptions, name: str, file: Path) -> None:
 
 
 def detect(path: Path) -> str:
-    """The name of the file's format. HeadwayError if no format matches its first line."""
+    """The name of the file's format. Raises HeadwayError if no format matches its first line."""
     file = _file(path)
     if file.is_dir():
         return "headway-parquet"

@@ -48,9 +48,9 @@ class DemandSeries:
 def read_series(path: str | Path, columns: Sequence[str] = ()) -> tuple[DemandSeries, ...]:
     """Read all series of a CSV file (gzip if its name ends in .gz).
 
-    Wide form: one time column (`time_s`, `time`, `timestamp`), and every other column is a series. Long form:
-    text columns are keys, and each combination of keys is a series, as in `A prod`. `columns` selects value columns;
-    empty = all. HeadwayError for values that are not a regular series of numbers from 0.
+    Wide form: one time column (`time_s`, `time`, `timestamp`), and every other column is a series. Long form: text
+    columns are keys, and each combination of keys is a series, as in `A prod`. `columns` selects value columns; empty =
+    all. Raises HeadwayError for values that are not a regular series of numbers from 0.
     """
     file = Path(path)
     table = _table(file)

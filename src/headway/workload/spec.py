@@ -229,7 +229,7 @@ class DemandSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Requests by tier, model and region over time, from `populations` or from `path` and `series`."""
 
     lengths: dict[str, ModelLengths]
-    """By model."""
+    """Keyed by model."""
     populations: tuple[Population, ...] | None = None
     """Synthetic demand, one population per tier."""
     path: str | None = None
@@ -456,7 +456,7 @@ ONE_KIND = ("prompt_tokens", "output_tokens", "reasoning_tokens", "correlation")
 
 
 def resolved(spec: WorkloadSpec) -> WorkloadSpec:
-    """Resolve the names of built-in workloads and tier mixes. HeadwayError for an unknown built-in workload."""
+    """Resolve the names of built-in workloads and tier mixes. Raises HeadwayError for an unknown built-in workload."""
     full = spec if spec.builtin is None else _overridden(_builtin(spec.builtin, "workload: builtin"), spec)
     if full.mix is not None:
         full = structs.replace(full, mix=tuple(_with_builtin_lengths(part) for part in full.mix))

@@ -366,7 +366,7 @@ CHECKS: tuple[tuple[str, _Check], ...] = (
     ("output_id", _ID),
     ("acceptance", (lambda rates, _: np.isnan(rates) | ((rates >= 0) & (rates <= 1)), "0 to 1, or nothing")),
 )
-"""By column or column prefix: a test for valid values, and the text of what is expected."""
+"""Maps each column or column prefix to a test for valid values, and the text of what is expected."""
 
 
 def _check_prefix(workload: Workload, prefix: Prefix, where: str) -> None:

@@ -54,7 +54,7 @@ def with_slo(
 ) -> Workload:
     """Set SLOs, a deadline relative to arrival, and the client timeout, for all requests or for one tier.
 
-    None leaves a column unchanged. HeadwayError for a value that is not positive.
+    None leaves a column unchanged. Raises HeadwayError for a value that is not positive.
     """
     limits = {"slo_ttft_s": ttft_s, "slo_tpot_s": tpot_s, "slo_e2e_s": e2e_s, "timeout_s": timeout_s}
     chosen = np.ones(len(workload), np.bool_) if tier is None else workload.column("tier") == tier

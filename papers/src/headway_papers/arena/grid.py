@@ -35,17 +35,17 @@ class PolicyList(Struct, frozen=True, forbid_unknown_fields=True):
     scaling: Literal["all"] | tuple[PolicySpec, ...] = ()
     """Scalers, with the routing of `scenario`."""
     sets: dict[str, dict[str, Any]] = {}
-    """By name: keys of a scenario's `policies`. Further keys: `observe` in place of the cell's, and `oracle: true` for
-    a set with knowledge that no real one has; it is shown but cannot be the best."""
+    """Maps each name to the keys of a scenario's `policies`. Further keys: `observe` in place of the cell's, and
+    `oracle: true` for a set with knowledge that no real one has; it is shown but cannot be the best."""
 
 
 class GridSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The keys of a grid file."""
 
     fleets: Annotated[dict[str, dict[str, Any]], Meta(min_length=1)]
-    """By name: keys of a scenario, such as `fleet` or `combos`."""
+    """Maps each name to the keys of a scenario, such as `fleet` or `combos`."""
     workloads: Annotated[dict[str, dict[str, Any]], Meta(min_length=1)]
-    """By name: the section `workload` of a scenario."""
+    """Maps each name to the section `workload` of a scenario."""
     if_present: tuple[str, ...] = ()
     """Workloads that are left out, with a note, if the file of their trace is missing."""
     policies: PolicyList
@@ -140,7 +140,7 @@ class Grid:
             return section
 
     def check(self) -> None:
-        """HeadwayError if a fleet, a workload or a policy of the grid is invalid."""
+        """Raises HeadwayError if a fleet, a workload or a policy of the grid is invalid."""
         reference = Contestant("capacity", {"routing": self.spec.capacity}, False, True)
         for fleet, workload in self.pairs:
             self._assemble(fleet, workload, reference, ("capacity",))
@@ -167,7 +167,7 @@ class Grid:
 def read(
     path: Path, *, quick: bool = False, seeds: int | None = None, data: Path | None = None, metric: str | None = None
 ) -> Grid:
-    """Read the grid in a file. HeadwayError if it cannot be run."""
+    """Read the grid in a file. Raises HeadwayError if it cannot be run."""
     document, places = strict_yaml.read(path)
     spec = strict_yaml.convert(document, GridSpec, places)
     if spec.metric not in METRICS:

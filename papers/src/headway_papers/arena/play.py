@@ -50,7 +50,7 @@ class CellResult(Struct, frozen=True):
     regret: dict[str, Regret]
     """Regret by policy."""
     metrics: dict[str, dict[str, Estimate]]
-    """By policy: means over seeds with 95% intervals."""
+    """Maps each policy to the means over seeds with 95% intervals."""
 
     @property
     def name(self) -> str:

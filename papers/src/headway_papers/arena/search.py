@@ -33,7 +33,7 @@ from headway_papers.reproduce.tasks import Call
 KEPT = 3
 """One of this many trials goes on to a rung with this many times the runs."""
 MOST_DRAWS = 200
-"""Most draws for one trial, because the constructor may reject some."""
+"""Maximum number of draws for one trial, because the constructor may reject some."""
 HoldOut = Literal["seeds", "cells"]
 Run = tuple[Cell, int]
 
@@ -82,7 +82,8 @@ def search(
     hold_out: HoldOut = "seeds",
     seed: int = 0,
 ) -> Search:
-    """Search the arguments of a router or an ordering. HeadwayError if it has none, or no half can be held out."""
+    """Search the arguments of a router or an ordering. Raises HeadwayError if it has none, or no half can be held
+    out."""
     began = time.perf_counter()
     runner.key_of = key_of
     train, test = halves(grid, hold_out)
@@ -183,7 +184,8 @@ class _Judge:
         self._grid, self._kind, self._policy, self._runner, self._loads = grid, kind, policy, runner, loads
 
     def gains(self, points: Sequence[dict[str, Value]], runs: Sequence[Run]) -> list[dict[Run, float]]:
-        """For each point: its gain over the defaults in each run, as a share of the larger value, from -1 to 1."""
+        """Returns, for each point, its gain over the defaults in each run, as a share of the larger value, from -1 to
+        1."""
         everyone = [self._contestant({}), *map(self._contestant, points)]
         wanted: dict[Key, Call] = {}
         for cell in dict.fromkeys(cell for cell, _ in runs):

@@ -43,8 +43,8 @@ class Argument(Struct, frozen=True):
 def space(choice: PolicyChoice[Any], vary: Sequence[str] = ()) -> tuple[Argument, ...]:
     """The arguments in `vary`, given as `name`, `name=low:high` or `name=a,b,c`; without any, all with a range.
 
-    The default determines the range of a number, the type the choices of a flag or a literal. HeadwayError for an
-    unknown argument, for one without a range, and if no argument can vary.
+    The default determines the range of a number, the type the choices of a flag or a literal. Raises HeadwayError for
+    an unknown argument, for one without a range, and if no argument can vary.
     """
     parameters = inspect.signature(choice.made_by).parameters
     hints = get_type_hints(choice.made_by.__init__)

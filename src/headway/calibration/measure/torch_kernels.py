@@ -27,7 +27,7 @@ GRAPHED = ("gemm", "moe", "prefill_attention", "decode_attention", "mla_attentio
 
 
 def load() -> Any:
-    """Import PyTorch, an optional dependency. HeadwayError if it is missing."""
+    """Import PyTorch, an optional dependency. Raises HeadwayError if it is missing."""
     try:
         import torch
     except ImportError:

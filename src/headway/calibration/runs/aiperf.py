@@ -63,7 +63,7 @@ def is_csv(header: Sequence[str]) -> bool:
 
 
 def read(document: Object, where: str) -> MeasuredRun:
-    """The run of a summary. HeadwayError if required metrics are missing."""
+    """The run of a summary. Raises HeadwayError if required metrics are missing."""
     if missing := [name for name in NEEDED if not isinstance(document.get(name), dict)]:
         streamed = "; were answers streamed?" if "time_to_first_token" in missing else ""
         raise HeadwayError(f"{where}: missing {', '.join(missing)}{streamed}")

@@ -23,7 +23,8 @@ MOST_SYNTHETIC = 2_000
 
 
 def measured_pool(run: MeasuredRun, pool: Pool) -> Pool:
-    """One replica of the pool, with the settings that the run's file gives. HeadwayError if the model does not fit."""
+    """One replica of the pool, with the settings that the run's file gives. Raises HeadwayError if the model does not
+    fit."""
     engine, given = pool.engine, run.settings
     engine = replace(
         engine,

@@ -35,7 +35,7 @@ def is_report(document: Object) -> bool:
 
 
 def read(document: Object, where: str) -> Iterator[MeasuredRun]:
-    """One run for each benchmark. HeadwayError if one lacks required metrics."""
+    """One run for each benchmark. Raises HeadwayError if one lacks required metrics."""
     for i, benchmark in enumerate(document["benchmarks"]):
         at = f"{where}: benchmarks[{i}]"
         yield _read(objects(benchmark, at), document, at)

@@ -34,7 +34,7 @@ def is_request(document: Object) -> bool:
 
 
 def read(document: Object, config: Object, where: str) -> MeasuredRun:
-    """The run of one stage. HeadwayError if the report has no latencies."""
+    """The run of one stage. Raises HeadwayError if the report has no latencies."""
     successes = objects(document["successes"], f"{where}: successes")
     load = objects(document["load_summary"], f"{where}: load_summary")
     found = objects(successes.get("latency"), f"{where}: successes.latency")

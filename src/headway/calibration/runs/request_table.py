@@ -40,8 +40,8 @@ def read(rows: Iterable[tuple[int, Cells]], where: str) -> Iterator[MeasuredRun]
 
     A request without `ttft` has failed. A request with a text in `first_use` shows an effect that happens once after a
     start. Both are left out and counted. If most requests of a run are of the second kind, the whole run is left out.
-    `kind` serial: one request at a time. `temperature` 0 everywhere: greedy. HeadwayError for a non-numeric cell, with
-    its line.
+    `kind` serial: one request at a time. `temperature` 0 everywhere: greedy. Raises HeadwayError for a non-numeric
+    cell, with its line.
     """
     parts: dict[tuple[str, str], list[tuple[int, Cells]]] = {}
     for line, cells in rows:
@@ -105,7 +105,7 @@ def _is_empty(cells: Cells, kind: str) -> bool:
 
 
 def _number(cells: Cells, name: str, where: str) -> float:
-    """The number in a cell; NaN for an empty cell. HeadwayError at `where` if it is not a number."""
+    """The number in a cell; NaN for an empty cell. Raises HeadwayError at `where` if it is not a number."""
     value = cells.get(name)
     if value is None or value == "":
         return math.nan

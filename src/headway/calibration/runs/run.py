@@ -77,7 +77,7 @@ class MeasuredRun(Struct, frozen=True):
     burstiness: float = 1.0
     """Shape of the gaps between arrivals, a gamma distribution: 1 is a Poisson process, infinity a constant rate."""
     concurrency: int | None = None
-    """Most requests in flight at a time; None: unlimited."""
+    """Maximum number of requests in flight at a time; None: unlimited."""
     is_greedy: bool | None = None
     """Whether requests asked for temperature 0; None: the file does not say."""
     cached_tokens: float = 0.0
@@ -143,7 +143,7 @@ def latencies_s(given: Mapping[str, float], output_tokens: float) -> dict[str, f
 
 
 def run_of(rows: RequestRows, where: str, model: str, **given: Any) -> MeasuredRun:
-    """The run that consists of these requests. HeadwayError without requests."""
+    """The run that consists of these requests. Raises HeadwayError without requests."""
     if not len(rows):
         raise HeadwayError(f"{where}: no request has succeeded")
     gaps = rows.output_tokens - 1

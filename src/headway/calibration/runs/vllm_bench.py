@@ -32,7 +32,7 @@ def is_result(document: Object) -> bool:
 
 
 def read(document: Object, where: str) -> MeasuredRun:
-    """The run of a result. HeadwayError if required keys are missing, or details contradict each other."""
+    """The run of a result. Raises HeadwayError if required keys are missing, or details contradict each other."""
     if missing := [name for name in NEEDED if document.get(name) is None]:
         raise HeadwayError(f"{where}: not a whole result of vllm bench serve: missing {', '.join(missing)}")
     load = _load(document)

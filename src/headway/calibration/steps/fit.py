@@ -97,8 +97,8 @@ class SpanTimes:
 
 
 def fit_steps(spans: Sequence[Span], pool: Pool, known: Coefficients) -> StepFit:
-    """Fit the terms that the spans determine. HeadwayError for too few spans, and for times that are impossible for
-    this pool."""
+    """Fit the terms that the spans determine. Raises HeadwayError for too few spans, and for times that are impossible
+    for this pool."""
     if len(spans) < MIN_SPANS:
         raise HeadwayError(f"{len(spans)} durations of iterations; expected at least {MIN_SPANS}")
     times = SpanTimes(spans, pool)
@@ -203,7 +203,8 @@ class _Fit:
         return np.asarray(np.sqrt(np.diag(np.linalg.inv(scaled.T @ scaled + np.eye(len(x))))))
 
     def _left(self, x: Floats, seen: Mask) -> Floats:
-        """For each cell: the logarithm of predicted over measured seconds; 0 for a cell without a seen span."""
+        """Returns, for each cell, the logarithm of predicted over measured seconds; 0 for a cell without a seen
+        span."""
         predicted, measured = (
             np.bincount(self._index, np.where(seen, each, 0.0), len(self._cells))
             for each in (self.seconds(x), self._times.measured_s)
@@ -211,7 +212,7 @@ class _Fit:
         return np.asarray(np.log(np.where(measured > 0, predicted, 1.0) / np.where(measured > 0, measured, 1.0)))
 
     def _scale(self, seen: Mask) -> Floats:
-        """For each cell: the standard deviation of its residual."""
+        """Returns, for each cell, the standard deviation of its residual."""
         num = np.maximum(np.bincount(self._index, seen, len(self._cells)), 1)
         return np.asarray(np.sqrt(NOISE**2 + SPAN_NOISE**2 / num))
 

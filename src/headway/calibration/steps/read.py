@@ -81,7 +81,7 @@ def is_steps(path: Path) -> bool:
 
 
 def read(path: Path) -> StepLog:
-    """Read one file, or all rotated files of a folder. HeadwayError for a bad cell, with its line."""
+    """Read one file, or all rotated files of a folder. Raises HeadwayError for a bad cell, with its line."""
     files = sorted(path.glob("steps-*.csv")) if path.is_dir() else [path]
     parts = [_read(file) for file in files]
     left_out: dict[str, int] = {}

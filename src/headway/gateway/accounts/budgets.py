@@ -139,8 +139,8 @@ class Accounts:
     # Requests.
 
     def reserve(self, owner: str, tokens: int, usd: float) -> BudgetHold:
-        """Reserve a request's tokens in the budgets of its key and team. ApiError if a budget has no room. A key that
-        is not in the database has no budget, but its use is recorded."""
+        """Reserve a request's tokens in the budgets of its key and team. Raises ApiError if a budget has no room. A key
+        that is not in the database has no budget, but its use is recorded."""
         key = self._keys.get(owner)
         if key is None:
             return BudgetHold(owner, "", (), tokens, usd)

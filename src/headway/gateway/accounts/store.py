@@ -98,11 +98,11 @@ class AccountStore(ABC):
 
     @abstractmethod
     async def add_key(self, key: StoredKey) -> None:
-        """Add a new key. HeadwayError if there is no such team, or the key exists."""
+        """Add a new key. Raises HeadwayError if there is no such team, or the key exists."""
 
     @abstractmethod
     async def change_key(self, key: StoredKey) -> None:
-        """Write a key's current properties. HeadwayError if there is no such team."""
+        """Write a key's current properties. Raises HeadwayError if there is no such team."""
 
     @abstractmethod
     async def replace_key(self, old: StoredKey, new: StoredKey) -> None:
@@ -113,8 +113,8 @@ class AccountStore(ABC):
         """Add a team, or change its budget."""
 
     async def find(self, text: str) -> StoredKey:
-        """The key with this name, id, or first digits of its hash. A revoked key is found only by its id. HeadwayError
-        if no key or several keys match."""
+        """The key with this name, id, or first digits of its hash. A revoked key is found only by its id. Raises
+        HeadwayError if no key or several keys match."""
         keys = await self.keys(with_revoked=True)
         found = [key for key in keys if key.name == text and key.revoked_ns is None]
         found = found or [key for key in keys if len(text) >= 4 and key.sha256.startswith(text)]

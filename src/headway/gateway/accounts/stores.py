@@ -7,8 +7,8 @@ from headway.gateway.valkey_address import is_valkey
 
 
 def account_store(location: str) -> AccountStore:
-    """The store at `location`: a file's path, or the address of a PostgreSQL, Valkey or Redis server. HeadwayError if
-    `location` is neither; ModuleNotFoundError if the store's client is not installed."""
+    """The store at `location`: a file's path, or the address of a PostgreSQL, Valkey or Redis server. Raises
+    HeadwayError if `location` is neither; ModuleNotFoundError if the store's client is not installed."""
     if is_valkey(location):
         from headway.gateway.accounts.valkey import ValkeyAccountStore
 

@@ -95,7 +95,7 @@ class BatchService:
         self._open: dict[tuple[str, int], asyncio.Task[None]] = {}
         """Tasks that answer a line, by batch and line number."""
         self._last_started: dict[str, int] = {}
-        """By batch: the number of the last line that was started."""
+        """Maps each batch to the number of the last line that was started."""
         self._deadlines: dict[tuple[str, int], float] = {}
         """Deadlines on the monotonic clock, by batch and expiry time."""
         self._results: list[LineResult] = []

@@ -109,8 +109,8 @@ def readiness(pod: Any) -> bool | None:
 
 
 def configuration(context: str) -> client.Configuration:
-    """The configuration of the cluster that this process runs in, else of the kubeconfig. HeadwayError if there is
-    neither."""
+    """The configuration of the cluster that this process runs in, else of the kubeconfig. Raises HeadwayError if there
+    is neither."""
     configuration = client.Configuration()
     try:
         if not context:
@@ -124,7 +124,7 @@ def configuration(context: str) -> client.Configuration:
 
 
 def check(context: str) -> None:
-    """HeadwayError if no cluster is configured. Sends no request to the cluster."""
+    """Raises HeadwayError if no cluster is configured. Sends no request to the cluster."""
     configuration(context)
 
 

@@ -31,11 +31,12 @@ class KubernetesLease:
         """When this state was first read."""
 
     async def acquire(self, lease_s: float) -> bool:
-        """Take or renew the Lease, unless another gateway holds it. OSError if the cluster does not answer."""
+        """Take or renew the Lease, unless another gateway holds it. Raises OSError if the cluster does not answer."""
         return await asyncio.to_thread(self._call, self._acquire, lease_s)
 
     async def release(self) -> None:
-        """Release the Lease, so that another gateway can take it at once. OSError if the cluster does not answer."""
+        """Release the Lease, so that another gateway can take it at once. Raises OSError if the cluster does not
+        answer."""
         await asyncio.to_thread(self._call, self._release)
 
     @staticmethod

@@ -45,7 +45,7 @@ class Ports:
         self._taken: set[int] = set()
 
     def take(self) -> int:
-        """Take a free port. HeadwayError if there is none."""
+        """Take a free port. Raises HeadwayError if there is none."""
         for port in range(self.first, self._last + 1):
             if port not in self._taken and _is_free(port):
                 self._taken.add(port)

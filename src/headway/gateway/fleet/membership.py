@@ -178,7 +178,7 @@ class LiveFleet:
         return [(pool, num, self.last_failures[pool]) for pool, num in self.num_failed.items() if num]
 
     def find(self, id: int) -> LiveReplica:
-        """The replica with this id. ApiError if it does not exist."""
+        """The replica with this id. Raises ApiError if it does not exist."""
         if not 0 <= id < len(self.replicas) or self.replicas[id].is_removed:
             raise ApiError(404, f"there is no worker {id}", "not_found", "id")
         return self.replicas[id]
@@ -260,7 +260,7 @@ class LiveFleet:
             self._host.driver.roster.set_unready(replica, on)
 
     def switch(self, replica: LiveReplica, role: Role) -> None:
-        """Change a replica's role for new requests. ApiError if its engine cannot serve the role."""
+        """Change a replica's role for new requests. Raises ApiError if its engine cannot serve the role."""
         if replica.is_single_phase:
             raise ApiError(409, f"{replica.name} was started for {replica.role}, and cannot do the other", "conflict")
         if not replica.is_of_combo or not replica.adapter.transfers_kv:

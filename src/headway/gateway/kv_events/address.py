@@ -45,8 +45,8 @@ class KvEvents(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     engine tokenizes."""
 
     def address(self, url: str, rank: int = 0) -> EventAddress:
-        """The event address of a rank of the engine at `url`. HeadwayError if a value has another placeholder, or no
-        port from which the rank's port follows."""
+        """The event address of a rank of the engine at `url`. Raises HeadwayError if a value has another placeholder,
+        or no port from which the rank's port follows."""
         parts = urlsplit(url)
         names = {
             "host": parts.hostname or "",
@@ -67,7 +67,7 @@ class KvEvents(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return EventAddress(*values)
 
     def check(self, num_ranks: int) -> None:
-        """HeadwayError if addresses of so many ranks cannot be made, or if two of them are equal."""
+        """Raises HeadwayError if addresses of so many ranks cannot be made, or if two of them are equal."""
         by_use: dict[str, str] = {}
         for rank in range(num_ranks):
             address = self.address("http://localhost:8000", rank)

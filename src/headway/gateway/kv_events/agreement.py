@@ -8,7 +8,7 @@ from collections.abc import Sequence
 MIN_SAMPLES, _MAX_SAMPLES = 16, 64
 """Compared answers required for a judgement, and the number of last answers that it covers."""
 LEAST_AGREEMENT = 0.5
-"""Least ratio of the smaller to the larger token count, summed over the last answers."""
+"""Minimum ratio of the smaller to the larger token count, summed over the last answers."""
 
 
 class Agreement:

@@ -32,7 +32,8 @@ class ChatTemplate:
     """A chat template in Jinja, rendered in a sandbox."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens`: texts by name, such as `bos_token`. HeadwayError if the source is not a valid template."""
+        """`special_tokens`: texts by name, such as `bos_token`. Raises HeadwayError if the source is not a valid
+        template."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )

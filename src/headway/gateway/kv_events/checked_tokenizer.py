@@ -16,7 +16,7 @@ from headway.gateway.upstream.engine import EngineEndpoint
 
 log = logging.getLogger("headway.gateway")
 RETRY_S = 5.0
-"""Least time between two checks while no engine has reported its tokens."""
+"""Minimum time between two checks while no engine has reported its tokens."""
 _SENTENCE = "Hello, wörld! 1234567 of them:\n\n  def f(x):\treturn x  # 東京 🙂"
 _TURNS = [
     {"role": "user", "content": _SENTENCE},
@@ -106,8 +106,8 @@ def _difference(reported: Sequence[int], own: Sequence[int]) -> str:
 
 
 async def _compare(tokenizer: LocalTokenizer, engine: EngineEndpoint) -> tuple[dict[str, bool], list[str]] | None:
-    """By kind of prompt: whether an engine makes the same tokens, and the differences. None if the engine reports no
-    tokens."""
+    """Maps each kind of prompt to whether an engine makes the same tokens, and the differences. None if the engine
+    reports no tokens."""
     agrees: dict[str, bool] = {}
     differences = []
     is_silent = True

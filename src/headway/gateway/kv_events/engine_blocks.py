@@ -54,7 +54,7 @@ class EngineBlocks:
         self._names: dict[Hash, int] = {}
         """Block names of the leading group by hash, in order of storing."""
         self._copies: dict[Hash, int] = {}
-        """By hash: further blocks with the same content. vLLM reports the storing and the removal of each."""
+        """Maps each hash to further blocks with the same content. vLLM reports the storing and the removal of each."""
         self._leading: int | None = None
         """The number of the leading group; None before it was seen."""
         self._groups: dict[int, _Group] = {}
@@ -62,7 +62,7 @@ class EngineBlocks:
         self.layer_groups: list[LayerGroup] = []
         """The blocks of the other layer groups, in the form of the index."""
         self._slower: dict[int, int] = {}
-        """By block name: the slower memories that hold the block, as bits."""
+        """Maps each block name to the slower memories that hold the block, as bits."""
         self._memories: dict[str, int] = {}
         """The bit of each memory, by the memory's name."""
         self._off_gpu: set[int] = set()

@@ -220,7 +220,7 @@ def _longer(before: _Prefix, ids: Sequence[int], block_tokens: int) -> _Prefix:
 
 
 def read(path: Path) -> LocalTokenizer:
-    """The tokenizer in a model's folder or in a file. HeadwayError if there is none."""
+    """The tokenizer in a model's folder or in a file. Raises HeadwayError if there is none."""
     folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
     if not file.is_file():
         raise HeadwayError(f"{file}: no such file; expected a tokenizer.json, or a model's folder with one")

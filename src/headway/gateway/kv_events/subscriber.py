@@ -35,7 +35,7 @@ QUIET_S = 2.0
 MAX_MALFORMED = 3
 """After this many malformed batches in a row, the events are not trusted."""
 REBUILD_PERIOD_S = 10.0
-"""Least time between two attempts to reread an engine whose events were not trusted."""
+"""Minimum time between two attempts to reread an engine whose events were not trusted."""
 MAX_BATCH_BYTES = 2 << 20
 """A longer batch ends the connection. 64 Ki tokens, more than an engine computes at a time, take a quarter of it."""
 MAX_WAITING_BYTES = 64 << 20

@@ -127,8 +127,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def replayed(parts: Sequence[bytes]) -> tuple[int, bytes] | None:
-    """The sequence number and the batch in a message of a replay; None at its end. HeadwayError for any other message.
-    Since vLLM 0.26 and SGLang 0.5.23 a topic stands between the empty frame and the number."""
+    """The sequence number and the batch in a message of a replay; None at its end. Raises HeadwayError for any other
+    message. Since vLLM 0.26 and SGLang 0.5.23 a topic stands between the empty frame and the number."""
     if len(parts) not in (3, 4) or parts[0] or len(parts[-2]) != 8:
         sizes = ", ".join(str(len(part)) for part in parts)
         raise HeadwayError(
@@ -139,7 +139,7 @@ def replayed(parts: Sequence[bytes]) -> tuple[int, bytes] | None:
 
 
 def decode(payload: bytes) -> Sequence[Event]:
-    """The known events of a batch. HeadwayError if the payload is not a batch."""
+    """The known events of a batch. Raises HeadwayError if the payload is not a batch."""
     is_array = payload[:1] != b"" and payload[0] in _ARRAYS
     decoders = (_ARRAY_BATCHES, _ARRAYS_OF_MAPS) if is_array else (_MAPS,)
     for decoder in decoders:

@@ -34,7 +34,7 @@ class SharedScaling:
         self._received: dict[tuple[str, _Cell], _Demand] = {}
         """The last received demand by gateway and cell."""
         self._states: dict[str, tuple[Mapping[str, int], set[int]]] = {}
-        """By gateway: its held requests by model, and the keys of the replicas that it drains."""
+        """Maps each gateway to its held requests by model, and the keys of the replicas that it drains."""
 
     def pieces(self, replicas: list[LiveReplica]) -> list[Piece]:
         """The pieces for the next message."""

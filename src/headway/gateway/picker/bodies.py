@@ -24,14 +24,14 @@ class Bodies:
         """Reads long bodies, one at a time, because each competes with the event loop for the interpreter."""
 
     def check_length(self, headers: Mapping[str, str]) -> None:
-        """ApiError if a request declares a body that is too long."""
+        """Raises ApiError if a request declares a body that is too long."""
         length = headers.get("content-length", "")
         if length.isdigit() and (len(length) > 18 or int(length) > self._settings().max_body_bytes):
             raise self._too_long()
 
     def take(self, num_bytes: int, num_more: int, owner: str) -> int:
-        """Count a part of a body that had `num_bytes`, and return the new length. ApiError if the length exceeds the
-        limit of one request, of all requests, or of the `owner` (see `BodyMemory`)."""
+        """Count a part of a body that had `num_bytes`, and return the new length. Raises ApiError if the length exceeds
+        the limit of one request, of all requests, or of the `owner` (see `BodyMemory`)."""
         size = num_bytes + num_more
         if size > self._settings().max_body_bytes:
             raise self._too_long()
@@ -51,7 +51,7 @@ class Bodies:
         return ApiError(413, f"the body is longer than {self._settings().max_body_bytes:,} bytes", "body_too_long")
 
     async def read(self, headers: Mapping[str, str], raw: bytes) -> ClientRequest:
-        """The request in a body. ApiError if it is invalid. A long or compressed body is read in a thread."""
+        """The request in a body. Raises ApiError if it is invalid. A long or compressed body is read in a thread."""
         path = headers[":path"].partition("?")[0]
         encoding = headers.get("content-encoding", "identity").lower()
         if len(raw) <= LONG_BYTES and encoding == "identity":

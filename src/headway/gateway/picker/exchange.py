@@ -352,7 +352,8 @@ class Exchange:
         return self._in_flight
 
     async def _placed(self, in_flight: PickedRequest) -> LiveReplica:
-        """The replica that control chooses, at once or when one has room. ApiError if control rejects the request."""
+        """The replica that control chooses, at once or when one has room. Raises ApiError if control rejects the
+        request."""
         try:
             if in_flight.reservation is None and in_flight.outcome is None:
                 await self._wait_for_replica(in_flight)

@@ -58,7 +58,7 @@ CONTINUE_RESPONSE_BODY = _encoded(pb.ProcessingResponse(response_body=pb.BodyRes
 
 
 def request_headers_of(sent: pb.HeaderMap) -> dict[str, str]:
-    """A request's headers. ApiError if they exceed the gateway's own limits, because few bytes can make many
+    """A request's headers. Raises ApiError if they exceed the gateway's own limits, because few bytes can make many
     objects."""
     if len(sent.headers) > MAX_HEADERS or sent.ByteSize() > MAX_HEAD_BYTES:
         what = f"more than {MAX_HEADERS} headers, or {MAX_HEAD_BYTES:,} bytes of them"

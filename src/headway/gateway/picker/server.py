@@ -74,7 +74,7 @@ class Picker:
         await Exchange(self._gateway, self._bodies, _Call(context)).run()
 
     def listen(self, address: str) -> int:
-        """Listen at `host:port`, and return the port. HeadwayError if the address cannot be used."""
+        """Listen at `host:port`, and return the port. Raises HeadwayError if the address cannot be used."""
         try:
             if self._tls is None:
                 return int(self._server.add_insecure_port(address))

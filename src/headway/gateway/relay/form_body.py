@@ -14,7 +14,7 @@ class Form:
     """One form and its text fields. A repeated field has its last value."""
 
     def __init__(self, raw: bytes, content_type: str) -> None:
-        """ApiError if the body is not a form."""
+        """Raises ApiError if the body is not a form."""
         self.raw = raw
         self.fields: dict[str, str] = {}
         self._places: dict[str, list[tuple[int, int]]] = {}

@@ -41,8 +41,8 @@ Fields = dict[str, Raw]
 def decode(raw: bytes) -> tuple[Any, Fields | None]:
     """A body's value and, if the body is long, its raw fields.
 
-    The value of a long body that is not an object is None. ApiError beyond the limits; raises one of `DECODE_ERRORS` if
-    the body is invalid.
+    The value of a long body that is not an object is None. Raises ApiError beyond the limits; raises one of
+    `DECODE_ERRORS` if the body is invalid.
     """
     if len(raw) <= LONG_BYTES:
         if len(raw) > MAX_DEPTH and _may_be_deep(raw):
@@ -80,7 +80,7 @@ def encode(body: Mapping[str, Any], read: Mapping[str, Any], fields: Fields) -> 
 
 
 def check(raw: bytes) -> None:
-    """ApiError if the body exceeds a limit. It need not be valid JSON."""
+    """Raises ApiError if the body exceeds a limit. It need not be valid JSON."""
     num_parts = num_values = depth = 0
     for outside, num_strings in _outside_strings(raw):
         num_parts += num_strings + outside.count(b"[") + outside.count(b"{")
@@ -96,8 +96,8 @@ def check(raw: bytes) -> None:
 
 
 def _outside_strings(raw: bytes | memoryview) -> Iterator[tuple[bytes, int]]:
-    """For each slice: the bytes outside of strings, and the number of strings that begin. ApiError for an endless
-    key."""
+    """Returns, for each slice, the bytes outside of strings, and the number of strings that begin. Raises ApiError for
+    an endless key."""
     start = string_start = 0
     is_inside = False
     while start < len(raw):
@@ -118,7 +118,7 @@ def _outside_strings(raw: bytes | memoryview) -> Iterator[tuple[bytes, int]]:
 
 
 def _check_elements(raw: memoryview) -> None:
-    """ApiError if an array that is not all numbers has too many elements to be split in one call."""
+    """Raises ApiError if an array that is not all numbers has too many elements to be split in one call."""
     num_elements = depth = 0
     for outside, _ in _outside_strings(raw):
         start = 0

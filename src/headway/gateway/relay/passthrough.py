@@ -128,7 +128,8 @@ class Passthrough:
             self.generated_tokens = counts.completion_tokens or self.generated_tokens
 
     def measure_whole(self, data: bytes) -> Usage | None:
-        """Token counts of an answer that was not streamed; None if not reported. EngineError if it is an error."""
+        """Token counts of an answer that was not streamed; None if not reported. Raises EngineError if it is an
+        error."""
         value = _decoded(data)
         self.unread = "" if isinstance(value, dict | list) else loose_json.NOT_OBJECT
         if value is loose_json.UNREAD:

@@ -78,7 +78,7 @@ class Quarantine:
         return list(self.until_s.items())
 
     def check(self, body: bytes, now: float) -> None:
-        """ApiError if a copy of this body broke engines, unless this process knows the body to be harmless."""
+        """Raises ApiError if a copy of this body broke engines, unless this process knows the body to be harmless."""
         digest = _digest(body)
         until_s = self.until_s.get(digest)
         if until_s is None or self.is_harmless(body):

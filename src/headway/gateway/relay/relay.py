@@ -232,7 +232,7 @@ class Relay:
     # Sending the request to an engine.
 
     async def _attempt(self, replica: EngineEndpoint) -> None:
-        """Send the request to a replica and relay its response. EngineError if the replica fails."""
+        """Send the request to a replica and relay its response. Raises EngineError if the replica fails."""
         request = self._request
         if replica.adapter.template is not None and request.is_chat and self.meter.partial.prompt is None:
             await self._builder.learn_prompt(replica)
@@ -421,8 +421,8 @@ class Relay:
         self._response.writer.write(b"")
 
     def _end_too_long(self) -> None:
-        """End a stream that its engine does not end, and abort it at the engine. EngineError for an API in which only
-        the engine can end the answer."""
+        """End a stream that its engine does not end, and abort it at the engine. Raises EngineError for an API in which
+        only the engine can end the answer."""
         replica = self.in_flight.replica
         name = "the replica" if replica is None else replica.name
         log.warning("%s generates more tokens than request %s allows", name, self.in_flight.request_id)
@@ -517,8 +517,8 @@ class Relay:
     # After a failure.
 
     def _release_failed(self, replica: EngineEndpoint, error: EngineError) -> None:
-        """Release the request after a failed attempt, so that it is placed again. ApiError if the client gets the
-        failure."""
+        """Release the request after a failed attempt, so that it is placed again. Raises ApiError if the client gets
+        the failure."""
         in_flight, attempts, meter, response = self.in_flight, self._attempts, self.meter, self._response
         in_flight.raise_if_ended()
         is_moving, is_prefill_leg = in_flight.move_target is not None, False

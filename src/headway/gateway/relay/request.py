@@ -45,8 +45,8 @@ MIN_SLO_MS, MAX_SLO_MS = 1e-3, 1e12
 _BODY_CHARS, _MESSAGE_CHARS = 256, 40
 """Characters of a body's JSON, and of each message's JSON, that do not belong to a prompt."""
 MEDIA_TOKENS = 16_384
-"""Most tokens of an image: Qwen2.5-VL's `max_pixels`, 12,845,056, in patches of 28 x 28 pixels. Other models have
-fewer."""
+"""Maximum number of tokens of an image: Qwen2.5-VL's `max_pixels`, 12,845,056, in patches of 28 x 28 pixels. Other
+models have fewer."""
 _PAIRS = (("query", "documents"), ("text_1", "text_2"), ("queries", "documents"), ("query", "items"))
 """Fields of texts that are compared, each with its partner. One text of a field is combined with every text of the
 partner."""

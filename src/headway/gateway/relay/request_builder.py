@@ -67,8 +67,9 @@ class RequestBuilder:
                 partial.prompt = await replica.render_chat(request.body)
 
     async def learn_end_of_reasoning(self, replica: EngineEndpoint) -> None:
-        """Ask the engine that will continue for the text of tokens that may have ended the reasoning. EngineError if it
-        is gone; CannotResumeError without a reply, because the answer might be taken for reasoning."""
+        """Ask the engine that will continue for the text of tokens that may have ended the reasoning. Raises
+        EngineError if it is gone; CannotResumeError without a reply, because the answer might be taken for reasoning.
+        """
         partial = self._meter.partial
         if ids := partial.unread_ids():
             text = await replica.text_of(ids)

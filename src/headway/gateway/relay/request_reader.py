@@ -68,7 +68,7 @@ Prompt = tuple[str, list[int] | None]
 
 
 def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientRequest:
-    """Read a request's body and headers (names in lower case). ApiError if they are invalid."""
+    """Read a request's body and headers (names in lower case). Raises ApiError if they are invalid."""
     if path in FORMS:
         return _read_form(path, raw, headers)
     try:
@@ -128,7 +128,7 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
 
 
 def checked_model(name: str) -> str:
-    """A model's name. ApiError if it is too long."""
+    """A model's name. Raises ApiError if it is too long."""
     if len(name) > MAX_NAME_CHARS:
         raise _long_model()
     return name

@@ -177,7 +177,7 @@ class LiveReplica(EngineEndpoint):
             id, pool.name, pool.model.name, url, adapter, context_tokens, api_key=api_key, is_hosted=is_hosted
         )
         self.most_concurrent = None if pool.hosted is None else pool.hosted.max_concurrent
-        """Most requests at a time; None: limited only by the policies' window."""
+        """Maximum number of requests at a time; None: limited only by the policies' window."""
         self.reported_model = engine_model or None
         self._pool = pool
         self.gpu, self.region = pool.gpu.name, pool.region
@@ -198,7 +198,7 @@ class LiveReplica(EngineEndpoint):
         self.num_by_tier: dict[int, int] = {}
         self.queue_lengths = [0] * (1 if self._queued is None else self._queued.num_queues)
         self._expected: dict[int, tuple[int, list[int]]] = {}
-        """By request: its prompt tokens, and the tokens expected in the cache by events."""
+        """Maps each request to its prompt tokens, and the tokens expected in the cache by events."""
         self._declared_adapters = frozenset(pool.lora_names)
         self._known_adapters = self.adapters
         self.on_adapters: Callable[[], None] = _ignore

@@ -159,7 +159,7 @@ class DualDispatch:
 
 
 def check_answer(answer: bytes, content_type: str) -> None:
-    """EngineError if an answer with status 200 reports an error or an abort, or is not a JSON object.
+    """Raises EngineError if an answer with status 200 reports an error or an abort, or is not a JSON object.
 
     Such an answer does not show that the prompt was computed, and the decode replica would wait for minutes.
     """

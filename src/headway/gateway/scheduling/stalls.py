@@ -33,7 +33,7 @@ _CANARY_SHARE = 1 / 3
 """Time for the answer to the one-token request, as a share of an engine's limit. Streams are aborted afterwards: if a
 new request got a token, theirs should have come, too."""
 _MAX_LEARNT = 4
-"""Most finished requests of a replica to learn from between two checks."""
+"""Maximum number of finished requests of a replica to learn from between two checks."""
 _WEIGHT = 0.2
 """Weight of the newest observation in a replica's mean ratio of observed to expected times."""
 
@@ -106,19 +106,19 @@ class StallWatch:
         self._times, self._has_alternative = times, has_alternative
         self._stays: dict[int, _Stay] = {}
         self._silent_s: dict[int, float] = {}
-        """By replica with requests: time since the last sign of life."""
+        """Maps each replica with requests to the time since the last sign of life."""
         self._streams_silent_s: dict[int, float] = {}
-        """By replica with several begun streams: time since one of them brought a token."""
+        """Maps each replica with several begun streams to the time since one of them brought a token."""
         self._silence_suspected_s: dict[int, float] = {}
-        """By replica: how long it had been silent when it was last suspected."""
+        """Maps each replica to how long it had been silent when it was last suspected."""
         self._ratios: dict[int, float] = {}
-        """By replica that has answered: observed over expected times."""
+        """Maps each replica that has answered to the ratio of observed to expected times."""
         self._steps_s: dict[int, float] = {}
-        """By replica: expected time of an iteration at this check."""
+        """Maps each replica to the expected time of an iteration at this check."""
         self._num_learnt: dict[int, int] = {}
-        """By replica: finished requests learnt from since the last check."""
+        """Maps each replica to the number of finished requests learnt from since the last check."""
         self._pools: dict[str, set[int]] = {}
-        """By pool: replicas that have answered."""
+        """Maps each pool to the replicas that have answered."""
 
     def use(self, limits: TimeLimits) -> None:
         """Use these limits from now on."""

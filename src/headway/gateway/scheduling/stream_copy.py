@@ -147,7 +147,7 @@ class StreamCopies:
         self._clock, self._max_bytes = clock, max_bytes
         self.num_bytes = 0
         self._ended: OrderedDict[bytes, tuple[StreamCopy, float]] = OrderedDict()
-        """By key: copies of ended streams, and until when they are kept, in that order."""
+        """Maps each key to copies of ended streams, and until when they are kept, in that order."""
         self.listen: Callable[[bytes], CopyListener] | None = None
         """Returns the listener of each new copy, by its key's digest."""
 

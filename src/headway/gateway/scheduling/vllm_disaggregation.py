@@ -62,7 +62,7 @@ def decode_body(body: dict[str, Any], params: Params | None) -> dict[str, Any]:
 
 
 def read_prefill_answer(data: bytes) -> PrefillAnswer:
-    """Decode a prefill replica's answer. EngineError if it is not a completion."""
+    """Decode a prefill replica's answer. Raises EngineError if it is not a completion."""
     try:
         return msgspec.json.decode(data, type=PrefillAnswer)
     except msgspec.MsgspecError as error:

@@ -105,7 +105,7 @@ class AccessLog:
     takes_writer = True
 
     def __init__(self, app: Callable[..., Any], path: Path) -> None:
-        """HeadwayError if the file cannot be written."""
+        """Raises HeadwayError if the file cannot be written."""
         self._app = app
         self._lines = BackgroundJsonLines(JsonLinesFile(path, is_shared=True), what="access log lines")
 

@@ -143,7 +143,7 @@ async def _look_now(request: Request, gateway: Gateway) -> AutopilotState:
 
 
 async def _reload(request: Request, gateway: Gateway) -> Reload:
-    """Read the fleet file again. ApiError if it cannot be applied."""
+    """Read the fleet file again. Raises ApiError if it cannot be applied."""
     if gateway.request_reload is None:
         raise ApiError(409, "this gateway has no fleet file to reload", "conflict")
     reload = await gateway.request_reload("request")

@@ -43,7 +43,7 @@ _Handler = Callable[[Request, BatchService, str], Awaitable[Any]]
 _ID, _WINDOW = re.compile(ID_PATTERN), re.compile(WINDOW_PATTERN)
 _UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
 _FORM_BYTES = 1 << 16
-"""Most bytes of a form, without its file."""
+"""Maximum number of bytes of a form, without its file."""
 _ACCESS = Access(
     key=lambda settings: "client",
     exists=lambda settings: settings.batches is not None,

@@ -83,7 +83,7 @@ async def read_body(
     memory: BodyMemory,
     owner: str = "",
 ) -> bytes | None:
-    """The body of a request for an engine; None if the client has left. ApiError if it is too long or too late.
+    """The body of a request for an engine; None if the client has left. Raises ApiError if it is too long or too late.
 
     The caller frees its memory.
     """
@@ -150,8 +150,8 @@ async def _add_part(body: bytearray, receive: Receive) -> bool:
 
 
 def decompressed(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """A body without its content encoding. ApiError if the encoding is unknown, the data is damaged, or the content is
-    too long."""
+    """A body without its content encoding. Raises ApiError if the encoding is unknown, the data is damaged, or the
+    content is too long."""
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise ApiError(415, f"content-encoding {encoding[:32]!r}: expected gzip or deflate", "unsupported_encoding")
     decoder = zlib.decompressobj(_ANY_ZLIB)

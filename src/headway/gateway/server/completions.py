@@ -47,7 +47,7 @@ class RequestGateway(Protocol):
     def clock(self) -> Clock: ...
 
     async def begin(self, request: ClientRequest, caller: Caller, writer: ResponseWriter, request_id: str, /) -> Relay:
-        """Accept a request. ApiError if it is not accepted."""
+        """Accept a request. Raises ApiError if it is not accepted."""
 
     def end(self, request: ClientRequest, relay: Relay, /) -> None:
         """Account for a request whose relay has returned."""
@@ -167,7 +167,7 @@ class CompletionsApp:
             self._memory.free(num_bytes, caller.owner)
 
     async def _read_beside(self, path: str, body: bytes, headers: dict[str, str], settings: Settings) -> ClientRequest:
-        """Read a request in a thread, because its body is long or compressed. ApiError if it is invalid."""
+        """Read a request in a thread, because its body is long or compressed. Raises ApiError if it is invalid."""
         encoding = headers.get("content-encoding", "identity").lower()
         read = partial(_read_encoded, path, body, headers, encoding, settings.max_body_bytes)
         return await asyncio.get_running_loop().run_in_executor(self._reader, read)

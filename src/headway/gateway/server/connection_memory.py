@@ -10,7 +10,7 @@ MAX_HELD_BYTES = 1 << 16
 MAX_UNREAD_BYTES = 1 << 16
 """Bytes of answers that the client has not read. Beyond them, writers and the next request wait."""
 READ_BYTES = 1 << 18
-"""Most bytes that the event loop reads at a time."""
+"""Maximum number of bytes that the event loop reads at a time."""
 
 
 class ConnectionMemory:

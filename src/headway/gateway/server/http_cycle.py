@@ -274,7 +274,7 @@ class HttpCycle:
 
 
 def _header_line(header: tuple[bytes, bytes]) -> bytes:
-    """The line of a header. ValueError if it is not one line of text."""
+    """The line of a header. Raises ValueError if it is not one line of text."""
     name, value = header
     line = b"%b: %b\r\n" % (name, value)
     is_text = len(line.translate(None, _NOT_IN_HEADERS)) == len(line)

@@ -32,7 +32,7 @@ _EXPOSED = (
 
 
 def with_middleware(app: Application, settings: Settings, access_log: Path | None) -> Application:
-    """The application wrapped in the layers that the settings ask for. HeadwayError if the access log cannot be
+    """The application wrapped in the layers that the settings ask for. Raises HeadwayError if the access log cannot be
     written."""
     if settings.cors is not None:
         app = CorsApplication(app, settings.cors)

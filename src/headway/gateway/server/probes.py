@@ -33,7 +33,7 @@ class ProbeServer:
     """Answers probes at `port` on all addresses. Created in the event loop whose turns show that the gateway lives."""
 
     def __init__(self, port: int, status: Callable[[], Status], hang_s: float) -> None:
-        """`status()` is called in the event loop. HeadwayError if the port is taken."""
+        """`status()` is called in the event loop. Raises HeadwayError if the port is taken."""
         self._read_status, self._hang_s = status, hang_s
         self._status, self._turn_s = status(), monotonic()
         self._open: deque[asyncio.StreamWriter] = deque()

@@ -38,7 +38,7 @@ class Access(Struct, frozen=True):
     """Errors of all endpoints with this access."""
 
     def check(self, request: Request, gateway: Gateway) -> None:
-        """Set `request.state.owner` to the owner of the key. ApiError if access is denied."""
+        """Set `request.state.owner` to the owner of the key. Raises ApiError if access is denied."""
         key, headers = self.key(gateway.settings), dict(request.headers)
         request.state.owner = gateway.keys.authenticate(headers).owner if key == "client" else ""
         if not self.exists(gateway.settings):

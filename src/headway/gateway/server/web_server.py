@@ -37,7 +37,7 @@ class Tls(Struct, frozen=True):
     """The certificate's key; None if it is in the same file."""
 
     def check(self) -> None:
-        """HeadwayError if certificate and key cannot be used together."""
+        """Raises HeadwayError if certificate and key cannot be used together."""
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certfile, self.keyfile, _no_password)
         except (OSError, ValueError) as error:
@@ -47,7 +47,7 @@ class Tls(Struct, frozen=True):
 
 
 def tls_of(certfile: Path | None, keyfile: Path | None) -> Tls | None:
-    """The certificate, after a check; None without one. HeadwayError if it cannot be used."""
+    """The certificate, after a check; None without one. Raises HeadwayError if it cannot be used."""
     if certfile is None:
         if keyfile is not None:
             raise HeadwayError("--keyfile: needs --certfile")
@@ -67,7 +67,7 @@ def not_installed(module: str, extra: str = "gateway") -> HeadwayError:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on this port; port 0 picks a free one. HeadwayError if the port is taken."""
+    """A listening socket on this port; port 0 picks a free one. Raises HeadwayError if the port is taken."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return _listener(family, address)
@@ -76,8 +76,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A socket that keeps this port for servers that share it; port 0 picks a free one. HeadwayError if the port is
-    taken."""
+    """A socket that keeps this port for servers that share it; port 0 picks a free one. Raises HeadwayError if the port
+    is taken."""
     with listen(host, port) as exclusive:  # fails if the port is taken, which a socket with SO_REUSEPORT does not
         family, where = exclusive.family, exclusive.getsockname()
     reserved = socket.socket(family, socket.SOCK_STREAM, _TCP)
@@ -114,7 +114,7 @@ def expected_hosts(settings: Settings, listener: socket.socket) -> ExpectedHosts
 
 
 def listen_shared(host: str, port: int, num: int) -> list[socket.socket]:
-    """`num` sockets on one port, to which Linux distributes connections. HeadwayError if the port is taken."""
+    """`num` sockets on one port, to which Linux distributes connections. Raises HeadwayError if the port is taken."""
     if sys.platform != "linux":  # other systems give all connections to one of the sockets
         return num * [listen(host, port)]
     with listen(host, port) as exclusive:  # fails if the port is taken, which a socket with SO_REUSEPORT does not

@@ -245,7 +245,7 @@ class PredictionDrift:
         self._replicas.pop(replica, None)
 
     def corrections(self) -> dict[str, tuple[float, float]]:
-        """By pool with a wrong model: the factors of prefill and decode, as medians over its replicas."""
+        """Maps each pool with a wrong model to the factors of prefill and decode, as medians over its replicas."""
         pools: dict[str, list[tuple[float, float]]] = {}
         for known in self._replicas.values():
             if known.factors:

@@ -29,7 +29,7 @@ class LoopDelay:
         """`num_taken`: how many delays of this loop are kept for the next call of `take`."""
         self._clock = clock
         self._worst_s: dict[int, float] = {}
-        """By sampling period: the longest delay that overlaps it."""
+        """Maps each sampling period to the longest delay that overlaps it."""
         self._untaken: deque[Delay] = deque(maxlen=num_taken)
         self._timer: asyncio.TimerHandle | None = None
 

@@ -143,7 +143,7 @@ class _Series:
         self.latencies = {_HOLD: self.hold, _E2E: self.e2e, _TTFT: self.ttft, _TPOT: self.tpot}
         self.overhead = Histogram(_BOUNDS_S)
         self.histograms: dict[tuple[str, str], Histogram] = defaultdict(partial(Histogram, _BOUNDS_S))
-        """By metric and phase. Only times between tokens have a phase."""
+        """Keyed by metric and phase. Only times between tokens have a phase."""
         self.histograms |= {name: latency.histogram for name, latency in self.latencies.items()}
         self.histograms[_OVERHEAD] = self.overhead
 
@@ -165,7 +165,7 @@ class PrometheusMetrics:
         self.num_responses: defaultdict[tuple[str, int], int] = defaultdict(int)
         """Answers by path and HTTP status."""
         self.hosted_tokens: dict[int, list[int]] = {}
-        """By hosted replica: the tokens that it has charged for: prompt, cached prompt and output tokens."""
+        """Maps each hosted replica to the tokens that it has charged for: prompt, cached prompt and output tokens."""
         self.tenants = KnownNames(MAX_TENANTS)
 
     def _series_of(self, request: MeasuredRequest) -> _Series:

@@ -177,12 +177,12 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     async def wait_for_headers(self) -> None:
-        """Wait until `status` and `headers` are set. EngineError if the connection fails before."""
+        """Wait until `status` and `headers` are set. Raises EngineError if the connection fails before."""
         while not self.status:
             await self._wait()
 
     async def read_part(self) -> bytes:
-        """The body's next bytes, empty at its end. EngineError if the body is cut off."""
+        """The body's next bytes, empty at its end. Raises EngineError if the body is cut off."""
         while not self._parts:
             if self.is_complete:
                 return b""
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def read(self, limit_bytes: int) -> bytes:
-        """The whole body. EngineError if it is truncated or longer than the limit."""
+        """The whole body. Raises EngineError if it is truncated or longer than the limit."""
         if self.is_complete and self._buffered <= limit_bytes:
             return self._take_parts()
         parts, size = [], 0
@@ -287,7 +287,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def _wait(self) -> asyncio.Future[None]:
-        """Completes at the next change. EngineError if the connection has failed."""
+        """Completes at the next change. Raises EngineError if the connection has failed."""
         if self._error is not None:
             raise type(self._error)(*self._error.args)
         self._waiter = waiter = asyncio.get_running_loop().create_future()
@@ -303,7 +303,7 @@ class Transport(Protocol):
     """Opens connections to one server."""
 
     async def connect(self) -> Connection:
-        """A new connection. OSError if the server does not accept one."""
+        """A new connection. Raises OSError if the server does not accept one."""
 
 
 class TcpTransport:
@@ -360,10 +360,11 @@ class Client:
         on_connection: Callable[[Connection], None] | None = None,
         may_resend: Callable[[], bool] = lambda: True,
     ) -> Connection:
-        """Send a request and wait for its status. `headers` are lines that end in CRLF. EngineError if none comes.
+        """Send a request and wait for its status. `headers` are lines that end in CRLF. Raises EngineError if none
+        comes.
 
-        `on_connection` is called before anything is sent, so that the caller can abort the connection while it waits.
-        A request is sent a second time, on a new connection, only if the server closed a kept connection at once and
+        `on_connection` is called before anything is sent, so that the caller can abort the connection while it waits. A
+        request is sent a second time, on a new connection, only if the server closed a kept connection at once and
         without a byte of an answer, and `may_resend()` agrees: the server may have begun to process it after all.
         """
         if self._drops_client_key:
@@ -439,7 +440,8 @@ class Client:
     async def fetch(
         self, path: str, timeout_s: float, body: bytes | None = None, headers: str = JSON
     ) -> tuple[int, bytes]:
-        """Status and body of a GET, or of a POST if there is a body. EngineError if there is no answer in time."""
+        """Status and body of a GET, or of a POST if there is a body. Raises EngineError if there is no answer in
+        time."""
         sent = ("GET", path) if body is None else ("POST", path, headers, body)
         try:
             async with asyncio.timeout(timeout_s):
@@ -452,7 +454,7 @@ class Client:
             raise NoAnswerError(f"no answer to {path} within {timeout_s:g} s") from None
 
     async def fetch_status(self, path: str, timeout_s: float) -> tuple[int, bytes]:
-        """Status of a GET, and the part of its body that comes soon. EngineError without a status in time."""
+        """Status of a GET, and the part of its body that comes soon. Raises EngineError without a status in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await self.request("GET", path)

@@ -79,7 +79,7 @@ class EngineEndpoint:
         self.engine_ordering = ""
         """The Headway ordering that the engine must run, with its arguments; empty if none is required."""
         self._unreadable: dict[str, float] = {}
-        """By unreadable path: until when it is not requested, on the event loop's clock."""
+        """Maps each unreadable path to until when it is not requested, on the event loop's clock."""
         self._unclear: set[str] = set()
         """Metrics that were logged as unknown."""
         self.bootstrap_port = 0
@@ -91,13 +91,13 @@ class EngineEndpoint:
         return self.max_context_tokens
 
     async def check_health(self, timeout_s: float) -> None:
-        """EngineError if the health check fails."""
+        """Raises EngineError if the health check fails."""
         status, data = await self.client.fetch_status(self.adapter.health, timeout_s)
         if status != 200 and not (self.is_hosted and status in _HOSTED_HEALTHY):
             raise RefusedError(status, data)
 
     async def _read(self, path: str, timeout_s: float) -> bytes | None:
-        """A page that the engine reports about itself; None if unreadable, and then not retried for a while.
+        """A page that the engine reports about itself; None if unreadable, and then not retried for a while. Raises
         EngineError if the engine cannot be reached."""
         now = asyncio.get_running_loop().time()
         if now < self._unreadable.get(path, now):
@@ -118,7 +118,7 @@ class EngineEndpoint:
         self._unreadable[path] = asyncio.get_running_loop().time() + _UNREADABLE_S
 
     async def read_details(self, timeout_s: float) -> None:
-        """Read the model's name and the longest request, as far as readable. EngineError if the engine cannot be
+        """Read the model's name and the longest request, as far as readable. Raises EngineError if the engine cannot be
         reached."""
         if self.is_hosted:
             return
@@ -140,7 +140,7 @@ class EngineEndpoint:
             self.max_context_tokens = min(listed.max_model_len, self.max_context_tokens)
 
     async def read_load(self, timeout_s: float) -> Load | None:
-        """The load by the engine's metrics; None without readable metrics. EngineError if the engine cannot be
+        """The load by the engine's metrics; None without readable metrics. Raises EngineError if the engine cannot be
         reached."""
         if self.adapter.metrics is None:
             return None
@@ -160,7 +160,8 @@ class EngineEndpoint:
         return load
 
     async def run_canary(self, timeout_s: float, num_tokens: int = 1) -> None:
-        """Complete `num_tokens` tokens: one without streaming, several as a stream. EngineError if the engine does not.
+        """Complete `num_tokens` tokens: one without streaming, several as a stream. Raises EngineError if the engine
+        does not.
 
         A single-phase engine completes one without an engine for the other phase.
         """
@@ -204,7 +205,7 @@ class EngineEndpoint:
             raise NoAnswerError(f"{num_tokens} tokens did not come within {limit_s:g} s") from None
 
     async def render_chat(self, body: dict[str, Any]) -> str | None:
-        """The prompt for a chat; None if the engine does not render chats, or not in time. EngineError if it is
+        """The prompt for a chat; None if the engine does not render chats, or not in time. Raises EngineError if it is
         gone."""
         if self.adapter.template is None:
             return None
@@ -222,7 +223,7 @@ class EngineEndpoint:
             raise EngineError("rendered no prompt of a chat") from None
 
     async def text_of(self, ids: list[int]) -> str | None:
-        """The text of these tokens; None if the engine does not return it. EngineError if it is gone."""
+        """The text of these tokens; None if the engine does not return it. Raises EngineError if it is gone."""
         if self.adapter.detokenize is None:
             return None
         body = {"model": self.reported_model or self.model, "tokens": ids}
@@ -265,7 +266,7 @@ class EngineEndpoint:
             return None
 
     async def read_num_slots(self, timeout_s: float) -> int:
-        """The number of llama.cpp's slots. EngineError if the server does not report it."""
+        """The number of llama.cpp's slots. Raises EngineError if the server does not report it."""
         status, data = await self.client.fetch("/props", timeout_s)
         try:
             num_slots = msgspec.json.decode(data, type=LlamaProps).total_slots if status == 200 else 0
@@ -276,7 +277,7 @@ class EngineEndpoint:
         return num_slots
 
     async def read_bootstrap_port(self, role: str, timeout_s: float) -> None:
-        """Read an SGLang engine's port for KV transfers. EngineError if it was not started for `role`."""
+        """Read an SGLang engine's port for KV transfers. Raises EngineError if it was not started for `role`."""
         data = await self._read("/get_server_info", timeout_s)
         if data is None:
             return
@@ -291,7 +292,7 @@ class EngineEndpoint:
 
 
 async def _read_stream(connection: Connection) -> None:
-    """Read a stream to its end. EngineError if it breaks, reports an error, or ends early."""
+    """Read a stream to its end. Raises EngineError if it breaks, reports an error, or ends early."""
     splitter, has_finished = EventSplitter(), False
     while part := await connection.read_part():
         for event in splitter.split(part):

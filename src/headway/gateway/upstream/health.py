@@ -75,7 +75,7 @@ class Refusals:
 
     def __init__(self) -> None:
         self._num_trusted: dict[int, int] = {}
-        """By replica: how many refusals are relayed without a second attempt."""
+        """Maps each replica to how many refusals are relayed without a second attempt."""
 
     def needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
         """Whether to try another replica when one has refused a request.
@@ -187,7 +187,7 @@ class HealthMonitor(Generic[Replica]):
         self._is_exhausted = False
         """Whether it was logged that this process cannot probe replicas at the moment."""
         self._listed_s: dict[int, float] = {}
-        """By replica: when it was last asked for its models and adapters."""
+        """Maps each replica to when it was last asked for its models and adapters."""
 
     def use(self, settings: Settings) -> None:
         """Use these settings from now on."""

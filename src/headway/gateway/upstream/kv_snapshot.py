@@ -83,7 +83,8 @@ class KvSnapshot:
         return []
 
     async def restore(self, engine: EngineEndpoint, slot: int | None) -> None:
-        """Restore the snapshot, if there is one, to a slot of another server. EngineError if the server is gone."""
+        """Restore the snapshot, if there is one, to a slot of another server. Raises EngineError if the server is
+        gone."""
         if self._file is not None and slot is not None and self._file.parent == engine.kv_folder:
             await _post(engine, slot, "restore", self._file)
         await self.delete()
@@ -100,7 +101,7 @@ class KvSnapshot:
 
 
 def _locked(file: Path) -> IO[bytes]:
-    """The opened file, locked if its file system supports locks. OSError if it cannot be opened."""
+    """The opened file, locked if its file system supports locks. Raises OSError if it cannot be opened."""
     opened = file.open("rb")
     with suppress(OSError):
         fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -114,7 +115,7 @@ def _delete(file: Path, lock: IO[bytes] | None) -> None:
 
 
 async def _post(engine: EngineEndpoint, slot: int, action: str, file: Path) -> bool:
-    """Let the server save or restore a slot, once nothing runs in it. EngineError if it does not answer."""
+    """Let the server save or restore a slot, once nothing runs in it. Raises EngineError if it does not answer."""
     path = f"/slots/{slot}?action={action}"
     status, data = await engine.client.fetch(path, _TIMEOUT_S, msgspec.json.encode({"filename": file.name}))
     if status != 200:
@@ -178,7 +179,7 @@ def delete_stale(folders: Collection[Path]) -> None:
 
 
 def _is_stale(file: Path) -> bool:
-    """Whether a snapshot is a leftover. OSError if another process has locked it.
+    """Whether a snapshot is a leftover. Raises OSError if another process has locked it.
 
     A snapshot from the future is one, too: the machine's clock was set back.
     """

@@ -100,7 +100,7 @@ class _Host:
         self.outcomes = _Window(window_s)
         """Failures, and requests."""
         self.latencies: dict[Latency, _Window] = {"first token": _Window(window_s), "between tokens": _Window(window_s)}
-        """By kind: seconds and expected seconds."""
+        """Maps each kind to its seconds and expected seconds."""
         self.until_s: float | None = None
         """The end of the current ejection."""
         self.num_ejections = 0

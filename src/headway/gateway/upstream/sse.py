@@ -30,7 +30,7 @@ class EventSplitter:
     _rest = b""
 
     def split(self, data: bytes) -> list[bytes]:
-        """The events completed by `data`, each with its blank line. EngineError for an endless event."""
+        """The events completed by `data`, each with its blank line. Raises EngineError for an endless event."""
         # a single event, the usual case
         if not self._rest and 0 < data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
             return [data]

@@ -43,10 +43,10 @@ from headway.gateway.workers.protocol import Link, Progress, Released
 log = logging.getLogger("headway.gateway")
 _REPORT_PERIOD_S = 0.02
 _REPORT_S_PER_STREAM = 50e-6
-"""Least reporting period per stream with new tokens, which bounds the scheduler's load."""
+"""Minimum reporting period per stream with new tokens, which bounds the scheduler's load."""
 _BACKED_UP_PAUSE_S = 0.5
 _NUM_DELAYS = 600
-"""Most delays of the event loop that wait for the next report."""
+"""Maximum number of delays of the event loop that wait for the next report."""
 """Pause between reports while the scheduler does not read."""
 _SUCCESS_PERIOD_S = 0.02
 """A replica's successes are reported at most this often."""
@@ -179,7 +179,7 @@ class RemoteScheduler:
         return self.clock.now
 
     async def submit(self, client_request: ClientRequest, owner: str, request_id: str) -> PendingRequest:
-        """Let the scheduler accept a request. ApiError if it does not accept it."""
+        """Let the scheduler accept a request. Raises ApiError if it does not accept it."""
         if self.is_silent:
             raise scheduler_hangs()
         engines = [

@@ -123,7 +123,8 @@ class PlannerProcess:
 
 
 def _serve(connection: Connection) -> None:
-    """Runs in the process: compute plans one after the other. EOFError when the gateway closes the connection."""
+    """Runs in the process: compute plans one after the other. Raises EOFError when the gateway closes the
+    connection."""
     sys.path[:] = connection.recv()
     work = connection.recv()
     while True:

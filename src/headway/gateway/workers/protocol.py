@@ -309,7 +309,7 @@ def frame(message: object) -> bytes:
 
 
 def receive_config(link: socket.socket) -> WorkerConfig:
-    """Read the first message, before there is an event loop. EOFError if the scheduler is gone."""
+    """Read the first message, before there is an event loop. Raises EOFError if the scheduler is gone."""
     size = int.from_bytes(_receive_exactly(link, _LENGTH))
     return msgspec.msgpack.decode(_receive_exactly(link, size), type=WorkerConfig)
 

@@ -49,7 +49,7 @@ class StepTimeFactor(Struct, frozen=True):
     low: float
     high: float
     by: dict[str, float]
-    """For each latency: the factor at which its predicted mean equals the measured one."""
+    """Holds, for each latency, the factor at which its predicted mean equals the measured one."""
 
 
 class PartMeans(Struct, frozen=True):

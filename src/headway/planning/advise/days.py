@@ -23,12 +23,12 @@ from headway.workload.readers.run_parts import is_under_way
 from headway.workload.readers.shared import trace_file
 
 LEAST_REQUESTS = 100
-"""Least requests of a part: with fewer, one request is a whole point of SLO attainment."""
+"""Minimum number of requests of a part: with fewer, one request is a whole point of SLO attainment."""
 LEAST_JUDGED = 4
-"""Least parts to judge on, if the days have enough requests."""
+"""Minimum number of parts to judge on, if the days have enough requests."""
 PARTS_OF_ONE_DAY = 7
 MOST_PARTS = 16
-"""Most parts, of one day or of all days together, spread evenly."""
+"""Maximum number of parts, of one day or of all days together, spread evenly."""
 LEAD = 3.0
 """Lead and tail of a part, in multiples of the p99 of E2E. Requests in the lead and tail run but do not count."""
 LEAST_SCALED_S = 3600.0
@@ -52,7 +52,7 @@ class Day:
         return len(self.records.workload["arrival_s"])
 
     def without_models(self, names: Collection[str]) -> Day:
-        """The day without the requests for the models `names`. HeadwayError if it has none."""
+        """The day without the requests for the models `names`. Raises HeadwayError if it has none."""
         codes = [code for code, name in enumerate(self.records.models) if name in names]
         if not codes or "model" not in self.records.workload:
             return self
@@ -137,7 +137,8 @@ class Split(Struct, frozen=True):
 
 
 def read(folders: Sequence[Path]) -> list[Day]:
-    """The days in folders of records, in the order in which they ran. HeadwayError for a folder without requests."""
+    """The days in folders of records, in the order in which they ran. Raises HeadwayError for a folder without
+    requests."""
     days = []
     for folder in folders:
         if not is_under_way(folder):
@@ -161,7 +162,7 @@ def split(days: Sequence[Day], most_requests: int, is_scaled: bool = False) -> S
     """Parts to choose on and to judge on: alternating days, or alternating parts of a single day.
 
     Days with more than `most_requests` are cut into parts with equally many requests, and so are few days of a fleet
-    that does not scale. HeadwayError if there are too few requests.
+    that does not scale. Raises HeadwayError if there are too few requests.
     """
     if len(days) == 1:
         return _of_one_day(days[0], most_requests)

@@ -115,7 +115,7 @@ def judge(
 def compare(
     candidate: Candidate, parts: Sequence[Part], trials: Trials, target: float, factors: Sequence[float]
 ) -> Proposal:
-    """The gain of a change, also if it is negative. HeadwayError if the change cannot be rehearsed."""
+    """The gain of a change, also if it is negative. Raises HeadwayError if the change cannot be rehearsed."""
     worlds = [trials.gains([candidate], parts, target, factor) for factor in (1.0, *factors)]
     if candidate in trials.refused:
         raise HeadwayError(f"{candidate.name}: {trials.refused[candidate]}")
@@ -184,7 +184,7 @@ def times_needed(
 def _by_day(
     worlds: Sequence[Sequence[Gain]], parts: Sequence[Part], value: Callable[[Gain], float]
 ) -> tuple[list[list[float]], list[float]]:
-    """For each world: the mean of each day, and the mean over the days."""
+    """Returns, for each world, the mean of each day, and the mean over the days."""
     by_day = [[fmean(map(value, each)) for each in _grouped(gains, parts).values()] for gains in worlds]
     return by_day, [fmean(each) for each in by_day]
 

@@ -20,7 +20,7 @@ _NUMBERS = ("replicas", "endpoints")
 _ELSEWHERE = ("endpoints_file", "processes", "kubernetes", "inference_pool")
 """Keys that locate replicas without listing them one by one for either side."""
 _FIRST_TOKENS = {"vllm": "decode", "sglang": "sent"}
-"""By engine: the replica whose first token the client receives (docs/disaggregation.md)."""
+"""Maps each engine to the replica whose first token the client receives (docs/disaggregation.md)."""
 
 
 def phases(today: Scenario, document: Mapping[str, Any]) -> Iterator[Candidate | LeftOut]:

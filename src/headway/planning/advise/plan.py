@@ -37,7 +37,7 @@ class AdviceOptions(Struct, frozen=True):
     kinds: tuple[str, ...] = KINDS
     max_rehearsals: int = MOST_REHEARSALS
     max_requests: int = MOST_REQUESTS
-    """Most requests of one rehearsal of a part of a day."""
+    """Maximum number of requests of one rehearsal of a part of a day."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FleetFile:
     text: str
     name: str
     assemble: Assemble
-    """The scenario of a document with requests. HeadwayError if it cannot be run."""
+    """The scenario of a document with requests. Raises HeadwayError if it cannot be run."""
     why_not_served: Callable[[Mapping[str, Any]], str] | None = None
     """Why `headway serve` would reject a document without requests; None: the current file cannot be served."""
 
@@ -98,8 +98,8 @@ def advise(
 ) -> Advice:
     """Changes to a fleet, by its recorded days. `candidate`: compare this one with today's, and try no other.
 
-    Rehearsals are cached one by one, so that an interrupted answer resumes. HeadwayError if the records or the fleet
-    cannot be used, or no request has an SLO.
+    Rehearsals are cached one by one, so that an interrupted answer resumes. Raises HeadwayError if the records or the
+    fleet cannot be used, or no request has an SLO.
     """
     for kind in options.kinds:
         if kind not in KINDS:
@@ -129,7 +129,7 @@ def advise(
 
 
 def _as_they_ran(fleet: FleetFile, days: Sequence[Day]) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
-    """By day: the document of the fleet that ran, and the assumptions about it."""
+    """Maps each day to the document of the fleet that ran, and the assumptions about it."""
     ran, notes = dict[str, Mapping[str, Any]](), []
     for day in days:
         document, note = as_it_ran(day, fleet.document)

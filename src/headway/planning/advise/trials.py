@@ -89,10 +89,10 @@ class Trials:
     def outcomes(
         self, wanted: Sequence[Candidate | None], parts: Sequence[Part], factor: float = 1.0
     ) -> dict[Candidate | None, list[Outcome]]:
-        """For each candidate, and for today's fleet (None): the outcome on each part, with step times multiplied by
-        `factor`.
+        """Returns, for each candidate, and for today's fleet (None), the outcome on each part, with step times
+        multiplied by `factor`.
 
-        Candidates with a failed rehearsal are left out. HeadwayError if today's fleet cannot be rehearsed.
+        Candidates with a failed rehearsal are left out. Raises HeadwayError if today's fleet cannot be rehearsed.
         """
         order = [(each, part) for part in parts for each in wanted]
         tasks = [

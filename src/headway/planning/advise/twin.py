@@ -165,7 +165,7 @@ def _with_step_times(pool: Any, todays: Any) -> Any:
 
 
 def check(days: Sequence[Day], rehearsed: Sequence[Rehearsed], slo: Any) -> TwinCheck:
-    """The residuals of each day, and of each latency over all days. HeadwayError if no day can be rehearsed."""
+    """The residuals of each day, and of each latency over all days. Raises HeadwayError if no day can be rehearsed."""
     residuals, notes, factors = [], [], []
     logs: dict[str, list[tuple[float, float]]] = {}
     for day, one in zip(days, rehearsed, strict=True):

@@ -112,7 +112,7 @@ class _UnloadedReplica:
         self.engine, self.line, self.kv_tokens = pool.engine, step.line, kv_tokens
         self.window = pool.model.sliding_window_tokens or 0
         self.most_tokens = 1 if pool.engine.drafts is None else pool.engine.drafts.most_tokens
-        """Most tokens of a sequence in an iteration."""
+        """Maximum number of tokens of a sequence in an iteration."""
 
     def prefill_s(self, tokens: float) -> float:
         left, before, total_s = max(int(tokens), 1), 0, 0.0

@@ -69,14 +69,14 @@ class CapacityOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """The plan must also meet its targets with this many times the requests; otherwise all candidates are rehearsed
     with that many."""
     most_requests: int = 80_000
-    """Most requests of the longest rehearsal."""
+    """Maximum number of requests of the longest rehearsal."""
 
 
 def plan(source: Source, options: CapacityOptions, resources: Resources) -> tuple[CapacityPlan, CapacityRehearsal]:
     """The cheapest fleet for a scenario's workload, and the rehearsals behind it.
 
     The first pool of the document's fleet gives the model and the engine. The plan is the same with any number of
-    worker processes. HeadwayError if the document is invalid or there is no target.
+    worker processes. Raises HeadwayError if the document is invalid or there is no target.
     """
     if not options.gpus and not _names_gpu(source.document):
         options = structs.replace(options, gpus=DEFAULT_GPUS)
@@ -204,7 +204,7 @@ def _caveats(best: CapacityPlan, rehearsal: CapacityRehearsal) -> Iterator[str]:
 
 
 def scenario_yaml(best: CapacityPlan, rehearsal: CapacityRehearsal) -> str:
-    """The plan as a scenario file for `headway simulate`. HeadwayError if there is no plan."""
+    """The plan as a scenario file for `headway simulate`. Raises HeadwayError if there is no plan."""
     if best.choice is None or best.choice.replicas is None:
         raise HeadwayError("no plan meets the targets, so there is none to write")
     document = fleet_document(rehearsal.document, best.choice.candidate, best.choice.replicas, rehearsal.regions)
@@ -260,7 +260,7 @@ def _names_gpu(document: Mapping[str, Any]) -> bool:
 
 
 def _candidates(spec: Spec, options: CapacityOptions) -> Iterator[CapacityCandidate]:
-    """Every GPU with every tp, routing and ordering. HeadwayError for an unknown name."""
+    """Every GPU with every tp, routing and ordering. Raises HeadwayError for an unknown name."""
     names, own = options.gpus or tuple(pool.gpu for pool in spec.fleet), own_of(spec, Places())
     gpus = {own.gpu(name).name: own.gpu(name) for name in names}
     routings = options.routings or _names("routing", spec.policies.routing)

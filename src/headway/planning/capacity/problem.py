@@ -28,7 +28,7 @@ class Targets(Struct, frozen=True, forbid_unknown_fields=True):
     e2e_p99_s: float | None = None
     """99th percentile of the time from arrival to the last token."""
     attainment: float | None = None
-    """Least share of requests that meet all of their SLOs."""
+    """Minimum share of requests that meet all of their SLOs."""
 
 
 class CapacityCandidate(Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,7 +95,8 @@ class RehearsalMetrics(Struct, frozen=True, forbid_unknown_fields=True):
     kwh_per_day: float | None = None
     """Energy of the GPUs at their mean power in the rehearsal; None: unknown."""
     longest: dict[str, float] = {}
-    """By kind of SLO: the factor on predicted latencies that 90% of measured runs stay below; empty: unknown."""
+    """Maps each kind of SLO to the factor on predicted latencies that 90% of measured runs stay below; empty:
+    unknown."""
     attainment_if_longest: float | None = None
     """`attainment` if all latencies were longer by these factors; None: unknown."""
 

@@ -228,7 +228,7 @@ def cheapest_fleet(
     """The cheapest candidate and number of replicas; `bounds[i]` belongs to `problem.candidates[i]`.
 
     `judge` is called where the verdict suffices, in place of `evaluate`. The plan does not depend on the order in which
-    `together` makes calls. HeadwayError without a candidate or a target.
+    `together` makes calls. Raises HeadwayError without a candidate or a target.
     """
     _check(problem)
     search = _CapacitySearch(problem, evaluate, judge, together, progress)

@@ -35,7 +35,7 @@ from headway.workload.quality import Scores
 RARE = 0.05
 """A stage that a smaller share of requests reaches has less weight in a p95 over all requests."""
 MIN_DISTANCE = 0.02
-"""Least distance between candidates: the difference in the share of requests that some stage processes."""
+"""Minimum distance between candidates: the difference in the share of requests that some stage processes."""
 NEAR = 0.5
 """Points of quality by which candidates with the best plan's replicas may exceed it."""
 EVALUATIONS, PRICED_EVALUATIONS = 12, 4
@@ -82,7 +82,7 @@ def with_held_out(plan: CascadePlan, scores: Scores) -> CascadePlan:
 
 
 def best_plan_of(search: Search, result: SearchResult, planner: str) -> CascadePlan:
-    """The best plan of a search. HeadwayError if no routing can be deployed."""
+    """The best plan of a search. Raises HeadwayError if no routing can be deployed."""
     best = search.best(result.objective)
     if best is None:
         problem = search.problem

@@ -42,7 +42,7 @@ class StageLatencies:
         return self.num_evaluated + self.num_cached
 
     def p95_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
-        """`StageEvaluator.p95_latency_s`. HeadwayError if it is negative or not a number."""
+        """`StageEvaluator.p95_latency_s`. Raises HeadwayError if it is negative or not a number."""
         key = f"{model.name} | {replicas.label} | {rate_rps!r} | {lengths.key}"
         if key in self.known:
             self.num_cached += 1

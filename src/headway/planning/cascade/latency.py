@@ -27,7 +27,7 @@ from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
 
 MOST_REQUESTS = 2000
-"""Most requests of the cascade in the simulation of a stage; a longer span is truncated."""
+"""Maximum number of requests of the cascade in the simulation of a stage; a longer span is truncated."""
 
 BATCHES = 4
 """Full batches of a stage's replicas that wait at the start of a measurement of the sustained rate."""

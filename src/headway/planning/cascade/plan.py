@@ -51,8 +51,8 @@ class PlanConfidence(Struct, frozen=True, forbid_unknown_fields=True):
     processing_ratios: tuple[Interval, ...]
     """Share of the requests that reach each stage, at the plan's thresholds."""
     thresholds: tuple[Interval | None, ...]
-    """For each stage except the last: the lowest threshold that reaches the plan's quality, with the other thresholds
-    as planned; None if some draws have none."""
+    """Holds, for each stage except the last, the lowest threshold that reaches the plan's quality, with the other
+    thresholds as planned; None if some draws have none."""
 
 
 class FreshDraws(Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,7 +83,7 @@ class CascadeAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     regrets: tuple[Regret, ...] = ()
     """Losses of plans under each judge error."""
     pools: tuple[PoolCalibration, ...] = ()
-    """For each pool of the plan: whether its step times were measured on its GPU and engine."""
+    """Holds, for each pool of the plan, whether its step times were measured on its GPU and engine."""
 
 
 def plan(request: PlanningRequest, resources: Resources) -> CascadeAnswer:

@@ -21,8 +21,8 @@ from headway.workload.quality import Scores
 
 Floats = npt.NDArray[np.float64]
 MOST_GPUS = 512
-"""Most GPUs of one type. The search keeps every number of GPUs of each stage: 17 s of CPU for 512, 50 s and 5.6 GB for
-1,024."""
+"""Maximum number of GPUs of one type. The search keeps every number of GPUs of each stage: 17 s of CPU for 512, 50 s
+and 5.6 GB for 1,024."""
 
 
 class Replicas(Struct, frozen=True, order=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -75,7 +75,7 @@ class ComboShapes(Struct, frozen=True, order=True, forbid_unknown_fields=True):
     least: float
     """Fewest prefill replicas per decode replica; counts are rounded up or down to whole numbers."""
     most: float
-    """Most prefill replicas per decode replica."""
+    """Maximum number of prefill replicas per decode replica."""
     prefill_gpu: str = ""
     """Empty if there is one type of GPU."""
     decode_gpu: str = ""
@@ -162,7 +162,7 @@ Target = QualityFloor | LatencyBudget | Cheapest
 
 
 def target_of(quality: float | None, latency_s: float | None) -> Target:
-    """The target of a mean score, a p95 latency or both. HeadwayError for neither, or no score."""
+    """The target of a mean score, a p95 latency or both. Raises HeadwayError for neither, or no score."""
     if quality is not None and not 0 <= quality <= 100:
         raise HeadwayError(f"quality: {quality!r}; expected a mean score from 0 to 100")
     if latency_s is None:
@@ -208,13 +208,14 @@ class CascadeProblem:
     """Assign every GPU to a stage, as in 3.2; otherwise only GPUs that help, as in appendix D."""
     max_pp: int = 4
     max_kinds: int | None = 2
-    """Most shapes of one model's replicas at a time on each type of GPU (Table 3 has at most two); None: unlimited."""
+    """Maximum number of shapes of one model's replicas at a time on each type of GPU (Table 3 has at most two); None:
+    unlimited."""
     other_offers: tuple[Offer, ...] = ()
     """GPUs of further types, in addition to `num_gpus` of `gpu`, each with a limit."""
     usd_per_gpu_hour: float | None = None
     """Price of `gpu`; None: the catalog's."""
     max_types: int | None = 2
-    """Most types of GPU of one model's replicas at a time; None: unlimited."""
+    """Maximum number of types of GPU of one model's replicas at a time; None: unlimited."""
     combo_kinds: Mapping[str, tuple[ComboShapes, ...]] = field(default_factory=dict)
     """Kinds of combos allowed in each model's replica sets; a set has at most one."""
     names: tuple[str, ...] = field(init=False)

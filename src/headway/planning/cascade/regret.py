@@ -60,7 +60,7 @@ class Regret(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def regrets(request: PlanningRequest, latencies: StageLatencies, errors: Sequence[JudgeError]) -> tuple[Regret, ...]:
-    """The regret for each judge. HeadwayError unless the target is a quality."""
+    """The regret for each judge. Raises HeadwayError unless the target is a quality."""
     target, without_error = request.problem.target, _with_judge(request, JudgeError(0.0, 0.0))
     if not isinstance(target, QualityFloor):
         raise HeadwayError("regret: expected a quality to reach, and no latency")

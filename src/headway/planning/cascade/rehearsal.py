@@ -42,7 +42,7 @@ from headway.workload.table import QUALITY
 INHERITED_KEYS = ("gpu", "engine", "usd_per_gpu_hour", "coefficients", "start_s")
 """Keys that a model's new pools copy from their template pool."""
 ROUNDS = 6
-"""Most rounds of tightening the target."""
+"""Maximum number of rounds of tightening the target."""
 LEADING = 3
 """This many leading plans of a search must meet the target: the one with the smallest maximum and those with the least
 work, because a single plan may have favourable requests by chance."""

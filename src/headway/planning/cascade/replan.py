@@ -170,10 +170,10 @@ class UnrehearsedPlanner:
     """Step-time coefficients by model."""
     seed: int = 0
     units: Mapping[str, Mapping[Unit, int | None]] | None = None
-    """By model: the units that plans may start, with maximum numbers; None: replicas of any shape."""
+    """Maps each model to the units that plans may start, with maximum numbers; None: replicas of any shape."""
     handover_settings: HandoverSettings = field(default_factory=HandoverSettings)
     keys: Mapping[str, str] = field(default_factory=dict)
-    """By pool: the key of its step times in `coefficients`."""
+    """Maps each pool to the key of its step times in `coefficients`."""
 
     def __call__(
         self, scores: Scores, rate_rps: float, corrections: Mapping[str, tuple[float, float]] | None = None

@@ -32,7 +32,7 @@ SURE = 1.95
 """Critical value of the two-sample Kolmogorov-Smirnov test: 0.1% of sample pairs from one distribution differ by
 more."""
 LEAST = 0.05
-"""Least distance between two distributions that counts as a shift, even if a smaller one is significant."""
+"""Minimum distance between two distributions that counts as a shift, even if a smaller one is significant."""
 QUARTERS = 4
 """Parts of a period in which the latest change of scores is searched."""
 PATIENCE = 12
@@ -179,7 +179,8 @@ def unit(tp: int, pp: int = 1, gpu: str = "") -> Unit:
 
 
 def setup_of(plan: CascadePlan, pools: Mapping[ModelUnit, str]) -> CascadeSetup:
-    """A plan's setup with these pools. HeadwayError if its replicas do not consist of whole units of the pools."""
+    """A plan's setup with these pools. Raises HeadwayError if its replicas do not consist of whole units of the
+    pools."""
     planned = dict.fromkeys(pools.values(), 0)
     for stage in plan.stages:
         mixed = [part for part in stage.replicas if part.role == "mixed"]
@@ -248,7 +249,7 @@ class Replanner:
     config: Replan
     seed: int = 0
     planning_s: float = 0.0
-    """Least time between a shift and the new plan."""
+    """Minimum time between a shift and the new plan."""
     new_plans: list[NewPlan] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     """Texts on new plans, and on failures to plan."""

@@ -107,7 +107,7 @@ StageSets = Callable[[int, tuple[bool, ...]], ReplicaSets]
 
 
 def all_sets(problem: CascadeProblem) -> StageSets:
-    """All feasible sets of every model. HeadwayError if the first model fits on no shape."""
+    """All feasible sets of every model. Raises HeadwayError if the first model fits on no shape."""
     every = []
     for i, model in enumerate(problem.models):
         by_type, reasons = [], list[str]()

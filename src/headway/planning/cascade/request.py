@@ -80,7 +80,7 @@ class PlanningRequest:
 
 
 def make_request(source: Source, options: CascadeOptions, simulator: Simulator) -> PlanningRequest:
-    """The planning request of a document. HeadwayError if its workload has no scores or its fleet no pool.
+    """The planning request of a document. Raises HeadwayError if its workload has no scores or its fleet no pool.
 
     A workload that is the `trace` of a served day has that day's scores and rate.
     """
@@ -250,7 +250,7 @@ def _fleet_offers(pools: tuple[Pool, ...], gpus_per_server: int | None) -> tuple
 
 
 def _priced(gpus: Sequence[Offer], fleet_offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """The offers, with the fleet's price if they have none. HeadwayError if one has no limit."""
+    """The offers, with the fleet's price if they have none. Raises HeadwayError if one has no limit."""
     by_name, priced = {offer.gpu.name: offer for offer in fleet_offers}, list[Offer]()
     for offer in gpus:
         if offer.limit is None:

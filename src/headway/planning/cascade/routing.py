@@ -14,7 +14,7 @@ from headway.planning.cascade.problem import Floats, LatencyBudget, Target
 from headway.workload.quality import Scores
 
 MOST_CELLS = 6_000_000
-"""Most routings times requests held at a time."""
+"""Maximum number of routings times requests held at a time."""
 MOST_ROUTINGS = 12_000
 Number = float | Floats
 

@@ -56,7 +56,7 @@ class Effort(Struct, frozen=True, forbid_unknown_fields=True):
     """Number of best routings that are deployed again at the end of a search: with two shapes for a model's replicas,
     and the gap of `REFINED`."""
     min_distance: float = 0.03
-    """Least difference between the first routings, in the share of requests that some stage processes."""
+    """Minimum difference between the first routings, in the share of requests that some stage processes."""
 
     def __post_init__(self) -> None:
         counts = [each for each in (self.stable_rounds, self.max_evaluations) if each is not None]
@@ -67,7 +67,7 @@ class Effort(Struct, frozen=True, forbid_unknown_fields=True):
 REFINED = Effort(gap=0.01, max_evaluations=20)
 """Effort for the deployment of a refined routing."""
 REFINED_KINDS = 2
-"""Most shapes of one model's replicas, as in Table 3."""
+"""Maximum number of shapes of one model's replicas, as in Table 3."""
 
 
 @dataclass

@@ -43,7 +43,8 @@ Ranking = Literal["goodput", "eq15"]
 
 
 def group(model: Model, engine: Engine, offer: Offer, num_gpus: int) -> Group:
-    """`num_gpus` GPUs in as few instances as possible. HeadwayError if the model fits into none of the shapes."""
+    """`num_gpus` GPUs in as few instances as possible. Raises HeadwayError if the model fits into none of the
+    shapes."""
     if offer.limit is not None and num_gpus > offer.limit:
         raise HeadwayError(f"{num_gpus} x {offer.gpu.name}: there are {offer.limit}")
     reason: HeadwayError | None = None
@@ -158,7 +159,7 @@ def select(
     or by the estimate of served tokens per dollar; or `both` stay. The choices may differ, because the closed form
     assumes byte-bound decode, which on an H20 holds only for small batches. `per_pair`: number of profiled sizes for
     each pair of types and each aggregated type, those with the highest estimate; so every type remains a choice with
-    few profiles. `together` makes the calls of the profiler. HeadwayError if two services have one name.
+    few profiles. `together` makes the calls of the profiler. Raises HeadwayError if two services have one name.
     """
     if len({service.name for service in services}) < len(services):
         raise HeadwayError("services: a name is listed twice")

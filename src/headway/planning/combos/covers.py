@@ -19,9 +19,9 @@ import numpy as np
 from headway.planning.solver import CENT, Expression, Floats, Model, dot, integers, minimise, new_model, reals
 
 MOST_NODES = 60_000
-"""Most nodes of one search for covers; beyond it the solver gets the whole program."""
+"""Maximum number of nodes of one search for covers; beyond it the solver gets the whole program."""
 MOST_COVERS = 1_200
-"""Most covers of all services together to choose plans from."""
+"""Maximum number of covers of all services together to choose plans from."""
 ROUNDS = 24
 FIRST = 0.001
 """Share of the bound by which the first covers may exceed the cheapest; doubled in each round."""

@@ -106,7 +106,8 @@ class CurveAnswer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 def plan_curve(chosen: ServiceScenario, options: ComboOptions, resources: Resources) -> CurveAnswer:
-    """The cheapest fleet for a scenario's own arrivals, of both ways. HeadwayError where the arrivals have no curve."""
+    """The cheapest fleet for a scenario's own arrivals, of both ways. Raises HeadwayError where the arrivals have no
+    curve."""
     profiler, selection = profiled([chosen], options, resources)
     rates, window_s = window_rates(chosen)
     rehearsed = CurveRehearsal(chosen, options, selection.candidates, rates, Rehearsals(resources))
@@ -259,7 +260,7 @@ def sized_document(
 
 
 def curve_yaml(answer: CurveAnswer, chosen: ServiceScenario, options: ComboOptions) -> str:
-    """The planned fleet as a scenario file. HeadwayError if no size is met."""
+    """The planned fleet as a scenario file. Raises HeadwayError if no size is met."""
     best = answer.chosen
     if best is None:
         raise HeadwayError(f"{chosen.service.name}: no size keeps enough requests in time")

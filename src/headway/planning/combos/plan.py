@@ -57,7 +57,7 @@ ROUTINGS: tuple[str, ...] = ("cauchy", "least-loaded", "least-kv")
 LONGEST = 16
 """The longest rehearsal of a plan, as a multiple of `ComboOptions.num_requests`."""
 MOST_PLANS = 12
-"""Most plans that are rehearsed until one lasts."""
+"""Maximum number of plans that are rehearsed until one lasts."""
 MOST_RPS = 1e6
 """Highest rate of one service, because a single combo must serve a noticeable share of it."""
 ABOVE = 1 + 1e-6
@@ -81,7 +81,7 @@ class ComboOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     routings: tuple[str, ...] = ROUTINGS
 
     def __post_init__(self) -> None:
-        """HeadwayError for an invalid value."""
+        """Raises HeadwayError for an invalid value."""
         if not 0 < self.attainment <= 1:
             raise HeadwayError(f"attainment: {self.attainment:g}; expected more than 0, 1 at most")
         if not self.routings:
@@ -338,7 +338,7 @@ def problem_of(
 
 
 def scenario_yaml(answer: ComboAnswer, chosen: ServiceScenario) -> str:
-    """One service's part of the plan as a scenario file. HeadwayError if the plan has no combos for it."""
+    """One service's part of the plan as a scenario file. Raises HeadwayError if the plan has no combos for it."""
     planned = [each for each in answer.plan.combos if each.service == chosen.service.name]
     if not planned:
         raise HeadwayError(f"{chosen.service.name}: the plan has nothing for it")

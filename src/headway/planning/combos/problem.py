@@ -94,7 +94,7 @@ class Offer(Struct, frozen=True, forbid_unknown_fields=True):
     usd_per_hour: float | None = None
     """Price of one GPU; None: the catalog's."""
     gpus_per_server: int | None = None
-    """Most GPUs that one instance may span; None: the catalog's node."""
+    """Maximum number of GPUs that one instance may span; None: the catalog's node."""
     interruptions_per_hour: float = 0.0
     """Interruptions of one instance by the provider, as for spot GPUs."""
     restart_s: float = RESTART_S

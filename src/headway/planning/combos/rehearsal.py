@@ -26,7 +26,7 @@ from headway.planning.solver import Floats
 from headway.planning.stability import LENGTHEN
 
 HORIZON_S = 10.0
-"""Least duration of arrivals in one simulation of a profile, as far as `MOST_REQUESTS` permits."""
+"""Minimum duration of arrivals in one simulation of a profile, as far as `MOST_REQUESTS` permits."""
 LIVES = 4
 """Duration of a profile in lifetimes of a request that is as slow as its SLO allows. The first lifetime is not counted.
 In a shorter run fewer requests wait and decode than in the long term, so any rate looks sustainable."""
@@ -57,7 +57,7 @@ class ServiceScenario:
     rps: float
     handover: dict[str, Any]
     most_requests: int | None = None
-    """Most requests of a simulation; None: unlimited. A trace has a fixed number."""
+    """Maximum number of requests of a simulation; None: unlimited. A trace has a fixed number."""
     find_gpu: Callable[[str], Gpu] = catalog.gpu
     """Looks up a GPU in the scenario, then in the catalog."""
 

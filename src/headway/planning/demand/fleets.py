@@ -270,6 +270,6 @@ def week_rows(found: FleetDemandPlan) -> list[list[str]]:
 
 
 def check_chance(chance: float) -> None:
-    """HeadwayError for an invalid quantile."""
+    """Raises HeadwayError for an invalid quantile."""
     if not 0.5 <= chance < SUREST:
         raise HeadwayError(f"chance: {chance}; expected 0.5 or more, and less than {SUREST}")

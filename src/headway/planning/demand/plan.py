@@ -48,7 +48,7 @@ START_S = 300.0
 class DemandPlanOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     capacity: CapacityOptions = field(default_factory=CapacityOptions)
     chance: float = DEFAULT_CHANCE
-    """Least probability that the busiest hour of each week meets the targets."""
+    """Minimum probability that the busiest hour of each week meets the targets."""
     prices: DemandPrices = field(default_factory=DemandPrices)
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class DemandPlanOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def recorded_hour(forecast: DemandForecast) -> dict[str, Any]:
-    """The busiest recorded hour as a workload's `trace`. HeadwayError if the records are gone."""
+    """The busiest recorded hour as a workload's `trace`. Raises HeadwayError if the records are gone."""
     busiest = forecast.busiest
     if not Path(busiest.path).exists():
         raise HeadwayError(f"{busiest.path}: the recorded hour that is rehearsed is gone; keep it, or forecast anew")
@@ -85,7 +85,7 @@ def plan(
     """The replicas of each week of the forecast, and the rehearsals behind them.
 
     The kind of replica is the cheapest for the busiest recorded hour, so that it does not change with the growth. Only
-    busiest hours are rehearsed: that hour's requests, at other rates. HeadwayError as of capacity plans.
+    busiest hours are rehearsed: that hour's requests, at other rates. Raises HeadwayError like capacity plans.
     """
     asked = structs.replace(options.capacity, situations=())
     trace = recorded_hour(forecast)

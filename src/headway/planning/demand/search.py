@@ -146,7 +146,7 @@ def to_reserve(needs: Sequence[int], reserved_usd: float | None, rented_usd: flo
 
 
 def hours_of_day(needs: Sequence[int], hour: Sequence[int]) -> dict[int, int]:
-    """For each hour of the day: the largest number of replicas on any day."""
+    """Returns, for each hour of the day, the largest number of replicas on any day."""
     most: dict[int, int] = {}
     for need, at in zip(needs, hour, strict=True):
         most[at] = max(most.get(at, 0), need)

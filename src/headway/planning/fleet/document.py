@@ -23,7 +23,7 @@ def of_trace(
     """A scenario with the trace's requests, and a pool for each of its models.
 
     `models` maps requested names to models of the catalog, folders with a config.json, or repositories in the hub's
-    local cache; a name without an entry is itself such a model. `assume`: as in `catalog.model_from_config`.
+    local cache; a name without an entry is itself such a model. `assume`: as in `catalog.model_from_config`. Raises
     HeadwayError for an unknown model, or if the trace names none and `models` is not one model.
     """
     names = read(path, limit=limit).models
@@ -62,7 +62,7 @@ def _is_listed(name: str) -> bool:
 
 
 def _name_of(path: Path, name: str, models: Mapping[str, str], assume: bool) -> str:
-    """A model's name in the catalog, or the place of its config. HeadwayError if there is neither."""
+    """A model's name in the catalog, or the place of its config. Raises HeadwayError if there is neither."""
     wanted = models.get(name, name)
     if Path(wanted).exists() and not _is_listed(wanted):
         wanted = str(Path(wanted).absolute())

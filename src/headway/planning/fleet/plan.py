@@ -352,7 +352,8 @@ def _notes(planner: FleetPlanner, best: FleetPoint) -> Iterator[str]:
 
 
 def scenario_yaml(answer: FleetPlan, source: Source, offers: Sequence[Offer]) -> str:
-    """The plan as a scenario that `headway simulate` and `headway serve` take. HeadwayError if there is no plan."""
+    """The plan as a scenario that `headway simulate` and `headway serve` take. Raises HeadwayError if there is no
+    plan."""
     if answer.status != "met":
         raise HeadwayError(f"no fleet to write: {answer.why}")
     document, _, base_dir = source
@@ -394,7 +395,8 @@ def _planner(source: Source, options: FleetOptions, resources: Resources, folder
 
 
 def _unservable(rows: Workload, models: Sequence[Model], spec: Spec, attainment: float) -> dict[str, str]:
-    """The models for which more requests exceed the context than may be late. HeadwayError if no request counts."""
+    """The models for which more requests exceed the context than may be late. Raises HeadwayError if no request
+    counts."""
     found: dict[str, str] = {}
     counted, warmup_s = rows.arrival_s >= spec.simulation.warmup_s, spec.simulation.warmup_s
     for model in models:

@@ -85,7 +85,8 @@ class FleetRun(Struct, frozen=True, forbid_unknown_fields=True):
     kwh_per_day: float | None = None
     """Energy of the GPUs at their mean power in the run; None: unknown."""
     longest: dict[str, float] = {}
-    """By kind of SLO: the factor on predicted latencies that 90% of measured runs stay below; empty: unknown."""
+    """Maps each kind of SLO to the factor on predicted latencies that 90% of measured runs stay below; empty:
+    unknown."""
     by_model_if_longest: dict[str, float] = {}
     """`by_model` if all latencies were longer by these factors."""
 
@@ -179,7 +180,7 @@ class FleetPlan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     seeds: tuple[int, ...] = ()
     why: str = ""
     unservable: dict[str, str] = {}
-    """By model: why no fleet can keep enough of its requests in time; empty if no such model is known."""
+    """Maps each model to why no fleet can keep enough of its requests in time; empty if no such model is known."""
     notes: tuple[str, ...] = ()
     num_simulated: int = 0
     num_found: int = 0

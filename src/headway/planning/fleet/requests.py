@@ -63,7 +63,7 @@ class FleetRequests:
 
 
 def check_workload(spec: WorkloadSpec) -> WorkloadSpec:
-    """The workload with its built-in parts. HeadwayError if clients react to answers."""
+    """The workload with its built-in parts. Raises HeadwayError if clients react to answers."""
     full = resolved(spec)
     if full.reacts:
         raise HeadwayError(
@@ -73,7 +73,7 @@ def check_workload(spec: WorkloadSpec) -> WorkloadSpec:
 
 
 def names_of(spec: WorkloadSpec, seed: int, base_dir: Path, models: Sequence[Model]) -> dict[str, str]:
-    """The requested model names, and the planned model of each. HeadwayError if one is not planned."""
+    """The requested model names, and the planned model of each. Raises HeadwayError if one is not planned."""
     rows = generate(spec, seed, base_dir)
     if not len(rows):
         raise HeadwayError("workload: there are no requests")

@@ -144,7 +144,7 @@ def _point(each: FleetPoint, target: float) -> list[str]:
 
 
 def option_rows(plan: FleetPlan) -> list[list[str]]:
-    """For each model and kind of GPUs: the number of units that serves all of its requests alone."""
+    """Returns, for each model and kind of GPUs, the number of units that serves all of its requests alone."""
     ordered = sorted(plan.options, key=lambda each: (each.model, each.usd_per_hour or float("inf")))
     return [_option(each) for each in ordered]
 

@@ -45,7 +45,7 @@ from headway.workload.spec import TraceSpec, WorkloadSpec, resolved
 from headway.workload.table import Workload
 
 TRIAL_REQUESTS = 800
-"""Minimum requests of one simulation that measures the rate a replica serves in time."""
+"""Minimum number of requests of one simulation that measures the rate a replica serves in time."""
 TRIAL_SLOS = 10.0
 """Length of a trial, as a multiple of the TTFT SLO: at a tenth over capacity, the queue then exceeds the SLO."""
 MOST_TRIAL_REQUESTS = 20_000
@@ -444,8 +444,8 @@ class ScenarioPlanner:
     def _gpu_limits(
         self, regions: Sequence[str], pools: Sequence[PoolCounts], unplanned: Sequence[PoolCounts]
     ) -> dict[str, dict[str, int]]:
-        """By region and GPU: the fleet's limit less the GPUs of unplanned pools and failed replicas, but at least the
-        GPUs of the planned pools' minimums."""
+        """Maps each region and GPU to the fleet's limit less the GPUs of unplanned pools and failed replicas, but at
+        least the GPUs of the planned pools' minimums."""
         limits: dict[str, dict[str, int]] = {}
         for region, gpu, count in self._demand.scenario.fleet.gpu_limits:
             if region in regions:

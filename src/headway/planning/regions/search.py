@@ -32,8 +32,8 @@ PlanStatus = Literal["optimal", "feasible", "short"]
 def plan(problem: RegionProblem, time_limit_s: float = 10.0, gap: float = 0.01, explain: bool = False) -> RegionPlan:
     """The cheapest change of instances. `explain` solves again without each binding constraint.
 
-    The search ends at this `gap`, because proving the last percent can take a hundred times as long. HeadwayError if
-    parts of the problem contradict each other.
+    The search ends at this `gap`, because proving the last percent can take a hundred times as long. Raises
+    HeadwayError if parts of the problem contradict each other.
     """
     check(problem)
     program = _RegionProgram(problem, time_limit_s, gap)
@@ -142,7 +142,7 @@ class _RegionProgram:
         """The optimum. `skip` omits a limit of GPUs, or the upper bound of a place, in its period.
 
         `max_shortfall`: the allowed total shortfall of the requirements, as shares of each; infinite: minimise the
-        shortfall in place of the cost. HeadwayError without highspy.
+        shortfall in place of the cost. Raises HeadwayError without highspy.
         """
         model = new_model()
         u = [self.upper(t, skip) for t in range(self.num_periods)]

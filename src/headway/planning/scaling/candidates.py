@@ -135,7 +135,7 @@ FAMILIES: Mapping[str, Callable[[LadderInputs], list[ScalerCandidate]]] = {
 
 
 def ladders(names: Sequence[str], inputs: LadderInputs) -> list[ScalerCandidate]:
-    """The candidates of these families. HeadwayError for an unknown family."""
+    """The candidates of these families. Raises HeadwayError for an unknown family."""
     for name in names:
         if name not in FAMILIES:
             raise unknown("scaler", name, FAMILIES, "--scalers")

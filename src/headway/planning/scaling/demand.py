@@ -27,7 +27,7 @@ def with_demand(document: Mapping[str, Any], source: str, per_s: float, past_hou
     """The document with the arrivals of a source, whose values are per `per_s` seconds.
 
     Request lengths stay the scenario's own. Records of `headway serve` (a folder, or a Parquet file) replace the whole
-    workload; the run begins after their first `past_hours`. HeadwayError if the source cannot be read.
+    workload; the run begins after their first `past_hours`. Raises HeadwayError if the source cannot be read.
     """
     workload = dict(document.get("workload") or {})
     path = Path(source)
@@ -73,7 +73,7 @@ def _rates(source: str) -> tuple[float, list[float]]:
 
 
 def read_bytes(source: str) -> bytes:
-    """The content of a file or an address. HeadwayError if it cannot be read."""
+    """The content of a file or an address. Raises HeadwayError if it cannot be read."""
     try:
         if _is_url(source):
             with urlopen(source, timeout=TIMEOUT_S) as answer:
@@ -131,7 +131,7 @@ def prometheus_series(text: bytes, source: str) -> tuple[list[float], list[float
 
 
 def range_query(text: bytes, source: str) -> list[PrometheusSeries]:
-    """The series in an answer to `/api/v1/query_range`. HeadwayError for another answer."""
+    """The series in an answer to `/api/v1/query_range`. Raises HeadwayError for another answer."""
     try:
         answer = msgspec.json.decode(text, type=_Answer)
     except msgspec.DecodeError as error:
@@ -144,7 +144,7 @@ def range_query(text: bytes, source: str) -> list[PrometheusSeries]:
 
 
 def rate_of(value: str, at_s: float, source: str) -> float:
-    """A value of a series. HeadwayError if it is not a nonnegative number."""
+    """A value of a series. Raises HeadwayError if it is not a nonnegative number."""
     number = _number(value)
     if number is None:
         raise HeadwayError(f"{source}: {value!r} at {at_s:g}; expected a number from 0")

@@ -50,7 +50,7 @@ class ScalingOptions(Struct, frozen=True):
     clairvoyant: bool = True
 
     def __post_init__(self) -> None:
-        """HeadwayError for a share that is none."""
+        """Raises HeadwayError for a share that is none."""
         if not 0 <= self.max_late < 1:
             raise HeadwayError(f"max_late: {self.max_late:g}; expected a share of requests, less than 1")
 
@@ -154,8 +154,8 @@ def _rehearsed(with_bound: bool, scenario: Scenario, records: Records) -> Rehear
 def plan(document: Mapping[str, Any], options: ScalingOptions, assemble: Assemble, resources: Resources) -> ScalingPlan:
     """Simulate all candidates for a scenario's document, for each start time.
 
-    Results are cached one by one, so that an interrupted plan resumes. HeadwayError if the scenario cannot be scaled,
-    or no request has an SLO.
+    Results are cached one by one, so that an interrupted plan resumes. Raises HeadwayError if the scenario cannot be
+    scaled, or no request has an SLO.
     """
     cases = [StartUpCase(document, startup_s, options, assemble) for startup_s in options.startup_s]
     total = sum(len(case.candidates) for case in cases) * options.num_seeds
@@ -363,7 +363,7 @@ def with_scaling(scenario: Scenario, scaling: Mapping[str, Any], seed: int) -> S
 
 
 def scenario_yaml(answer: StartUpPlan, document: Mapping[str, Any], base_dir: Path) -> str:
-    """The chosen scaler as a scenario file. HeadwayError if none is late seldom enough."""
+    """The chosen scaler as a scenario file. Raises HeadwayError if none is late seldom enough."""
     if answer.chosen is None:
         raise HeadwayError("no scaler is late seldom enough")
     best = answer.results[answer.chosen]

@@ -75,8 +75,8 @@ def best_timetable(
     """The best timetable for a scenario's first variant; None if no headroom serves the trace in time.
 
     `tps`: input tokens per second that a replica serves in time, by pool or model; else the scaler's own, or a
-    simulation measures it. Takes about ten simulations of the scenario. HeadwayError for a fleet with combos, or a
-    model without requests.
+    simulation measures it. Takes about ten simulations of the scenario. Raises HeadwayError for a fleet with combos, or
+    a model without requests.
     """
     chosen = variants(scenario)[0]
     if chosen.fleet.combos:

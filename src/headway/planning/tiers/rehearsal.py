@@ -43,7 +43,7 @@ class TierOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """An acceptable loss of attainment."""
 
     def __post_init__(self) -> None:
-        """HeadwayError for a tolerance below 0."""
+        """Raises HeadwayError for a tolerance below 0."""
         if self.tolerance < 0:
             raise HeadwayError(f"tolerance: {self.tolerance!r}; expected a loss of attainment, from 0")
 
@@ -105,7 +105,7 @@ class TierRehearsal:
     _traces: dict[tuple[int, int], Path] = field(default_factory=dict)
 
     def __call__(self, num_tiers: int, decay: float, seed: int) -> float:
-        """The attainment. HeadwayError if no request has an SLO."""
+        """The attainment. Raises HeadwayError if no request has an SLO."""
         spec = structs.replace(
             self.scenario.spec,
             seed=seed,

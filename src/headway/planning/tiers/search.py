@@ -69,7 +69,7 @@ def plan(
     interval: Interval,
     tolerance: float = 0.01,
 ) -> TierPlan:
-    """Evaluate all pairs with all seeds. HeadwayError without a pair, or with too few seeds for an interval."""
+    """Evaluate all pairs with all seeds. Raises HeadwayError without a pair, or with too few seeds for an interval."""
     if not num_tiers or not decays:
         raise HeadwayError("tiers: nothing to choose from; expected one number of tiers and one decay at least")
     if len(seeds) < 2:

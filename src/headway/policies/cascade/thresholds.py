@@ -27,7 +27,7 @@ class ThresholdsCascade:
 
 
 def require_thresholds(**arguments: float | list[float]) -> None:
-    """HeadwayError unless the named argument is a score, or a list of one or more scores."""
+    """Raises HeadwayError unless the named argument is a score, or a list of one or more scores."""
     for name, argument in arguments.items():
         values = argument if isinstance(argument, list) else [argument]
         if not values:
@@ -37,7 +37,8 @@ def require_thresholds(**arguments: float | list[float]) -> None:
 
 
 def threshold_at(thresholds: float | list[float], stage: int, view: CascadeView) -> float:
-    """A stage's threshold, given as one number for all stages or as a list. HeadwayError if the list is too short."""
+    """A stage's threshold, given as one number for all stages or as a list. Raises HeadwayError if the list is too
+    short."""
     if not isinstance(thresholds, list):
         return thresholds
     if len(thresholds) < len(view.stages) - 1:

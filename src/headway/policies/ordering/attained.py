@@ -134,7 +134,7 @@ class VtcOrdering(_ServiceOrdering):
         super().__init__(weights, Charges(prompt_weight, output_weight), headroom, prompt_window)
         self._given = GivenService()
         self._peer_counters: dict[int, float] = {}
-        """By tier: the largest counter at which a request has started at another gateway."""
+        """Maps each tier to the largest counter at which a request has started at another gateway."""
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Use these weights from the next request on, for the tenants that have one here."""

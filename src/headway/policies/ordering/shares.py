@@ -21,14 +21,14 @@ _MAX_MEANS = 100_000
 
 
 def checked_weights(weights: Mapping[str, float] | None) -> dict[str, float]:
-    """The tenants' weights. HeadwayError if one is not positive."""
+    """The tenants' weights. Raises HeadwayError if one is not positive."""
     for tenant, weight in (weights or {}).items():
         require_above(0, **{f"weights: {tenant}": weight})
     return dict(weights or {})
 
 
 def check_room(headroom: float, prompt_window: int | None) -> None:
-    """HeadwayError unless both are within the limits of `SharingOrdering`."""
+    """Raises HeadwayError unless both are within the limits of `SharingOrdering`."""
     require_between(0, 0.5, headroom=headroom)
     if prompt_window is not None:
         require_at_least(1, prompt_window=prompt_window)

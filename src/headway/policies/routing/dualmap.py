@@ -34,7 +34,7 @@ class DualMapRouter:
         self._slo_ttft_s, self._prefix_tokens = slo_ttft_s, prefix_tokens
         self._s_per_token = 1 / prior_tokens_per_s
         self._predicted: dict[int, tuple[float, int]] = {}
-        """For each request in flight: when it was placed, and the tokens to compute before its first token."""
+        """Holds, for each request in flight, when it was placed, and the tokens to compute before its first token."""
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
         if not request.prefix:

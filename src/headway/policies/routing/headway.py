@@ -230,7 +230,7 @@ class HeadwayRouter:
         self._states: dict[int, _ReplicaState] = {}
         """States by replica."""
         self._decoding: dict[int, tuple[int, int]] = {}
-        """For each request in flight: its decode replica and its prompt tokens."""
+        """Holds, for each request in flight, its decode replica and its prompt tokens."""
         self._busy = self._seen_busy = 0.0
         """Busy share, averaged over replicas and over the last decisions."""
         self._num_seen = 0

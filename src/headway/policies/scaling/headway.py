@@ -185,7 +185,7 @@ class HeadwayScaler:
         served.is_known = served.rate > 0 and (requests >= FEW_REQUESTS or served.is_assumed)
 
     def _needs(self, model: str, pools: Sequence[PoolView], now: float) -> dict[str, _Need]:
-        """For each region: the capacity needed now, and the largest recent need."""
+        """Returns, for each region, the capacity needed now, and the largest recent need."""
         needs: dict[str, _Need] = {}
         by_region = grouped(pools, attrgetter("region"))
         regions = dict.fromkeys((*by_region, *(region for name, region in self._cells if name == model)))

@@ -261,7 +261,7 @@ class _Forecasting:
 
 
 def _check(targets: Mapping[str, int], pools: Sequence[PoolCounts], planner: str) -> None:
-    """HeadwayError for a plan beyond the pools' bounds. It is not clipped, because the clipped plan would not
+    """Raises HeadwayError for a plan beyond the pools' bounds. It is not clipped, because the clipped plan would not
     suffice."""
     by_name = {pool.name: pool for pool in pools}
     for name, number in targets.items():

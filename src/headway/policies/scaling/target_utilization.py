@@ -84,7 +84,8 @@ class TargetUtilizationScaler:
 
 
 def _queued(pools: Sequence[PoolView]) -> dict[str, float]:
-    """For each pool: its share of the requests that wait in front, in proportion to its model's serving replicas."""
+    """Returns, for each pool, its share of the requests that wait in front, in proportion to its model's serving
+    replicas."""
     serving: dict[str, int] = {}
     for pool in pools:
         serving[pool.model] = serving.get(pool.model, 0) + pool.num_serving

@@ -12,7 +12,7 @@ from headway.core.errors import HeadwayError
 from headway.serving.discover.probe import Fetch
 
 MOST_BYTES = 16 << 20
-"""Most bytes of a page."""
+"""Maximum number of bytes of a page."""
 
 
 def fetcher(url: str, api_key: str | None, timeout_s: float) -> Fetch:

@@ -24,8 +24,8 @@ from headway.core.errors import HeadwayError
 from headway.gateway.settings import Api
 
 Fetch = Callable[[str], bytes | None]
-"""Returns the body of a page by its path; None if the engine has no such page. HeadwayError if the engine cannot be
-reached."""
+"""Returns the body of a page by its path; None if the engine has no such page. Raises HeadwayError if the engine cannot
+be reached."""
 Page = Mapping[str, Any]
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _CACHE_CONFIG = "vllm:cache_config_info{"
@@ -63,7 +63,7 @@ class FoundEngine(Struct, frozen=True):
 
 
 def probe(url: str, fetch: Fetch) -> FoundEngine:
-    """Probe the engine at `url`. HeadwayError if there is no OpenAI-compatible list of models."""
+    """Probe the engine at `url`. Raises HeadwayError if there is no OpenAI-compatible list of models."""
     listed = _json(fetch("/v1/models"))
     models = [each for each in listed.get("data") or () if isinstance(each, dict) and isinstance(each.get("id"), str)]
     if not models:

@@ -139,7 +139,8 @@ def with_engines(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
 
 
 def _checked_kind(scenario: Scenario, options: ExportOptions) -> Kind:
-    """The kind of the pools' workloads. HeadwayError for a fleet that Kubernetes cannot run with these options."""
+    """The kind of the pools' workloads. Raises HeadwayError for a fleet that Kubernetes cannot run with these
+    options."""
     scales = scenario.spec.policies.scaling is not None
     if options.autoscale and scales:
         what = "the gateway scales by this policy already; drop the policy, or --autoscale"
@@ -154,7 +155,7 @@ def _checked_kind(scenario: Scenario, options: ExportOptions) -> Kind:
 
 
 def manifests(scenario: Scenario, options: ExportOptions) -> dict[str, str]:
-    """The YAML files by name. HeadwayError for a pool that Kubernetes cannot run."""
+    """The YAML files by name. Raises HeadwayError for a pool that Kubernetes cannot run."""
     kind = _checked_kind(scenario, options)
     by_priority, drain_s = uses_engine_priority(scenario.spec), scenario.spec.gateway.drain_s
     files: dict[str, list[Manifest]] = {}
@@ -216,8 +217,8 @@ def _watches_cluster(scenario: Scenario, kind: Kind, options: ExportOptions) -> 
 
 
 def deployed_models(scenario: Scenario) -> list[str]:
-    """For each pool: the deployed model, the shape with which Headway simulates it, and settings that only engines
-    have."""
+    """Returns, for each pool, the deployed model, the shape with which Headway simulates it, and settings that only
+    engines have."""
     lines = []
     for each in _pools(scenario):
         model, shown = each.pool.model, each.spec.model
@@ -254,7 +255,7 @@ def secrets(scenario: Scenario) -> list[str]:
 
 
 def _check(each: DeclaredPool) -> None:
-    """HeadwayError for an unknown engine or model, a replica larger than a node, or an invalid name."""
+    """Raises HeadwayError for an unknown engine or model, a replica larger than a node, or an invalid name."""
     pool, name = each.pool, each.pool.name
     if api_of(pool.engine.name) not in CONTAINERS:
         what = "there are manifests for vLLM and SGLang only; expected engine: vllm, or sglang"
@@ -276,7 +277,7 @@ def _check(each: DeclaredPool) -> None:
 
 
 def _check_inference_pools(scenario: Scenario, scales: bool) -> None:
-    """HeadwayError for settings that a picker of InferencePools cannot support."""
+    """Raises HeadwayError for settings that a picker of InferencePools cannot support."""
     picker.check(scenario)
     if scenario.fleet.combos:
         what = "an InferencePool has replicas of one role; expected pools in `fleet`, or no --inference-pool"

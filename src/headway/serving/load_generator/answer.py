@@ -25,7 +25,7 @@ from headway.gateway.upstream.sse import EventSplitter, error_of_event, is_done,
 
 NEVER = math.nan
 MAX_ERROR_BYTES = 1 << 16
-"""Most bytes that are read of an error answer."""
+"""Maximum number of bytes that are read of an error answer."""
 STOPPED = "stopped"
 """The error kind of requests that were in flight when the load was stopped."""
 TIMEOUT = "timeout"

@@ -58,7 +58,7 @@ async def load(
     slo: Slo | None = None,
     report: Report | None = None,
 ) -> Load:
-    """Send the workload's requests. HeadwayError for an invalid workload, or one without requests."""
+    """Send the workload's requests. Raises HeadwayError for an invalid workload, or one without requests."""
     source = build(spec, seed, base_dir)
     driver = Driver(source, target.asker(prompts), duration_s, report)
     sent = await driver.run()

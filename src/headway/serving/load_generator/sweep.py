@@ -104,7 +104,7 @@ async def sweep(measure: Measure, many: int, attainment: float | None = None) ->
     """Run one client, then `many`, then rates up to beyond saturation. With an `attainment`, also search the highest
     rate that reaches it.
 
-    A stopped load ends the sweep. HeadwayError if no request of the closed loop is answered.
+    A stopped load ends the sweep. Raises HeadwayError if no request of the closed loop is answered.
     """
     points: list[Point] = []
 

@@ -47,7 +47,7 @@ class WarmUp(Struct, frozen=True):
 async def warm_up(
     target: Target, words: Vocabulary, prompt_tokens: int, output_tokens: int, together: int, seed: int
 ) -> WarmUp:
-    """Send rounds of one request and of `together` requests in turn. HeadwayError if the engine answers none."""
+    """Send rounds of one request and of `together` requests in turn. Raises HeadwayError if the engine answers none."""
     begun_s = perf_counter()
     now: Callable[[], float] = lambda: perf_counter() - begun_s  # noqa: E731
     tokens, length = max(prompt_tokens - words.extra_tokens, 1), min(output_tokens, OUTPUT_TOKENS)

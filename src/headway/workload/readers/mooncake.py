@@ -124,8 +124,8 @@ def fitting_block(
 ) -> tuple[int, list[str]]:
     """The block size that explains the number of hash ids in each row, and a note if it is not Mooncake's size.
 
-    A row's last block, which is not full, may have an id or none. `numbers` are line numbers. HeadwayError if most rows
-    have more hash ids than their prompts have blocks of any usual size.
+    A row's last block, which is not full, may have an id or none. `numbers` are line numbers. Raises HeadwayError if
+    most rows have more hash ids than their prompts have blocks of any usual size.
     """
     rows = np.flatnonzero(counts > 0)
     counts, prompt_tokens = counts[rows], prompt_tokens[rows]

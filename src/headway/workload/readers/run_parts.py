@@ -75,7 +75,7 @@ def numbers(folder: Path) -> list[int]:
 
 
 def read_all(folder: Path) -> list[tuple[Tables, RunState]]:
-    """The parts in a records folder, in order. HeadwayError for a damaged part."""
+    """The parts in a records folder, in order. Raises HeadwayError for a damaged part."""
     parts: list[tuple[Tables, RunState]] = []
     covered_from: int | None = None
     for number in reversed(numbers(folder)):
@@ -166,7 +166,7 @@ def is_under_way(path: Path) -> bool:
 
 
 def read_requests(folder: Path) -> Workload:
-    """Read the requests of a running or killed run. HeadwayError for a damaged part."""
+    """Read the requests of a running or killed run. Raises HeadwayError for a damaged part."""
     return JoinedParts(read_all(folder)).arrivals().workload
 
 

@@ -47,7 +47,8 @@ REQUESTS = "requests.parquet"
 
 
 def trace_file(path: Path) -> Path:
-    """The file of a trace. For the folder of a run's records: its `requests.parquet`. HeadwayError if it is missing."""
+    """The file of a trace. For the folder of a run's records: its `requests.parquet`. Raises HeadwayError if it is
+    missing."""
     if not path.is_dir():
         return path
     file = path / REQUESTS
@@ -95,7 +96,7 @@ def _with_line_feeds(file: IO[bytes], path: Path) -> IO[bytes]:
 
 
 def first_line(path: Path) -> str:
-    """The first line of a file, such as a CSV header. HeadwayError if the file is empty."""
+    """The first line of a file, such as a CSV header. Raises HeadwayError if the file is empty."""
     with open_unpacked(path) as file:
         line = file.readline(1 << 20).removeprefix(BOM)
     if not line.strip():

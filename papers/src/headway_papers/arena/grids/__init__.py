@@ -10,7 +10,7 @@ _FOLDER = Path(__file__).parent
 
 
 def builtin(name: str) -> Path:
-    """The file of a built-in grid. HeadwayError for an unknown name."""
+    """The file of a built-in grid. Raises HeadwayError for an unknown name."""
     files = {path.stem: path for path in _FOLDER.glob("*.yaml")}
     if name not in files:
         raise unknown("built-in grid", name, files)

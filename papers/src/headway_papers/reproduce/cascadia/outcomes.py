@@ -211,7 +211,8 @@ def _single_cases(cases: dict[Case, Measurement]) -> dict[str, Finding]:
 
 
 def caps_of_table_2() -> dict[Case, float]:
-    """For each case: the largest possible throughput of Table 2's plan over the stand-alone model's, (f / 32) / p.
+    """Returns, for each case, the largest possible throughput of Table 2's plan over the stand-alone model's, (f / 32)
+    / p.
 
     The stand-alone model has f of the 32 GPUs in the plan, and p of the requests.
     """

@@ -20,7 +20,7 @@ TABLE_3: tuple[tuple[Shapes, Shapes, Shapes], ...] = (
     ((Replicas(1, 1, 10), Replicas(2, 1, 4)), (Replicas(4, 1, 2), Replicas(2, 1, 3)), ()),
     ((Replicas(1, 1, 16), Replicas(2, 1, 4)), (Replicas(2, 1, 4),), ()),
 )
-"""By case of Table 2 and stage: (tensor parallelism, pipeline stages, replicas)."""
+"""Maps each case of Table 2 and stage to (tensor parallelism, pipeline stages, replicas)."""
 
 
 def paper_plan(trace: int, q_min: float, rate_rps: float, seeds: list[int]) -> Measurement:

@@ -95,7 +95,8 @@ def capacities(case: PlanningRequest) -> Capacities:
 
 
 def scarcest(ratios: Floats, capacity: Sequence[Floats], divisions: Ints) -> tuple[Floats, Ints]:
-    """By routing: the highest rate that its scarcest stage allows, and the row of `divisions` that reaches it."""
+    """Maps each routing to the highest rate that its scarcest stage allows, and the row of `divisions` that reaches
+    it."""
     most, best = np.zeros(len(ratios)), np.zeros(len(ratios), "i8")
     for row, division in enumerate(divisions):
         served = np.array([capacity[i][num] for i, num in enumerate(division)])

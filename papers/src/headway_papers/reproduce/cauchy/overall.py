@@ -44,7 +44,7 @@ COMPARED: tuple[System, ...] = ("melange", "star", "cauchy")
 IN_TIME = 0.88
 """A size also holds on other requests if this share of them is in time: see `in-time` in claims.yaml."""
 Markets = Mapping[tuple[Ranking, str], Market]
-"""By ranking and workload."""
+"""Keyed by ranking and workload."""
 
 
 class Case(Struct, frozen=True):

@@ -30,8 +30,8 @@ RARE = "headroom-tier0-rare"
 SEATS = tuple(claim.id for claim in CLAIMS if claim.id.startswith("seats-"))
 TICK = tuple(claim.id for claim in CLAIMS if claim.id.startswith("tick-"))
 SEEDS_OF_TICK = 5
-"""Most seeds of the tick experiment, because each run takes ten times as long as with one queue in front of the
-fleet."""
+"""Maximum number of seeds of the tick experiment, because each run takes ten times as long as with one queue in front
+of the fleet."""
 OF_FULL_RUNS = frozenset((*SWEEP, *TICK, *(claim.id for claim in CLAIMS if claim.id.endswith("-at-once"))))
 """Claims whose values vary with the seed or the length of a burst as much as the rules allow."""
 BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED, RARE, *SWEEP, *SEATS, *TICK))

@@ -185,7 +185,7 @@ def lengths(builtin: str, num_requests: int) -> Measurement:
 
 
 def measure_phase(run: Run) -> Measurement:
-    """By length: the phase's mean latency, and the shares of it in which requests ran, were blocked, or were
+    """Maps each length to the phase's mean latency, and the shares of it in which requests ran, were blocked, or were
     preempted."""
     records = run.records
     ended = records.requests
@@ -213,7 +213,7 @@ def measure_phase(run: Run) -> Measurement:
 
 
 def _between_stays_s(segments: Columns, num_requests: int) -> Floats:
-    """By request: time from the end of each stay in the batch to the start of the next."""
+    """Maps each request to the time from the end of each stay in the batch to the start of the next."""
     request = ints(segments, "request")
     order = np.lexsort((segments["admitted_s"], request))
     begun, ended, request = floats(segments, "admitted_s", order), floats(segments, "end_s", order), request[order]

@@ -41,7 +41,7 @@ class Tails:
         self.seeds = [_bins(a, b) for a, b in zip(before, after, strict=True)]
 
     def most(self) -> list[float | None]:
-        """By seed: the cut in the bin in which the other seeds have the largest mean cut.
+        """Maps each seed to the cut in the bin in which the other seeds have the largest mean cut.
 
         The largest cut of a seed's own bins would be large by chance, because a bin may have five requests. For equal
         systems, a bin chosen by the other seeds has a mean cut of 0. None with one seed, or if the seed lacks the bin.
@@ -53,20 +53,20 @@ class Tails:
         return self._chosen(max, lambda each: each.cut_s, lambda each: each.cut_s)
 
     def most_of_own(self) -> list[float]:
-        """By seed: the largest cut of the seed's own bins, which is positive even for equal systems."""
+        """Maps each seed to the largest cut of the seed's own bins, which is positive even for equal systems."""
         return [max(each.cut for each in bins.values()) for bins in self.seeds if bins]
 
     def worst(self) -> list[float | None]:
-        """By seed: the increase of the tail in the bin in which the other seeds increase most."""
+        """Maps each seed to the increase of the tail in the bin in which the other seeds increase most."""
         return self._chosen(min, lambda each: each.cut, lambda each: -each.cut)
 
     def worst_at(self) -> list[int]:
-        """By seed: the start of that bin."""
+        """Maps each seed to the start of that bin."""
         found = [self._bin(k, min, lambda each: each.cut) for k in range(len(self.seeds))]
         return [first for first in found if first is not None]
 
     def at_largest_cut_of(self, baseline: Tails) -> list[float | None]:
-        """By seed: the cut in the bin in which the other seeds of `baseline` have the largest cut."""
+        """Maps each seed to the cut in the bin in which the other seeds of `baseline` have the largest cut."""
         found = [baseline._bin(k, max, lambda each: each.cut) for k in range(len(self.seeds))]
         return [
             bins[at].cut if at is not None and at in bins else None for bins, at in zip(self.seeds, found, strict=True)
@@ -91,7 +91,7 @@ class Tails:
         return pick(means, key=means.__getitem__) if means else None
 
     def means(self) -> dict[int, Bin]:
-        """By bin: means over the seeds, for bins that most seeds have."""
+        """Maps each bin to the means over the seeds, for bins that most seeds have."""
         mean_bins = {}
         for first in sorted(set().union(*self.seeds)):
             bins_of_seeds = [bins[first] for bins in self.seeds if first in bins]

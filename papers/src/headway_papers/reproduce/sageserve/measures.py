@@ -43,7 +43,8 @@ RECOVERED_S = 1.0
 
 
 def theta(document: Mapping[str, Any]) -> Measurement:
-    """By model: input tokens per second that an instance serves within the SLOs (`tps`), and at full load (`most`)."""
+    """Maps each model to the input tokens per second that an instance serves within the SLOs (`tps`), and at full load
+    (`most`)."""
     chosen = with_seed(scenario.assemble(document, Places(), Path()), 0)
     line = scenario.StepTimes(chosen)
     demand = long_term.ScenarioDemand(chosen, line)

@@ -26,7 +26,7 @@ from headway_papers.reproduce.sageserve.scenes import (
 from headway_papers.reproduce.tasks import Measurement
 
 INSTANCES = (4, 3, 3)
-"""By region."""
+"""Keyed by region."""
 SURGE_S = (900.0, 2700.0)
 NORMAL_TTFT_S = 5.6
 """The normal tier's promise. According to 7.2.6, a quarter of first tokens are late with a third quartile of 5.6 s, so
@@ -73,7 +73,7 @@ def overload(seed: int) -> Measurement:
 
 
 def measure(records: Records, _: float) -> Measurement:
-    """By interactive tier: share of late first tokens, and third quartile of TTFT."""
+    """Maps each interactive tier to the share of late first tokens, and third quartile of TTFT."""
     measured: Measurement = {"violations": {}, "q3_s": {}}
     for tier in range(BATCH):
         wait_s, limit_s = waits(records, LLAMA_2, 0.0, records.end_s, tier)

@@ -48,7 +48,7 @@ SERIES = "demand/o365_prompt_tokens_per_minute.csv.gz"
 SERIES_THURSDAY = 72.0
 WARMUP_S = 7200.0
 MOST = 60
-"""Most instances of a model in a region; in practice the GPU limit decides."""
+"""Maximum number of instances of a model in a region; in practice the GPU limit decides."""
 STEP_S, PEAK_S = 3600.0, 900.0
 """Forecasts are of an hour's maximum (6.3), in windows of a quarter of an hour (5)."""
 PAST_HOURS = 70.0
@@ -100,7 +100,8 @@ class Day:
     theta: Mapping[str, float] = field(default_factory=dict)
     """Planned input tokens per second of an instance, by model."""
     half: Mapping[str, float] = field(default_factory=dict)
-    """By model: half of an instance's highest rate, which is the artifact's theta and the scale of the demand."""
+    """Maps each model to half of an instance's highest rate, which is the artifact's theta and the scale of the
+    demand."""
     models: tuple[str, ...] = (LLAMA_2,)
     num_gpus: int = 4
     """GPUs of an instance of any model."""

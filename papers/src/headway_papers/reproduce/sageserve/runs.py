@@ -182,7 +182,8 @@ def _without_weights(runner: Runner, served: Measurement, has_series: bool) -> d
 
 
 def thursdays(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:
-    """By kind and strategy: start delays with and without the guard, and the planned rates of long-term strategies."""
+    """Maps each kind and strategy to start delays with and without the guard, and the planned rates of long-term
+    strategies."""
     half = theta(served, THETA_SHARE)
     documents: dict[tuple[str, str], scenes.Document] = {}
     for kind, start_s in zip((FASTER, DAY, SLOWER), DELAYS_S, strict=True):
@@ -277,7 +278,7 @@ def readings(served: Measurement) -> Iterator[tuple[str, scenes.Document]]:
 
 
 def theta(served: Measurement, share: float) -> dict[str, float]:
-    """By model: this share of an instance's highest rate."""
+    """Maps each model to this share of an instance's highest rate."""
     return {model: share * tps for model, tps in served["most"].items()}
 
 

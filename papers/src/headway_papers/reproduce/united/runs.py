@@ -21,7 +21,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "cascadia": ("Cascadia", "the fleet for trace 1"),
     "all": ("All at once", "the concerns of all five systems"),
 }
-"""By part: the system, and the basis of the comparison."""
+"""Maps each part to the system, and the basis of the comparison."""
 QUICK = 4
 """--quick divides the number of requests, or the rate, by this."""
 
