@@ -183,7 +183,7 @@ class Comparison(Tabular, Sequence[Result]):
     def estimate(self, run: int | str, metric: str) -> Estimate | None:
         """The mean of a metric over seeds and its 95% interval; None with one seed. `run`: a position or a name.
 
-        HeadwayError for an unknown run or metric.
+        Raises HeadwayError for an unknown run or metric.
         """
         self.seeded.check(metric)
         return self.seeded.estimate(self._position(run), metric)
@@ -265,7 +265,7 @@ class Sweep(Tabular):
     def table(self, metric: str = "ttft_s.p99") -> str:
         """One line for each combination: a metric of each set of policies, with half of its interval.
 
-        HeadwayError for an unknown metric.
+        Raises HeadwayError for an unknown metric.
         """
         self._check(metric)
         heads = [*self.grid, *self.names]

@@ -72,7 +72,7 @@ class Staged(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """One more pair has ended."""
+    """Another pair has ended."""
 
     gain: float
 

@@ -128,7 +128,7 @@ def _without_substitutes(
 ) -> tuple[list[FitResult], list[str]]:
     """The fits that do not yield to the catalog's values, and notes on what changes or stays.
 
-    HeadwayError if `replaced` names no fit.
+    Raises HeadwayError if `replaced` names no fit.
     """
     if unknown := set(replaced) - {ALL, *(fit.key for fit in fits)}:
         names = ", ".join([ALL, *(fit.key for fit in fits)])

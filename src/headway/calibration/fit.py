@@ -83,7 +83,7 @@ def tiled_rows(rows: Floats, out: Floats, num_sms: int, wave_share: float) -> Fl
 def fit(samples: OperatorSamples, gpu: Gpu) -> tuple[list[FitResult], list[str]]:
     """Fit the coefficients of one operator. Returns the fits, and the reasons for coefficients that were not fitted.
 
-    HeadwayError if a fit fails: see `solve`.
+    Raises HeadwayError if a fit fails: see `solve`.
     """
     if samples.kind == "all_reduce":
         sizes = sorted({int(num) for num in samples.shape["num_gpus"]})

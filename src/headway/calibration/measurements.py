@@ -61,7 +61,7 @@ Runs = Callable[[Path], tuple[Sequence[ServingExperiment], Sequence[str]]]
 def read(paths: Sequence[Path], gpu: Gpu, runs: Runs | None = None) -> Measurements:
     """Read the measurements of `gpu`. `runs` reads results of load generators and records.
 
-    HeadwayError if a file is not recognised, or no file has usable measurements.
+    Raises HeadwayError if a file is not recognised, or no file has usable measurements.
     """
     files: list[FileSummary] = []
     samples: list[OperatorSamples] = []

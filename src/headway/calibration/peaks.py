@@ -99,7 +99,7 @@ def moe_compute(dtype: str) -> str:
 def plausible(samples: OperatorSamples, gpu: Gpu, left_out: dict[str, int], file: str) -> OperatorSamples:
     """The physically possible rows. Other rows are counted by reason in `left_out`.
 
-    HeadwayError if most rows are faster than the GPU's peaks, or the median shows a wrong unit.
+    Raises HeadwayError if most rows are faster than the GPU's peaks, or the median shows a wrong unit.
     """
     at_peak = peaks(samples, gpu)
     least_s = np.maximum(at_peak.memory_s / CACHE_SPEED, at_peak.compute_s)

@@ -76,7 +76,7 @@ def fit_served(
 ) -> tuple[FitResult, Coefficients, list[str]]:
     """The fit, the step times with it, and notes on undetermined terms.
 
-    HeadwayError for too few runs, and for times that are impossible on this GPU and model.
+    Raises HeadwayError for too few runs, and for times that are impossible on this GPU and model.
     """
     num = sum(len(e.stages) for e in experiments)
     least = MIN_RUNS_BESIDE_ITERATIONS if has_iterations else MIN_RUNS

@@ -174,8 +174,8 @@ class _BadRowError(Exception):
 def read(path: Path, skip_bad: bool = False) -> tuple[list[ServingExperiment], list[str]]:
     """The experiments in a file, and the problems of skipped rows.
 
-    HeadwayError for missing columns, and for bad rows (unknown model or GPU, latencies that are not positive numbers,
-    mixed units, duplicates) unless `skip_bad`, which skips the experiments of bad rows.
+    Raises HeadwayError for missing columns, and for bad rows (unknown model or GPU, latencies that are not positive
+    numbers, mixed units, duplicates) unless `skip_bad`, which skips the experiments of bad rows.
     """
     rows = list(_rows(path))
     groups: dict[str, list[tuple[int, CsvRow]]] = {}

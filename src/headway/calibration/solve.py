@@ -46,12 +46,12 @@ class FitResult(Struct, frozen=True):
     """Median relative error on held-out shapes; positive if predictions are too slow."""
     at_bounds: tuple[str, ...] = ()
     prior: dict[str, float] = {}
-    """For fits to served runs: the values without any run."""
+    """The values without any run; only in fits to served runs."""
     width: dict[str, float] = {}
-    """For fits to served runs: remaining standard deviation over the prior's; 1 means that the runs determine
+    """Remaining standard deviation over the prior's, only in fits to served runs; 1 means that the runs determine
     nothing."""
     held_out: dict[str, float] = {}
-    """For fits to served runs: mean absolute errors on unseen runs, in percent."""
+    """Mean absolute errors on unseen runs, in percent; only in fits to served runs."""
 
 
 def held_out(num: int, turn: int = HOLD_OUT - 1) -> Mask:
@@ -68,8 +68,8 @@ def solve(
 ) -> FitResult:
     """Fit `model(values) -> seconds by row` to `seconds`, with values in SI units in the order of `coefficients`.
 
-    HeadwayError if the fit does not converge, if an efficiency lies at a physical bound because the measurements exceed
-    it, or if the median error on held-out shapes is above `WORST`.
+    Raises HeadwayError if the fit does not converge, if an efficiency lies at a physical bound because the measurements
+    exceed it, or if the median error on held-out shapes is above `WORST`.
     """
     num = len(seconds)
     units = np.array([c.unit for c in coefficients])

@@ -137,7 +137,7 @@ class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
     sorts_before: str = ""
     """Engine version from which candidates are cut without sorting; empty: it always sorts."""
     cut_bytes_per_logit: float = 0.0
-    """Like `sort_bytes_per_logit`, from that version on."""
+    """As `sort_bytes_per_logit`, for engine versions from `sorts_before` on."""
     penalty_bytes_per_logit: float = 0.0
     """Like `sort_bytes_per_logit`, for repetition penalties."""
     pipeline_step_s: float = 0.0
@@ -151,7 +151,7 @@ class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
     prefill_factor: float = 1.0
     """Observed seconds of prompts over the seconds that the other coefficients predict."""
     decode_factor: float = 1.0
-    """The same factor for decode iterations, and for the decoding part of mixed iterations."""
+    """As `prefill_factor`, for decode iterations and the decoding part of mixed iterations."""
     request_overhead_s: float | None = None
     """Replaces the profile's value (see `core.fleet.Engine`); None: the profile's. The next two fields work alike."""
     tokenize_s_per_token: float | None = None
@@ -176,7 +176,7 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether both were measured on this GPU and engine. Otherwise they come from GPUs of the same silicon, or are
     generic."""
     estimated: tuple[str, ...] = ()
-    """If not calibrated: the unmeasured parts, and where their values come from."""
+    """The unmeasured parts and the sources of their values, if not calibrated."""
     experts: ExpertTable | None = None
 
 

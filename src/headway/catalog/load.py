@@ -151,7 +151,7 @@ def has_measured_kernels(gpu_name: str) -> bool:
 def coefficients_in(path: Traversable, gpu_name: str, engine_name: str) -> Coefficients:
     """Step-time coefficients from a file of `headway calibrate`, in place of the catalog's.
 
-    HeadwayError if the file cannot be read or describes another GPU.
+    Raises HeadwayError if the file cannot be read or describes another GPU.
     """
     try:
         data = msgspec.json.decode(path.read_bytes(), type=CoefficientFile)

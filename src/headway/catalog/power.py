@@ -30,7 +30,7 @@ class PowerShares(Struct, frozen=True, forbid_unknown_fields=True):
     error: float
     """90% bound of the relative error on measured loads, predicted by a fit without their model."""
     error_if_like: float
-    """The same bound for loads on another GPU, predicted by these shares."""
+    """As `error`, for loads on another GPU that are predicted by these shares."""
     num_loads: int
     num_models: int
     source: str

@@ -125,7 +125,7 @@ class Quantization:
 def quantization_of(config: ConfigKeys, outer: Mapping[str, Any]) -> Quantization | None:
     """The quantisation in the config or in a separate file; None if the weights have the config's own type.
 
-    HeadwayError for an unknown method.
+    Raises HeadwayError for an unknown method.
     """
     config.read |= {"quantization_config", "compression_config", "quantization"}
     for keys in (config, outer):

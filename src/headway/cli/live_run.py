@@ -214,7 +214,7 @@ class LiveRun:
 def _with_history(plan: ServingPlan, file: FleetFile, is_restart: bool) -> ServingPlan:
     """The plan with the demand from before the start, if the file names its source; prints a line about it.
 
-    HeadwayError if it cannot be read; a restarted process continues without it.
+    Raises HeadwayError if it cannot be read; a restarted process continues without it.
     """
     if plan.settings.demand_history is None:
         return plan

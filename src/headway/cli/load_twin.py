@@ -31,7 +31,7 @@ class Twin(Struct, frozen=True):
     """The loads as experiments on the pool in a fleet file."""
 
     runs: tuple[FoundRun | None, ...]
-    """None: not comparable."""
+    """The simulated runs; None: not comparable."""
     notes: tuple[str, ...]
     """Why loads are not comparable."""
 

@@ -149,7 +149,7 @@ def found_runs(
 ) -> tuple[list[FoundRun], list[str]]:
     """The runs of one file or folder, each `shortened`, and the skipped runs with reasons.
 
-    HeadwayError if the format is unknown, no run can be used, or the fleet is not given.
+    Raises HeadwayError if the format is unknown, no run can be used, or the fleet is not given.
     """
     if served.is_records(path):
         runs, skipped, text = served.read(path)

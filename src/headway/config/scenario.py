@@ -281,7 +281,7 @@ def with_seed(scenario: Scenario, seed: int) -> Scenario:
 
 
 def listed(spec: PolicySpec | list[PolicySpec]) -> list[PolicySpec]:
-    """One policy or several, as a list."""
+    """A single policy or a list of policies, as a list."""
     return spec if isinstance(spec, list) else [spec]
 
 

@@ -124,9 +124,9 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     usd_per_million_input_tokens: Annotated[float, Meta(ge=0)] = 0.0
     """For `headway serve`: price of prompt tokens charged to a key. In a `hosted` pool, also its cost."""
     usd_per_million_output_tokens: Annotated[float, Meta(ge=0)] = 0.0
-    """As above, for answer tokens."""
+    """Price of answer tokens, with the meaning of `usd_per_million_input_tokens`."""
     usd_per_million_cached_tokens: Annotated[float, Meta(ge=0)] | None = None
-    """As above, for prompt tokens in a prefix cache, by the engine's own count
+    """Price of prompt tokens in a prefix cache, by the engine's own count
     (`usage.prompt_tokens_details.cached_tokens`). Without it: the price of other prompt tokens."""
     kv_capacity_tokens: Count | None = None
     """Upper limit of a replica's KV cache, for experiments under memory pressure."""
@@ -206,7 +206,7 @@ class ComboSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     min_replicas: Annotated[int, Meta(ge=0, le=MOST_REPLICAS)] = 1
     """Minimum number of combos in scaling."""
     scheduled_min_replicas: tuple[ScheduledMinimum, ...] = ()
-    """As for a pool."""
+    """Minimums at certain times, as in a pool."""
     max_replicas: Replicas | None = None
     """Maximum number of combos in scaling. Without it: no limit."""
     goodput_rps: Annotated[float, Meta(ge=0)] | None = None
@@ -409,7 +409,7 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     kv_store: KvStoreConfig | None = None
     """A KV store that replicas share. Without it: each has only its own prefix cache."""
     provisioning: Provisioning | None = None
-    """Where additional replicas come from. Without it: each is new, and takes `start_s`."""
+    """The source of additional replicas. Without it: each is new, and takes `start_s`."""
     gpu_limits: tuple[GpuLimit, ...] = ()
     """The GPUs that scaling may use."""
     cascade: CascadeSpec | None = None

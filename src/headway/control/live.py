@@ -16,9 +16,9 @@ class Stage(IntEnum):
     """The stage of a request's life."""
 
     HELD = 0
-    """Not at a replica: in a hold queue, held by an admission policy, or waiting for a judge."""
+    """The request is not at a replica: it is in a hold queue, held by an admission policy, or waiting for a judge."""
     WAITING = 1
-    """In a replica's queue."""
+    """The request is in a replica's queue."""
     PREFILLING = 2
     DECODING = 3
     ENDED = 4

@@ -83,7 +83,7 @@ class Policies(Struct, frozen=True):
     admission: Callable[[], Admission] | None = None
     """One policy per model; None = every request is released at once."""
     cascade: CascadeConfig | None = None
-    """None = the model that the request names answers."""
+    """The cascade; None = the model that the request names answers."""
     scaler: Callable[[], Scaler] | None = None
     """One policy for the whole fleet; None = the number of replicas is fixed."""
     least: Mapping[str, Least] = field(default_factory=dict)

@@ -356,9 +356,9 @@ class Combo(Struct, frozen=True, forbid_unknown_fields=True):
     goodput_rps: float | None = None
     """Requests per second that one combo serves within the SLOs, as profiled."""
     fallback: tuple[str, ...] = ()
-    """As for a pool."""
+    """Fallbacks, as in a pool."""
     scheduled_min_replicas: tuple[ScheduledMinimum, ...] = ()
-    """As for a pool."""
+    """Minimums at certain times, as in a pool."""
 
 
 def unit_of(deployment: Pool | Combo) -> list[Pool]:

@@ -32,7 +32,7 @@ class Term(Struct, frozen=True):
 
     term: str
     seconds: float | None
-    """None: unknown, because it is part of another term."""
+    """Length of the term; None: unknown, because it is part of another term."""
     expected_s: float | None
     """Expectation of the step-time model; None: unknown."""
 
@@ -99,7 +99,7 @@ class Explanation(Struct, frozen=True):
     moves: int
     e2e_s: float
     ttft_s: float | None
-    """None if unknown: the answer was not streamed, or there was none."""
+    """The measured TTFT; None if the answer was not streamed, or there was none."""
     tpot_s: float | None
     terms: tuple[Term, ...]
     """Terms whose seconds add up to `e2e_s`."""
@@ -110,7 +110,7 @@ class Explanation(Struct, frozen=True):
     router: str
     """The router in the fleet file; empty if unknown."""
     decisions: tuple[ShownDecision, ...] | None
-    """None if no decision log was given."""
+    """The logged decisions; None without a decision log."""
     notes: tuple[str, ...]
     """Unknown facts, with the reason."""
     same_id: tuple[int, ...] = ()

@@ -45,7 +45,7 @@ class SinglePhase(Struct, frozen=True):
 
 
 def as_sglang(config: SurfaceConfig) -> SurfaceConfig:
-    """The same answers with SGLang's fields and chunks."""
+    """The answers converted to SGLang's fields and chunks."""
     return replace(
         config, reasoning_key="reasoning_content", has_token_ids=False, has_single_token_chunks=True, priority_sign=-1
     )

@@ -114,7 +114,7 @@ class DemandForecast(Struct, frozen=True, forbid_unknown_fields=True):
     """Demand of each model, if requests name several."""
     history: DemandHistory
     backtest: DemandBacktest | None
-    """None if only one day was recorded: the quantiles are then assumed."""
+    """The errors on held-out days; None if only one day was recorded, so that the quantiles are assumed."""
     busiest: RecordedHour
     assumptions: tuple[str, ...]
 

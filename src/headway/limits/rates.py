@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 Quantity = Literal["requests", "tokens"]
-"""What a rate limits."""
+"""The quantities that a rate limits."""
 _LIMITED: tuple[Quantity, Quantity] = ("requests", "tokens")
 
 

@@ -15,7 +15,7 @@ from headway.metrics.latency import Sample
 
 
 class WhileArriving(Struct, frozen=True, forbid_unknown_fields=True):
-    """From the start of a run until its last arrival."""
+    """Metrics of the span from the start of a run until its last arrival."""
 
     seconds: float
     usd: float
@@ -24,7 +24,7 @@ class WhileArriving(Struct, frozen=True, forbid_unknown_fields=True):
     tokens: float
     """Prompt tokens of the requests whose first token had come by then, and their output tokens by then."""
     tokens_in_time: float
-    """The same tokens of the requests that met their SLOs."""
+    """The tokens of the requests that met their SLOs."""
 
     @property
     def usd_per_hour(self) -> float:

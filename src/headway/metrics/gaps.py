@@ -241,7 +241,7 @@ class Gaps:
 
 
 def merged(parts: Iterable[GapRuns]) -> list[GapRuns]:
-    """The same runs in fewer parts, because each part costs some calls, however short it is."""
+    """The runs in fewer parts, because each part costs some calls, however short it is."""
     long: list[GapRuns] = []
     short: list[GapRuns] = []
     num_rows = 0

@@ -57,7 +57,7 @@ class Sample:
     slo: DefaultSlo
     """SLOs of requests without their own."""
     phases: Phases | None
-    """None if no request reasons, or phases were not requested."""
+    """Latencies of reasoning and answering; None if no request reasons, or phases were not requested."""
 
     def __len__(self) -> int:
         return len(self.records.requests["request"][self.rows])
@@ -196,7 +196,7 @@ def sample(
 ) -> Sample:
     """The requests that arrived from `warmup_s` to `until_s`, with any outcome; with phases if a pacer is given.
 
-    HeadwayError for a negative or infinite warm-up.
+    Raises HeadwayError for a negative or infinite warm-up.
     """
     if not 0.0 <= warmup_s < float("inf"):
         raise HeadwayError(f"warm-up is {warmup_s}; expected seconds, 0 or more")

@@ -63,7 +63,7 @@ class RequestMetrics(Struct, frozen=True, kw_only=True):
     retries: int
     cached_prompt_share: float | None
     refusals: Refusals | None = None
-    """None unless tenants have limits."""
+    """Refusals by limits; None unless tenants have limits."""
 
 
 class ReplicaMetrics(RequestMetrics, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
     starting_gpu_hours: StartingGpuHours | None
     spot_gpu_hours: float | None
     gpu_hours_bound: float | None = None
-    """For a scaling run: see `planning.gpu_hours_bound`."""
+    """The lower bound for a scaling run (`planning.gpu_hours_bound`)."""
     gpu_hours_clairvoyant: float | None = None
     programs: ProgramMetrics | None = None
     """Times of programs, if there is an SLO for programs."""
@@ -135,7 +135,7 @@ def summarize(
 ) -> Summary:
     """Summarise a run. `slo` applies to requests without an SLO of their own; `pacer` defines the reading pace.
 
-    HeadwayError for a negative or infinite warm-up.
+    Raises HeadwayError for a negative or infinite warm-up.
     """
     chosen = sample(records, warmup_s, slo, pacer or Pacer())
     used = usage(records, warmup_s)

@@ -62,7 +62,7 @@ def decode_parts(stay: Floats, others: Floats, pool: Pool, model: AnyStepModel) 
 
 
 def _batches(moments_s: Floats, others: Floats, pool: Pool) -> list[tuple[int, float]]:
-    """At each moment: the number of decoding sequences, including the request itself, and the KV tokens of the
+    """The number of decoding sequences at each moment, including the request itself, and the KV tokens of the
     others."""
     begins_s, ends_s, moments_s = others[:, 1], others[:, 2], moments_s[:, None]
     is_there = (begins_s <= moments_s) & (ends_s > moments_s)

@@ -14,7 +14,7 @@ Line = Callable[[int, int, Sequence[tuple[int, int]], int, int], tuple[float, fl
 def hosted_line(hosted: Hosted) -> Line:
     """A step function in which every request gets one token per step, and its first token in its prompt's step.
 
-    HeadwayError if the pool's speed is unknown.
+    Raises HeadwayError if the pool's speed is unknown.
     """
     if not hosted.tokens_per_s:
         raise HeadwayError("hosted: `tokens_per_s` is missing; expected it to simulate the pool")

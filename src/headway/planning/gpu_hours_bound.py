@@ -414,7 +414,7 @@ def _solve(
 def _limit(
     model: Any, x: Sequence[Sequence[Any]], pools: Sequence[FluidPool], limits: Mapping[tuple[str, str], float]
 ) -> None:
-    """In each slot, the least replicas of each pool, and the GPUs of each region and type."""
+    """Limit, in each slot, the replicas of each pool from below, and the GPUs of each region and type from above."""
     for s in range(len(x[0])):
         for p, pool in enumerate(pools):
             if pool.least > 0:

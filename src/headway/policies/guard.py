@@ -30,7 +30,7 @@ _OPTIONAL = ("next_change", "next_change_tokens", "queue", "share", "started", "
 _RARE = frozenset(("moves", "release", "scale"))
 """Methods that are not called for each request: everything in their view is compared each time."""
 _LOOKS_AT_PARTS = 32
-"""For the other methods, replicas are compared in the first calls, and then in one of this many calls."""
+"""Number of calls per comparison of replicas, after the first calls, for the other methods."""
 
 
 def _names(*protocols: type) -> frozenset[str]:
@@ -45,8 +45,8 @@ _SHOWN = {
 
 
 def guarded(policy: P, verbs: Iterable[str]) -> P:
-    """The same policy with guarded `verbs`: they raise HeadwayError if they change an argument, and `rank` also if it
-    returns None."""
+    """A subclass of the policy with guarded `verbs`: they raise HeadwayError if they change an argument, and `rank`
+    also if it returns None."""
     made_by = type(policy)
 
     def reduced(self: Any, protocol: Any) -> Any:

@@ -57,7 +57,7 @@ class FolderLock:
 def set_aside(folder: Path) -> Path | None:
     """Move the files of an ended run into a separate folder, `ended-BEGIN`; None if there are none.
 
-    OSError if they cannot be moved.
+    Raises OSError if they cannot be moved.
     """
     files = sorted(folder.glob("*.parquet"))
     requests = folder / "requests.parquet"

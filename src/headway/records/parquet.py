@@ -96,7 +96,7 @@ def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
 def load(folder: Path) -> tuple[Records, dict[str, Any]]:
     """Load records that `save` wrote, and their provenance. Requests are in order of `end_s`, then of id.
 
-    HeadwayError for a missing or damaged file, or files of different runs.
+    Raises HeadwayError for a missing or damaged file, or files of different runs.
     """
     tables = {name: _read(folder / f"{name}.parquet") for name in TABLES}
     run = _metadata(folder / "requests.parquet", tables["requests"])

@@ -88,7 +88,7 @@ class PartWriter:
     def finish(self) -> str:
         """Close, and turn all parts into the records of an ended run. Returns the records.
 
-        HeadwayError if there is no room: the parts stay, and `python -m headway.records` can finish them later.
+        Raises HeadwayError if there is no room: the parts stay, and `python -m headway.records` can finish them later.
         """
         self._end_thread()
         try:

@@ -116,7 +116,7 @@ def join(folder: Path) -> Records | None:
 def snapshot(folder: Path, target: Path, last_s: float) -> None:
     """Write the requests of the last seconds of a running run, as the records of an ended run.
 
-    HeadwayError if the folder has no parts, or a damaged one.
+    Raises HeadwayError if the folder has no parts, or a damaged one.
     """
     found = read_all(folder)
     if not found:
@@ -140,7 +140,7 @@ def snapshot(folder: Path, target: Path, last_s: float) -> None:
 def load(folder: Path) -> tuple[Records, dict[str, Any]]:
     """The records in a folder and their provenance, of an ended run or of a run that left parts.
 
-    HeadwayError for a missing or damaged file.
+    Raises HeadwayError for a missing or damaged file.
     """
     found = read_all(folder)
     return (assemble(found), _provenance(found)) if found else parquet_files.load(folder)

@@ -120,7 +120,7 @@ class Section(Block):
 
 @dataclass(frozen=True)
 class Report:
-    """A page."""
+    """A report: a page with its subject and blocks."""
 
     subject: str
     """The topic in a word or two, such as "capacity"."""

@@ -49,7 +49,7 @@ _METADATA = {".svg": dict.fromkeys(("Creator", "Date", "Format", "Type")), ".pdf
 def write_picture(figure: Mapping[str, Any], path: Path, width: int, height: int) -> None:
     """Draw a figure's `data` and `layout` with this size in pixels, in the format of the file's suffix.
 
-    HeadwayError if matplotlib is missing, the figure contains unsupported parts, or the file cannot be written.
+    Raises HeadwayError if matplotlib is missing, the figure contains unsupported parts, or the file cannot be written.
     """
     try:
         import matplotlib

@@ -121,7 +121,7 @@ def _html(block: Block) -> str:
 
 
 def _paragraph(line: str, look: str) -> str:
-    """What stands between backticks is code."""
+    """A paragraph of HTML; text between backticks is code."""
     shown = re.sub("`([^`]+)`", r"<code>\1</code>", escape(line))
     return f'<p class="{look}">{shown}</p>' if look else f"<p>{shown}</p>"
 

@@ -47,7 +47,7 @@ def check(scenario: Scenario, choice: object) -> None:
 def load(scenario: Scenario, plan: ServingPlan, now_s: float | None = None) -> tuple[PastDemand | None, str]:
     """The demand before `now_s` (None: now), and a line that says how much of it is known.
 
-    HeadwayError for damaged records, or a Prometheus server that does not answer.
+    Raises HeadwayError for damaged records, or a Prometheus server that does not answer.
     """
     settings = plan.settings.demand_history
     assert settings is not None

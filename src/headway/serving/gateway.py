@@ -340,7 +340,7 @@ def _is_planned(spec: Spec, each: DeclaredPool) -> bool:
 def _planned_gpus(spec: Spec, declared: Sequence[DeclaredPool], policies: Policies, places: Places) -> int | None:
     """GPUs of this machine that plans divide; None if they are of several types.
 
-    HeadwayError if a pool has fewer ports than a plan may need.
+    Raises HeadwayError if a pool has fewer ports than a plan may need.
     """
     if not isinstance(policies.scaler, PolicyChoice):
         return None

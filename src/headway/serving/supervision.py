@@ -68,7 +68,8 @@ class _Ending:
 
 
 class _Child:
-    """One process of the gateway, seen by the supervising process. With `is_child`: the process itself, at its end."""
+    """One process of the gateway, as the supervising process sees it, or (`is_child`) as that process sees itself at
+    its end."""
 
     def __init__(self, run: Callable[[bool], None], is_restart: bool, hangup: Hangup, ending: _Ending) -> None:
         alive, self._held = os.pipe()  # its other end closes when the supervising process ends

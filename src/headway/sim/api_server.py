@@ -36,7 +36,7 @@ class ApiServer:
         self._at_s = last_s
 
     def add(self, now: float) -> None:
-        """One more token at `now`."""
+        """Count one more token, sent at `now`."""
         late_s = self.late_s - (now - self._at_s)
         self.late_s = (late_s if late_s > 0.0 else 0.0) + self._token_s
         self._at_s = now

@@ -27,7 +27,7 @@ class Link:
         self.flows: dict[int, Flow] = {}
         """Keyed by flow key."""
         self.armed_s = inf
-        """For a source: time of its event, no later than the first end of its flows. Infinite: no event."""
+        """Time of a source's event, no later than the first end of its flows. Infinite: no event."""
         self.armed_key = 0
         self.version = 0
         """Version of the event; events with another version are void."""

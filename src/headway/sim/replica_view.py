@@ -67,7 +67,7 @@ class SimulatedView:
         self.matched_request = -1
         """Id of the request whose prefix was matched last."""
         self.matched_cached = self.matched_loadable = 0
-        """Its cached and loadable tokens."""
+        """Cached and loadable tokens of that request."""
 
     @property
     def num_in_flight(self) -> int:

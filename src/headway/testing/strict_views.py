@@ -49,7 +49,7 @@ class PolicyCall:
         return view
 
     def listed(self, name: str, views: list[StrictView]) -> list[StrictView]:
-        """The same list, remembered so that `check_unchanged` can tell whether the policy changed it."""
+        """A copy of the list, remembered so that `check_unchanged` can tell whether the policy changed it."""
         self._lists.append((name, views, list(map(id, views))))
         return views
 

@@ -97,7 +97,7 @@ def common_checks(trial: type[Trial[Any, Any]]) -> tuple[Check, ...]:
             played.check_decision(step, played.play(step))
 
     def is_deterministic(make: Make, seed: int) -> None:
-        """The same views and the same random stream lead to the same decisions."""
+        """Equal views and equal random streams lead to equal decisions."""
         steps = trial.draw_story(seed, trial.num_steps)
         first, second = trial(make(), Random(seed)), trial(make(), Random(seed))
         if [first.play(step) for step in steps] != [second.play(step) for step in steps]:

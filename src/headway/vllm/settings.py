@@ -50,7 +50,7 @@ def read(
 ) -> Settings:
     """The settings. The reasoning tokens come from vLLM's parser unless the config sets them.
 
-    HeadwayError for unknown keys, orderings and values.
+    Raises HeadwayError for unknown keys, orderings and values.
     """
     for key in config:
         if key.startswith("headway_") and key not in (ORDERING, REASONING_END):

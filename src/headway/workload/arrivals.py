@@ -161,7 +161,7 @@ class Bursts(Struct, frozen=True, forbid_unknown_fields=True, tag="bursts", tag_
     rate: float
     """Requests per second outside all bursts."""
     bursts: tuple[BurstWindow, ...]
-    """The windows."""
+    """The windows of bursts."""
     repeat_s: float | None = None
     """Period after which the windows repeat; without it, they occur once."""
 
@@ -195,7 +195,7 @@ class Replay(Struct, frozen=True, forbid_unknown_fields=True, tag="replay", tag_
     path: str
     """The trace, in any supported format, relative to the scenario's folder."""
     format: str | None = None
-    """Its format; without it, recognised by the first line."""
+    """Format of the file; without it, recognised by the first line."""
     rate_scale: float = 1.0
     """2 = twice the rate, in half the time."""
     sort: bool = False

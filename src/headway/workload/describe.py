@@ -27,7 +27,7 @@ class Description(Struct, frozen=True):
 
     num_requests: int
     duration_s: float
-    """From 0 to the last arrival."""
+    """Time from 0 to the last arrival."""
     rate: float | None
     """Requests per second between the first and the last arrival."""
     interarrival_cv: float | None
@@ -37,7 +37,7 @@ class Description(Struct, frozen=True):
     prompt_tokens: Spread | None
     output_tokens: Spread | None
     reasoning_tokens: Spread | None
-    """None if no request reasons."""
+    """Reasoning tokens; None if no request reasons."""
     prefix_share: float
     """Share of all prompt tokens that an unbounded prefix cache would already hold."""
     num_sessions: int

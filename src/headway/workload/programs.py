@@ -170,7 +170,7 @@ class _Progress:
     def __init__(self, fields: list[tuple[Any, ...]], segments: list[tuple[Segment, ...]], waits: list[int]) -> None:
         self.fields, self.segments = fields, segments
         self.waits = waits
-        """For each call, the number of calls that it still waits for."""
+        """Number of calls for which each call still waits."""
         self.num_left = len(fields)
         """Number of calls that have not ended."""
 

@@ -48,15 +48,15 @@ class QualitySpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     trace: int | None = None
     """1, 2 or 3: synthetic scores after the three traces of the Cascadia paper."""
     cascade: Cascade = "deepseek"
-    """For a trace: the cascade of models."""
+    """The cascade of models of a trace."""
     num_requests: int = 400
-    """For a trace: rows of the table."""
+    """Number of rows in a trace's table."""
     seed: int = 0
-    """For a trace: seed of the table. The scenario's seed does not change the table."""
+    """Seed of a trace's table. The scenario's seed does not change the table."""
     lengths: AnswerLengths = "alike"
-    """For a trace: whether answers are alike in length, or grow with difficulty and differ by model."""
+    """Lengths of a trace's answers: alike, or growing with difficulty and different by model."""
     path: str | None = None
-    """In place of a trace: a CSV file with one line per answer, relative to the scenario's folder. Or the
+    """A CSV file with one line per answer, instead of a trace; relative to the scenario's folder. Or the
     `requests.parquet` of a run with a cascade, whose answers have scores."""
     layout: AnswerLayout | None = None
     """The file's columns. Default: request, model, score, output_tokens."""
@@ -95,7 +95,7 @@ def score_table(spec: QualitySpec, base_dir: Path) -> Scores:
 
 
 def restricted_to(spec: QualitySpec, models: tuple[str, ...]) -> QualitySpec:
-    """The same section restricted to these models."""
+    """This section, restricted to these models."""
     if not isinstance(spec.models, dict):
         return structs.replace(spec, models=models)
     return structs.replace(

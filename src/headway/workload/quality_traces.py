@@ -156,7 +156,7 @@ def generate_scores(
 
 
 def _growth(first_scores: Floats) -> Floats:
-    """For each request, the length of its answers relative to the mean, by the rank of its first score."""
+    """Relative length of each request's answers, by the rank of its first score."""
     ease = np.argsort(np.argsort(first_scores, axis=0, kind="stable"), axis=0) / max(1, len(first_scores) - 1)
     growth = HARDEST_TO_EASIEST ** (0.5 - ease)
     return np.asarray(growth / growth.mean())

@@ -29,9 +29,9 @@ FIRST_REQUESTS, MOST_REQUESTS = 500, 12_000
 
 
 def capacity(document: dict[str, Any], base_dir: str) -> Measurement:
-    """At capacity: `load`, the factor on the workload's own rate, and `requests_per_s`.
+    """The load at capacity: `load`, the factor on the workload's own rate, and `requests_per_s`.
 
-    HeadwayError if the scenario cannot be run, or if no rate saturates the fleet.
+    Raises HeadwayError if the scenario cannot be run, or if no rate saturates the fleet.
     """
     load, estimate = 1.0, 0.0
     num = FIRST_REQUESTS if "num_requests" in document["workload"] else None

@@ -43,7 +43,7 @@ def contestants(
 ) -> tuple[tuple[Contestant, ...], tuple[str, ...]]:
     """The contestants of a grid's `policies`, and notes on registered policies that need arguments.
 
-    HeadwayError if one is invalid, or two have the same name.
+    Raises HeadwayError if one is invalid, or two have the same name.
     """
     load, notes = loader_of(base_dir), list[str]()
     found: list[Contestant] = []

@@ -79,7 +79,7 @@ class Arena(Struct, frozen=True):
 def play(grid: Grid, wanted: frozenset[str], runner: Runner) -> Arena:
     """Measure the wanted policies. Other policies of the grid count if the cache has all of their results.
 
-    HeadwayError if a scenario cannot be run at all.
+    Raises HeadwayError if a scenario cannot be run at all.
     """
     began = time.perf_counter()
     runner.key_of = key_of

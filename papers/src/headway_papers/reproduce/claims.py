@@ -44,7 +44,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool | None:
-        """None if undecided; false if the claim is refuted or exceeded."""
+        """Whether the claim holds; None if undecided, false if it is refuted or exceeded."""
         return None if self.word == UNDECIDED else self.word == HOLDS
 
 
@@ -133,7 +133,7 @@ class AtLeast(_Threshold):
 
     @property
     def bounds(self) -> Bounds:
-        """From the threshold to the limit."""
+        """The bounds, from the threshold to the limit."""
         return Bounds(self.threshold, inf if self.limit is None else self.limit, right=1)
 
     def judge(self, values: Sequence[Value]) -> Verdict:
@@ -149,7 +149,7 @@ class AtMost(_Threshold):
 
     @property
     def bounds(self) -> Bounds:
-        """From the limit to the threshold."""
+        """The bounds, from the limit to the threshold."""
         return Bounds(-inf if self.limit is None else self.limit, self.threshold, right=-1)
 
     def judge(self, values: Sequence[Value]) -> Verdict:

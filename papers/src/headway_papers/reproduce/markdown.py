@@ -63,7 +63,7 @@ def tables_of(reproduced: Reproduced) -> Mapping[str, Sequence[str]]:
 def around_markers(path: Path, command: str = REPRODUCE) -> tuple[str, str, str]:
     """The page's text before, in and after the section that a command writes; empty without a page.
 
-    HeadwayError if the page lacks one of the marker lines.
+    Raises HeadwayError if the page lacks one of the marker lines.
     """
     if not path.exists():
         return "", "", ""

@@ -48,7 +48,7 @@ class ClaimResult(Struct, frozen=True):
     rule: str
     verdict: Word
     holds: bool | None
-    """None: undecided. False: refuted or exceeded."""
+    """Whether the claim holds. None: undecided. False: refuted or exceeded."""
     why: str
     values: tuple[Value, ...]
     """Values by seed."""

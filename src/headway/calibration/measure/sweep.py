@@ -155,7 +155,7 @@ def _round_s(kernel: TimedKernel, repeats: int, clock: Callable[[], float]) -> f
 def read_file(path: Path, gpu: str) -> list[TimedOperator]:
     """The rows of an existing file; empty if there is no file.
 
-    HeadwayError if the file has another format or measurements of another GPU.
+    Raises HeadwayError if the file has another format or measurements of another GPU.
     """
     if not path.exists():
         return []

@@ -37,7 +37,7 @@ def is_runs(path: Path) -> bool:
 def read(path: Path) -> tuple[list[MeasuredRun], list[str]]:
     """The runs in a file, and the skipped runs with reasons.
 
-    HeadwayError if the file has no known format, lacks a required key, or has no usable run.
+    Raises HeadwayError if the file has no known format, lacks a required key, or has no usable run.
     """
     runs: list[MeasuredRun] = []
     skipped: list[str] = []

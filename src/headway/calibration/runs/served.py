@@ -30,7 +30,7 @@ def is_records(path: Path) -> bool:
 def read(path: Path) -> tuple[list[MeasuredRun], list[str], str]:
     """The runs, the skipped replicas with reasons, and the text of the fleet file ("" if unknown).
 
-    HeadwayError if the folder has no records, or no replica has enough requests.
+    Raises HeadwayError if the folder has no records, or no replica has enough requests.
     """
     folder = path if path.is_dir() else path.parent
     found, provenance = records.load(folder)

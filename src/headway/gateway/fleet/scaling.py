@@ -192,7 +192,7 @@ class LiveScaling:
         self._gpus = None if plan.planned_gpus is None else Gpus(plan.planned_gpus)
         self._actuators = {name: self._actuator(s) for name, s in self._pools.items() if s.start is not None}
         self.control: ScalingWithFailures | None = None
-        """None without a scaler."""
+        """The scaling part of control; None without a scaler."""
         self._states: dict[str, PoolState] = {}
         """The scaler's counts by deployment; empty without a scaler."""
         self._num_initial_left = {name: served.num_initial for name, served in self._pools.items()}

@@ -180,7 +180,7 @@ class LocalTokenizer:
 
 
 def _by_fastokens(tokenizer: Tokenizer) -> fastokens.Tokenizer | None:
-    """The same tokenizer in fastokens; None if fastokens cannot read it, or tokenizes a sample differently."""
+    """The model's tokenizer in fastokens; None if fastokens cannot read it, or tokenizes a sample differently."""
     added = tokenizer.get_added_tokens_decoder().values()
     samples = [*_SAMPLES, " ".join(f"a{each.content}Bc, {each.content}  1\n{each.content}" for each in added)]
     try:
@@ -196,7 +196,7 @@ def _by_fastokens(tokenizer: Tokenizer) -> fastokens.Tokenizer | None:
 
 
 def _keys(pieces: Iterable[str], root: str) -> list[bytes]:
-    """For each piece, a digest of the prompt up to the piece's end."""
+    """A digest for each piece, of the prompt up to the piece's end."""
     digest, found = hashlib.sha1(root.encode(), usedforsecurity=False).digest(), []
     for piece in pieces:
         digest = hashlib.sha1(digest + piece.encode(errors="surrogatepass"), usedforsecurity=False).digest()

@@ -39,7 +39,7 @@ class BlockStored(Struct, tag="BlockStored", omit_defaults=True):
     """`GPU`, or the name of a slower memory. None means the GPU."""
     lora_name: str | None = None
     extra_keys: list[Any] | None = None
-    """For each block, further inputs of its hash, such as images."""
+    """Further inputs of each block's hash, such as images."""
     group_idx: int | None = None
     """The group of layers that share one kind of cache. Engines number groups as they appear in the model."""
     kv_cache_spec_kind: str | None = None
@@ -70,7 +70,7 @@ class BlockRemoved(Struct, tag="BlockRemoved", omit_defaults=True):
     medium: str | None = None
     group_idx: int | None = None
     remaining_copy_counts: list[int] | None = None
-    """For each block, the number of copies left."""
+    """Number of remaining copies of each block."""
 
     @property
     def is_on_gpu(self) -> bool:

@@ -105,7 +105,7 @@ class Peers:
         self.store = peer_store(settings.store, self.name, settings.lease_s)
         self._streams: StoredStreams | None = None
         self.scaling: SharedScaling | None = None
-        """None if the fleet has no scaler."""
+        """The scaling shared with other gateways; None if the fleet has no scaler."""
         self.is_up = False
         """Whether the store can be used."""
         self.num_errors = 0
@@ -379,5 +379,5 @@ class Peers:
 
 
 def _with_unique_id(placed: Placed, state: _PeerState) -> Placed:
-    """The same prompt with an id that no request of any gateway has."""
+    """A copy of the prompt with an id that no request of any gateway has."""
     return Placed(placed.replica, (state.run << 32) + placed.id, placed.prompt_tokens, placed.segments)

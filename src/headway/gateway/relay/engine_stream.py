@@ -42,7 +42,7 @@ class EngineStream:
         self._is_plain = is_plain
         """Whether events are passed on unchanged, except for hidden fields."""
         self._repeated = sse.RepeatedEvent() if is_plain and meter.takes_texts else None
-        """None if each event is decoded."""
+        """The recogniser of repeated events; None if each event is decoded."""
         self._may_read = True
         """Whether the client reads as fast as the engine generates."""
         self._num_unlike = 0
@@ -73,7 +73,7 @@ class EngineStream:
     def feed(self, data: bytes) -> bool:
         """Split, count, rewrite and write the data of one read. False: pause reading.
 
-        EngineError for a reported error.
+        Raises EngineError for a reported error.
         """
         return self._take(self._splitter.split(data))
 

@@ -178,7 +178,7 @@ class ResponseMeter:
         self._count_tokens(1, reasons, not reasons)
 
     def _count_continued(self, computed: int, cached: int) -> None:
-        """For each attempt that continues the answer, count once the tokens that its engine had to compute again."""
+        """Count, once per attempt that continues the answer, the tokens that its engine had to compute again."""
         if self._counted_before != self.tokens_before:
             self._counted_before = self.tokens_before
             before = self._in_flight.answer.continued_tokens
@@ -202,7 +202,7 @@ class ResponseMeter:
         """Count the tokens of an answer that was not streamed; the time of its first token is unknown. `is_text`: it
         may be JSON.
 
-        EngineError if it reports an error, or was given up.
+        Raises EngineError if it reports an error, or was given up.
         """
         usage: Usage | None = None
         if is_text and self.passthrough is not None:

@@ -69,7 +69,7 @@ class State(IntEnum):
     """The state of a request on its way through engines (`InFlightRequest.state`)."""
 
     HELD = auto()
-    """At no replica: it waits for one, or is paused."""
+    """The request is at no replica: it waits for one, or is paused."""
     PLACED = auto()
     """Counted at a replica, and not sent yet."""
     PREFILLING = auto()
@@ -77,9 +77,9 @@ class State(IntEnum):
     SENT = auto()
     """Sent to the replica that answers."""
     MOVING = auto()
-    """Its connection was aborted, so that it continues at another replica."""
+    """The connection was aborted, so that the request continues at another replica."""
     PAUSING = auto()
-    """Its connection was aborted, so that it is held."""
+    """The connection was aborted, so that the request is held."""
     SCORED = auto()
     """A model of a cascade has answered, and the answer is neither accepted nor escalated yet."""
     ENDED = auto()
@@ -133,7 +133,7 @@ class PrefillLeg:
 
     replica: EngineEndpoint
     reservation: Reservation | None = None
-    """None if the reservation is in the scheduler's process."""
+    """The reservation at the replica; None if it is in the scheduler's process."""
     generated_tokens: int = 0
     """Tokens of the request when it was placed here."""
     connection: Connection | None = None
@@ -171,7 +171,7 @@ class InFlightRequest:
     abort_reason: str | None = None
     """Why the replica was given up before its connection was open."""
     outcome: Outcome | None = None
-    """None: control has not ended the request."""
+    """The end by control; None: control has not ended the request."""
     move_target: EngineEndpoint | None = None
     """The replica at which to continue, during a move."""
     is_paused: bool = False

@@ -142,7 +142,7 @@ class LiveReplica(EngineEndpoint):
     goodput_rps: float | None = None
     times: EngineTimes | None = None
     slots: Slots | None = None
-    """None if the engine assigns its own slots."""
+    """The slots that the gateway assigns; None if the engine assigns its own."""
     num_slots: int | None = None
     """Requests that the engine runs at a time, if it reports the number (llama.cpp)."""
     on_prompt: Callable[[Live], None] | None = None

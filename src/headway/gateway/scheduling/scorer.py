@@ -137,7 +137,7 @@ class AnswerScorer:
 
     def __init__(self, config: Judge) -> None:
         self._model = JudgingModel(config) if config.by == "model" else None
-        """None if answers are scored by confidence."""
+        """The judging model; None if answers are scored by confidence."""
         self.accepts_unscored = config.on_failure == "accept"
 
     def confidence_meter(self) -> ConfidenceMeter | None:

@@ -89,8 +89,8 @@ class DualDispatch:
     async def send(self, send: Send, replica: EngineEndpoint, path: str, headers: str, body: dict[str, Any]) -> None:
         """Send to both replicas, to the decode replica by `send`, and wait for the decode replica's end.
 
-        EngineError if the decode replica fails, PrefillLegError if the prefill replica fails, PrefillRejectedError if
-        it refuses the request.
+        Raises EngineError if the decode replica fails, PrefillLegError if the prefill replica fails,
+        PrefillRejectedError if it refuses the request.
         """
         data = msgspec.json.encode(with_bootstrap(body, self._leg.replica))
         self._task = asyncio.create_task(self._prefill(path, headers, data))

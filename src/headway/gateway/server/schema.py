@@ -85,7 +85,7 @@ class InputRequest(EngineRequest, kw_only=True):
     input: Any = None
     messages: Any = None
     previous_response_id: str | None = None
-    """For /v1/responses: the request goes to the engine that made this response."""
+    """Previous response in /v1/responses: the request goes to the engine that made it."""
 
 
 class RerankRequest(EngineRequest, kw_only=True):
@@ -161,7 +161,7 @@ class ModelObject(Struct, forbid_unknown_fields=True):
     created: int
     owned_by: str
     parent: str | UnsetType = UNSET
-    """For a LoRA adapter: its model."""
+    """The model of a LoRA adapter."""
 
 
 class ModelList(Struct, forbid_unknown_fields=True):

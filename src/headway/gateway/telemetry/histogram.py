@@ -41,7 +41,7 @@ class Histogram:
         self.total = 0.0
 
     def cumulative(self) -> list[int]:
-        """For each bin, the number of observations in this bin and all lower bins."""
+        """The number of observations in each bin and all lower bins."""
         return list(accumulate(self.counts.get(index, 0) for index in range(len(self._bounds) + 1)))
 
     def quantile(self, share: float) -> float | None:

@@ -39,7 +39,7 @@ class Ejection(Struct, frozen=True):
 
     replica: int
     reason: Reason | None
-    """None if it returns."""
+    """Why the replica is ejected; None if it returns."""
     why: str = ""
     """The reason with its numbers, for logs."""
 

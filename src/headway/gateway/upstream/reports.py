@@ -17,7 +17,7 @@ class ListedModel(Struct):
     root: str | None = None
     """The model that the engine loaded. Entries with the same root are names of one model."""
     parent: str | None = None
-    """Of a LoRA adapter: its model."""
+    """The model of a LoRA adapter."""
 
 
 class LlamaProps(Struct):

@@ -86,7 +86,7 @@ def read_chunk(data: bytes) -> tuple[Chunk, str]:
     """The chunk in an event's data or in an answer that is not streamed, and the unreadable part; "" if all could be
     read.
 
-    EngineError if it reports an error, or that the answer was given up.
+    Raises EngineError if it reports an error, or that the answer was given up.
     """
     try:
         if not data.isascii():  # unread fields are not decoded, and invalid UTF-8 would fail at clients

@@ -20,7 +20,7 @@ _MAX_KEPT = 50_000
 """Ids that are remembered; beyond it, the oldest are looked for."""
 _TIMEOUT_S = 2.0
 _MAX_SEARCHES = 16
-"""At a time: each asks all engines."""
+"""Maximum number of concurrent searches, each of which asks all engines."""
 
 
 def is_id(text: str) -> bool:

@@ -187,7 +187,7 @@ class Assigned(Struct, array_like=True, tag=0, gc=False):
 
     number: int
     replica: int | None
-    """None if the request is held."""
+    """The replica; None if the request is held."""
     arrival_s: float
     prompt_tokens: int
     model: str

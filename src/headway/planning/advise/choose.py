@@ -18,7 +18,7 @@ from headway.planning.advise.days import Part
 from headway.planning.advise.trials import Trials
 
 KEPT = 3
-"""In each round, one of this many changes remains, on this many times the parts."""
+"""Factor by which each round reduces the number of changes and multiplies the number of parts."""
 MOST_JUDGED = 10
 MOST_OF_A_KIND = 4
 MOST_KINDS = 4
@@ -42,7 +42,7 @@ def choose(
 ) -> Chosen:
     """At most `MOST_JUDGED` changes with a gain. `num_later` rehearsals are reserved for judging.
 
-    HeadwayError if the allowed rehearsals do not suffice for one part.
+    Raises HeadwayError if the allowed rehearsals do not suffice for one part.
     """
     chosen = Chosen()
     allowed = trials.left - num_later

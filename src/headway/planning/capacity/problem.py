@@ -80,7 +80,7 @@ class RehearsalMetrics(Struct, frozen=True, forbid_unknown_fields=True):
     tpot_p99_s: float | None
     e2e_p99_s: float | None
     attainment: float | None
-    """None if no request has an SLO."""
+    """Share of requests that met their SLOs; None if no request has an SLO."""
     goodput_rps: float | None
     """Requests per second that met their SLOs; finished requests if none has an SLO."""
     busy_share: float | None

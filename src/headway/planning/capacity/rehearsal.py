@@ -128,7 +128,7 @@ class CapacityRehearsal:
         return None if "trace" in workload or "duration_s" in workload else workload.get("num_requests")
 
     def longer(self, factor: int) -> CapacityRehearsal:
-        """The same rehearsals with `factor` times the requests."""
+        """These rehearsals with `factor` times the requests."""
         num = (self.num_requests or 0) * factor
         document = {**self.document, "workload": {**self.document["workload"], "num_requests": num}}
         return replace(self, document=document, span_s=self.span_s * factor)

@@ -156,7 +156,7 @@ class Deployment(Struct, frozen=True):
     gpus: tuple[int, ...]
     """Number of GPUs, or cell of the `GpuBudget`."""
     sets: tuple[ReplicaSet | None, ...]
-    """None for a stage without GPUs."""
+    """The replica sets; None for a stage without GPUs."""
     latencies_s: tuple[float, ...]
     latency_s: float
     """The largest latency of the stages."""
@@ -239,7 +239,7 @@ def with_spare_gpus(
     gap: float = 0.0,
     max_evaluations: int | None = None,
 ) -> Deployment:
-    """The same largest latency, with spare GPUs given to the stages that gain most.
+    """The deployment with spare GPUs given to the stages that gain most; its largest latency stays.
 
     The slowest stage keeps its GPUs, the other stages are deployed again, and so on. `gap` and `max_evaluations` are as
     in `deploy`.

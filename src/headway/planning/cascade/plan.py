@@ -77,7 +77,7 @@ class CascadeAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     confidence: PlanConfidence | None
     """Confidence in the chosen plan's thresholds; None for one model or a pre-routed plan."""
     fresh: FreshDraws | None
-    """None if fewer than two draws were requested."""
+    """Results on fresh draws; None if fewer than two draws were requested."""
     num_simulated: int
     num_cached: int = field(name="num_found")
     regrets: tuple[Regret, ...] = ()

@@ -196,7 +196,7 @@ class CascadeProblem:
     scores: Scores
     target: Target
     gpus_per_server: int | None = None
-    """None: the size of the catalog's node."""
+    """GPUs of a server; None: the size of the catalog's node."""
     judge_s: float = 0.27
     """Seconds that judging adds to every stage but the last (appendix H)."""
     span_s: float = 60.0
@@ -332,7 +332,7 @@ class Round(Struct, frozen=True, forbid_unknown_fields=True):
     processing_ratios: tuple[float, ...]
     quality: float
     latency_s: float | None
-    """None: excluded by its bound before it was evaluated, or not deployable."""
+    """The latency; None: excluded by its bound before it was evaluated, or not deployable."""
     bound_s: float | None
     """No deployment of the routing is faster; None if it cannot be deployed."""
     objective: float | None

@@ -98,7 +98,7 @@ def rehearse(
 
 
 def rehearse_by_judge(request: PlanningRequest, plan: CascadePlan) -> RehearsalResult:
-    """The same result, with the quality as seen by the scenario's judge."""
+    """The result with the quality as seen by the scenario's judge."""
     chosen, records = simulated(request, plan)
     models = [pool.model.name for pool in chosen.fleet.all_pools]
     cascade, requests = chosen.spec.cascade, records.requests

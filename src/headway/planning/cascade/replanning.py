@@ -58,7 +58,7 @@ class Period(Struct, frozen=True):
     """Observations of one period."""
 
     rate_rps: float | None
-    """None if unknown."""
+    """Requests per second; None if unknown."""
     prompt_tokens: tuple[float, ...]
     """Prompt tokens of the sampled requests."""
     scores: Scores

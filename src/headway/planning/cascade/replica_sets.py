@@ -311,7 +311,7 @@ class _PhaseRates:
 def with_combos(
     mixed: ReplicaSets, kinds: Sequence[ComboShapes], offers: Sequence[Offer], max_types: int | None
 ) -> ReplicaSets:
-    """The same sets, and sets with a combo: alone, or beside mixed replicas with the shape of one of its parts.
+    """The given sets, plus sets with a combo: alone, or beside mixed replicas with the shape of one of its parts.
 
     Beside mixed replicas, only combos in the middle of their range of ratios are used.
     """

@@ -223,7 +223,7 @@ def _problem(
 
 
 def with_rate(request: PlanningRequest, rate_rps: float) -> PlanningRequest:
-    """The same requests at another arrival rate."""
+    """The planning request at another arrival rate."""
     document = {**request.document, "workload": {**request.document["workload"], "arrivals": rate_rps}}
     problem = request.problem
     span_s = problem.span_s * problem.rate_rps / rate_rps

@@ -75,7 +75,7 @@ class SolvedRouting:
     """The deployment of a routing and a bound: no deployment of the routing is better than `bound_s`."""
 
     deployment: Deployment | None
-    """None: none exists, or none below the solver's limit."""
+    """The deployment; None: none exists, or none below the solver's limit."""
     bound_s: float
 
 

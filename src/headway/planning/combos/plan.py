@@ -127,7 +127,7 @@ def offer_of(text: str, per_server: int | None = None, find: Callable[[str], Gpu
 def service_scenario(source: Source, simulator: Simulator, rps: float | None = None) -> ServiceScenario:
     """The service of a scenario, and its demand: `rps`, or the rate of its arrivals.
 
-    HeadwayError if the scenario has no SLO, no rate or nothing to plan, or `rps` is invalid.
+    Raises HeadwayError if the scenario has no SLO, no rate or nothing to plan, or `rps` is invalid.
     """
     if rps is not None and not 0 < rps <= MOST_RPS:
         raise HeadwayError(f"rps: {rps:g}; expected more than 0 requests per second, {MOST_RPS:g} at most")

@@ -135,7 +135,7 @@ class WorkloadPattern(Struct, frozen=True, forbid_unknown_fields=True):
     """A kind of workload: the name by which a profiler finds its requests, and mean lengths (R_in, R_out)."""
 
     name: str | None
-    """None: every request has the mean lengths."""
+    """The profiler's name of the requests; None: every request has the mean lengths."""
     prompt_tokens: float
     output_tokens: float
 
@@ -307,7 +307,7 @@ class ComboPlan(Struct, frozen=True, forbid_unknown_fields=True):
     or no plan was found in time; the plan serves as much as possible, and `why` names the shortage."""
     planner: str
     objective: float | None
-    """In the units of `planner`; for a short plan, the sum of the served shares of demand."""
+    """The objective in the units of `planner`; for a short plan, the sum of the served shares of demand."""
     bound: float | None
     """No plan is better."""
     gap: float | None

@@ -86,7 +86,7 @@ def planned(source: Source, text: str, requests: Path, options: ReprofileOptions
 def reprofile(source: Source, requests: Path, options: ReprofileOptions, resources: Resources) -> ReprofileAnswer:
     """Measure the goodput of every combo of a fleet file. `requests`: records of the gateway, or any trace.
 
-    HeadwayError if the file has no combos, combos of several models, or no SLO.
+    Raises HeadwayError if the file has no combos, combos of several models, or no SLO.
     """
     document, places, base_dir = source
     fleet = assemble(dict(document), places, base_dir).fleet

@@ -66,7 +66,7 @@ Numbers = dict[ComboCandidate, int]
 def deploy(problem: ComboProblem, time_limit_s: float = 10.0, explain: bool = True) -> ComboPlan:
     """The best deployment. `time_limit_s` applies to each solve; `explain` solves again without each limit and demand.
 
-    HeadwayError if parts of the problem contradict each other, or `mce` has a candidate that it cannot weigh.
+    Raises HeadwayError if parts of the problem contradict each other, or `mce` has a candidate that it cannot weigh.
     """
     check(problem)
     program = DeploymentProgram(problem, time_limit_s)

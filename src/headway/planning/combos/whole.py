@@ -43,9 +43,9 @@ class WholeRehearsal:
     attainment: float
     """Share of requests that must be in time."""
     num_requests: int
-    """Of the first run."""
+    """Number of requests of the first run."""
     most_requests: int
-    """Of the longest run."""
+    """Number of requests of the longest run."""
 
     @property
     def together(self) -> Together:
@@ -64,7 +64,7 @@ class WholeRehearsal:
     def compared(
         self, chosen: ServiceScenario, planned: Planned, found: ServiceRehearsal, routings: Sequence[str]
     ) -> ServiceRehearsal:
-        """The same rehearsal with every router at the same length. The planned router is the first of the best."""
+        """Rehearsals of equal length with every router. The planned router is the first of the best."""
         num = found.runs[-1].num_requests
         results_of = self.together([partial(self._run, chosen, planned, each, num) for each in routings])
         runs: dict[str, Stability] = dict(zip(routings, results_of, strict=True))

@@ -310,7 +310,7 @@ class _DemandPlanner:
 def scenario_yaml(found: DemandPlan, rehearsal: CapacityRehearsal, forecast: DemandForecast) -> str:
     """The plan as a scenario: the last whole week's busiest hour, on a pool with scheduled minimums for the month.
 
-    HeadwayError if there is no plan.
+    Raises HeadwayError if there is no plan.
     """
     choice, reserve = found.at_recorded.choice, found.reserve
     if choice is None or reserve is None:

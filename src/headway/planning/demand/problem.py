@@ -38,7 +38,7 @@ class WeekPlan(Struct, frozen=True, forbid_unknown_fields=True):
     planned_requests_per_s: float
     """Demand at the planned quantile."""
     replicas: int | None
-    """None: more than allowed."""
+    """The needed replicas; None: more than allowed."""
     num_gpus: int | None
     chance: float | None
     """Lower bound of the probability that the busiest hour meets its targets."""

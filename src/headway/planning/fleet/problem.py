@@ -75,7 +75,7 @@ class FleetRun(Struct, frozen=True, forbid_unknown_fields=True):
     attainment: float
     """Share of all requests that met their SLOs."""
     by_model: dict[str, float]
-    """The same share for each model."""
+    """`attainment` for each model."""
     ttft_p99_s: float | None
     tpot_p99_s: float | None
     e2e_p99_s: float | None

@@ -92,7 +92,7 @@ def names_of(spec: WorkloadSpec, seed: int, base_dir: Path, models: Sequence[Mod
 
 
 def redrawn(rows: Workload, seed: int) -> Workload:
-    """The same requests with arrival times redrawn uniformly within windows."""
+    """The requests with arrival times redrawn uniformly within windows."""
     span_s = float(rows.arrival_s[-1] - rows.arrival_s[0]) if len(rows) > 1 else 0.0
     if span_s <= 0:
         return rows

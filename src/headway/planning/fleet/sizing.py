@@ -164,7 +164,7 @@ def _most_units(unit: GpuCombo, offers: Sequence[Offer]) -> int:
 
 
 def _likely_units(task: SizingTask) -> Iterator[GpuCombo]:
-    """For each pair of types, the unit with the most estimated tokens per dollar; the best pairs first."""
+    """The unit with the most estimated tokens per dollar for each pair of types; the best pairs first."""
     service = _service(task)
     if service is None:
         return

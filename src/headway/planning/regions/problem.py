@@ -73,7 +73,7 @@ class InstanceBounds(Struct, frozen=True, forbid_unknown_fields=True):
     gpu: str
     least: int = 0
     most: int | None = None
-    """None means unlimited."""
+    """Maximum number of instances; None: unlimited."""
 
     def __post_init__(self) -> None:
         if self.least < 0 or (self.most is not None and self.most < self.least):

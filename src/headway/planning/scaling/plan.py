@@ -97,7 +97,7 @@ class StartUpPlan(Struct, frozen=True, kw_only=True):
     """All scalers with one start time."""
 
     startup_s: float | None
-    """None: the pools' own start times."""
+    """Start times to plan for; None: the pools' own."""
     results: tuple[ScalerResult, ...]
     clairvoyant: tuple[ScalerResult, ...]
     """Timetables that know the trace, by headroom."""

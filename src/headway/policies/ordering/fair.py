@@ -92,7 +92,7 @@ class FairOrdering:
         self._virtual: dict[int, float] = {}
         """The latest start of a request in virtual time, by tier."""
         self._charged: dict[int, tuple[_Tenant, float]] = {}
-        """For each request in flight, its tenant and its charge."""
+        """The tenant and charge of each request in flight."""
         self._weight_in_flight = 0.0
         """The total weight of tenants with requests in flight."""
         self._mean_output_tokens, self._num_ended = 0.0, 0

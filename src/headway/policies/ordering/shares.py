@@ -91,9 +91,9 @@ class InFlight:
 
     def __init__(self) -> None:
         self._charged: dict[int, tuple[Share, float]] = {}
-        """For each request, its share and its charge."""
+        """The share and charge of each request."""
         self._num: dict[Share, tuple[int, float]] = {}
-        """For each share with requests in flight, their number and the share's weight."""
+        """Number of requests and weight of each share with requests in flight."""
         self._weight = 0.0
         """Total weight of these shares."""
 

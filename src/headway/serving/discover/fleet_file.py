@@ -67,7 +67,7 @@ class Change(msgspec.Struct, frozen=True):
 def changes(path: Path, found: Sequence[FoundPool], silent: Sequence[str]) -> list[Change]:
     """The differences between a fleet file and the discovered pools. `silent`: addresses that gave no answer.
 
-    HeadwayError if the file is not a valid fleet file.
+    Raises HeadwayError if the file is not a valid fleet file.
     """
     pools = _pools(path)
     listed = {url: name for name, pool in pools.items() for url in pool.get("endpoints") or ()}

@@ -27,7 +27,7 @@ def autoscalers(scenario: Scenario, scaling: Mapping[str, Any]) -> str:
     `target-utilization` on KV use becomes a HorizontalPodAutoscaler with a metric of its pods, which an adapter must
     provide. On requests it becomes a ScaledObject of KEDA that queries Prometheus.
 
-    HeadwayError for other scalers, and for engines with unknown metrics.
+    Raises HeadwayError for other scalers, and for engines with unknown metrics.
     """
     name = scaling["name"]
     if name not in ("target-utilization", "keda"):

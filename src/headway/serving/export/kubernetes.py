@@ -83,7 +83,8 @@ class ExportOptions(Struct, frozen=True):
     gateway_image: str = "headway:latest"
     """The gateway's image, which must have the command `headway`."""
     kind: Kind | None = None
-    """None: a StatefulSet, whose pods have names, or a Deployment if the gateway or an autoscaler scales it."""
+    """The kind of workload; None: a StatefulSet, whose pods have names, or a Deployment if the gateway or an autoscaler
+    scales it."""
     products: dict[str, str] = {}
     """The node label `nvidia.com/gpu.product` by GPU, if it differs from NVIDIA's name."""
     token_secret: str = ""
@@ -180,7 +181,7 @@ def manifests(scenario: Scenario, options: ExportOptions) -> dict[str, str]:
 def chart_values(scenario: Scenario, options: ExportOptions) -> str:
     """Values for the Helm chart that create the objects of `manifests` in the release's namespace.
 
-    HeadwayError for a pool that Kubernetes cannot run.
+    Raises HeadwayError for a pool that Kubernetes cannot run.
     """
     kind = _checked_kind(scenario, options)
     by_priority, drain_s = uses_engine_priority(scenario.spec), scenario.spec.gateway.drain_s
@@ -451,7 +452,7 @@ def _fleet_file(scenario: Scenario, kind: str, options: ExportOptions, watches_c
     """The fleet file's text. Pools name the endpoints of their pods or, with `watches_cluster`, their Kubernetes
     objects.
 
-    HeadwayError if the gateway needs a disk, which its pod does not have.
+    Raises HeadwayError if the gateway needs a disk, which its pod does not have.
     """
     namespace = options.namespace
     for name in ("batches", "key_store", "peers"):

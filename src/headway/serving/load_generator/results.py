@@ -76,7 +76,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     cached_prompt_share: float | None
     """Share of prompt tokens that the engine found in its prefix cache; None: not reported."""
     unshared_cached_share: float | None = None
-    """The same share for prompts that share no text with other prompts of the load."""
+    """`cached_prompt_share` for prompts that share no text with other prompts of the load."""
     slo_attainment: float | None = None
     """Share of the requests that met all SLOs; None without SLOs."""
 

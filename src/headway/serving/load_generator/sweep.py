@@ -77,7 +77,7 @@ class Sweep(Struct, frozen=True):
     points: tuple[Point, ...]
     """Points in order of the rate, closed loops first."""
     highest: HighestRate | None
-    """None without SLOs."""
+    """The highest rate in time; None without SLOs."""
     is_stopped: bool
 
     @property

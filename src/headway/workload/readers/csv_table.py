@@ -33,7 +33,7 @@ class CellType:
     expected: str
     is_valid: Check
     is_valid_text: Callable[[str], bool]
-    """The same check for the text of one cell."""
+    """`is_valid` for the text of one cell."""
     empty_value: float | int | None = None
     """The value of an empty cell. If None, an empty cell is an error."""
     is_text: bool = False

@@ -54,7 +54,7 @@ def matches(line: str) -> bool:
 def read(path: Path, options: ReadOptions) -> Workload:
     """Read arrivals, lengths, and hash blocks as prefix segments.
 
-    HeadwayError if the rows have more hash ids than blocks of any usual size.
+    Raises HeadwayError if the rows have more hash ids than blocks of any usual size.
     """
     return _read(path, options, options.timestamp_unit, options.block_tokens)
 

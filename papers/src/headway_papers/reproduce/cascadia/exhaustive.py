@@ -17,7 +17,7 @@ from headway.planning.cascade.routing import Routings
 from headway.planning.cascade.search import Effort, Search, SearchResult, SolvedRouting
 
 Best = dict[tuple[int, ...], tuple[float, ReplicaSet | None]]
-"""For one stage, by its GPUs of each type: the lowest latency, and its replicas."""
+"""The lowest latency of one stage by its GPUs of each type, and its replicas."""
 
 
 def exhaustive(problem: CascadeProblem, latencies: StageLatencies, routings: Routings | None = None) -> CascadePlan:

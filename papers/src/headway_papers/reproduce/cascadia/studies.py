@@ -20,7 +20,7 @@ TRACE_1 = [case for case in claims.CASES if case[1] == 1]
 SEED_FACTOR = 2
 """Factor on the number of seeds for measurements that take seconds and vary strongly between score tables."""
 TRAINED_FACTOR = 4
-"""The same factor for a trained judge, whose plans take a second."""
+"""Factor on the number of seeds for a trained judge, whose plans take a second."""
 DRIFT_LOAD = 1.0
 """Rate under drift over the largest model's sustained rate: it then needs about Table 5's SLO scale of 16.37."""
 Values = Sequence[float | None]

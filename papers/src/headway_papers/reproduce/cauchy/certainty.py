@@ -26,9 +26,9 @@ class Robust(Struct, frozen=True, forbid_unknown_fields=True):
     least_chance_of_all: float
     """Probability that every service is served, for any dependence of their demands."""
     independent_chance_of_all: float
-    """The same probability for independent demands."""
+    """Probability that every service is served, for independent demands."""
     most_chance_of_all: float
-    """The same probability for demands that rise and fall together."""
+    """Probability that every service is served, for demands that rise and fall together."""
 
 
 def frontier(

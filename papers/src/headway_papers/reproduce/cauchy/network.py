@@ -30,7 +30,7 @@ class NetworkClaim(Struct, frozen=True, forbid_unknown_fields=True):
     formula_bytes_per_s: float
     """Eq. 18 as stated, for one GPU and a batch of one prompt."""
     shape_bytes_per_s: float
-    """The same with the costs of the real shape."""
+    """`formula_bytes_per_s` with the costs of the real shape."""
     num_gpus_to_match: float
     """Number of GPUs prefilling together at which the formula gives the paper's figure."""
 

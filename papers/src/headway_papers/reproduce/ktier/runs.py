@@ -52,7 +52,7 @@ def ktier_policies(num_tiers: int, seats: int = SEATS, **arguments: Any) -> dict
 
 
 def at_once(num_tiers: int, interval_s: float = 0.05) -> dict[str, Any]:
-    """The same, but every request goes to a replica on arrival and waits there: section 3.4 read literally.
+    """The system, except that every request goes to a replica on arrival and waits there: section 3.4 read literally.
 
     `interval_s`: time between two migrations.
     """

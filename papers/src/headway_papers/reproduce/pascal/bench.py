@@ -101,7 +101,7 @@ class Bench:
         return served(load.workload(name, rate, num_requests, seed), system, replicas=replicas)
 
     def phase(self, name: str, *systems: str) -> tuple[float, list[Measurement], dict[str, list[Measurement]]]:
-        """For section III: the rate, the oracle's runs, and each system's runs with half of the GPU's KV cache."""
+        """The rate, the oracle's runs, and each system's runs with half of the GPU's KV cache, for section III."""
         rate = self.runner.run({(name, "rate"): Call(load.unpressed, {"name": name, "num_requests": 300})})
         per_s = rate[name, "rate"]["rate"]
 

@@ -49,7 +49,7 @@ class Tails:
         return self._chosen(max, lambda each: each.cut, lambda each: each.cut)
 
     def most_s(self) -> list[float | None]:
-        """The same by seed, in seconds."""
+        """`most` by seed, in seconds."""
         return self._chosen(max, lambda each: each.cut_s, lambda each: each.cut_s)
 
     def most_of_own(self) -> list[float]:

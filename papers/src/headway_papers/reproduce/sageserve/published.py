@@ -124,8 +124,8 @@ class Day:
 FLEET_DAY = Day(models=MODELS, num_gpus=FLEET_GPUS)
 """Four models on equal GPUs."""
 OTHER_BLOOM_DAY = replace(FLEET_DAY, from_hour=8.0, hours=6.0)
-"""From 10:00 to 14:00, the rise of the morning, for other readings of Bloom's demand, because eight whole days of the
-fleet take too long."""
+"""The morning rise from 10:00 to 14:00, for other readings of Bloom's demand, because eight whole days of the fleet
+take too long."""
 SCOUT_DAY = Day(
     models=(*MODELS, SCOUT),
     num_gpus=FLEET_GPUS,

@@ -81,8 +81,7 @@ def _profiles(path: Path) -> dict[tuple[str, str, str], tuple[Floats, Floats]]:
 
 
 def _fitted(measured: Floats, predicted: Floats) -> tuple[Floats, Floats]:
-    """For every fifth shape: the measured time, and the prediction with a factor and a constant fitted to the
-    others."""
+    """The measured time of every fifth shape, and the prediction with a factor and a constant fitted to the others."""
     is_test = np.arange(len(measured)) % TESTED == TESTED - 1
     columns = np.stack([predicted, np.ones_like(predicted)], axis=1)
     relative = columns[~is_test] / measured[~is_test, None]

@@ -77,7 +77,7 @@ def _with_policies(document: Mapping[str, Any], policies: Mapping[str, Any]) -> 
 
 
 def _preset_on(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The same fleet and workload with only the preset's policies."""
+    """The fleet and workload with only the preset's policies."""
     return {**document, "policies": PRESET}
 
 
