@@ -542,3 +542,22 @@ def test_options_are_named_with_what_they_need(
     Path("a.yaml").write_text("workload: {builtin: chat}\nfleet: [{model: llama-3.1-8b, gpu: h100}]\n")
     assert main(list(options)) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_plan_that_cannot_be_written_is_printed_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = {
+        "workload": {"prompt_tokens": 300, "output_tokens": 60, "arrivals": 5, "num_requests": 50},
+        "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "max_replicas": 2}],
+        "slo": {"ttft_s": 2},
+    }
+    path, taken = tmp_path / "s.yaml", tmp_path / "taken.yaml"
+    path.write_text(yaml.safe_dump(scenario))
+    taken.touch()
+    words = f"plan scaling {path} --startup-s 30,60 --scalers hpa --no-clairvoyant --no-cache --jobs 1 --out {taken}"
+    assert main(words.split()) == 2
+    printed = capsys.readouterr()
+    assert "starts of 30 s" in printed.out and "KV use 0.55; 0.7; 0.85" in printed.out
+    assert printed.err.splitlines()[-1] == f"error: --out {taken}: is a file; this plan has several, and needs a folder"
+    assert not taken.read_text()

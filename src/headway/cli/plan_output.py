@@ -82,18 +82,20 @@ class PlanOutput(Struct, frozen=True):
 
     def show(self, found: Planned) -> int:
         """Write and print a plan. Returns the exit code."""
+        if self.as_json:
+            print_json(found.answer)
+        else:
+            print_said(found.said)
         if self.html is not None and found.report is not None:
             write_page(self.html, page(found.report(self.out if found.files else None), command_line()))
             click.echo(f"wrote {self.html}", err=True)
         if self.out is not None:
             for name, made in found.files.items():
+                if name and self.out.is_file():
+                    raise HeadwayError(f"--out {self.out}: is a file; this plan has several, and needs a folder")
                 if name:
                     self.out.mkdir(parents=True, exist_ok=True)
                 write(self.out / name, made())
-        if self.as_json:
-            print_json(found.answer)
-        else:
-            print_said(found.said)
         if found.counted:
             click.echo(found.counted, err=True)
         return 0 if found.is_met else INFEASIBLE

@@ -131,15 +131,20 @@ def _ratios(answer: StartUpPlan) -> str:
 
 def _scalers(answer: StartUpPlan) -> Table:
     listed = sorted(enumerate(answer.results), key=lambda pair: pair[1].gpu_hours)
-    rows = [
-        _cells(each, "chosen" if i == answer.chosen else "frontier" if each.on_frontier else "") for i, each in listed
-    ]
-    rows += [_cells(each, "knows the demand") for each in answer.clairvoyant]
+    marked = [("chosen" if i == answer.chosen else "frontier" if each.on_frontier else "", each) for i, each in listed]
+    marked += [("knows the demand", each) for each in answer.clairvoyant]
+    settings: dict[tuple[str, ...], list[str]] = {}
+    for mark, each in marked:
+        figures = (f"{each.gpu_hours:,.1f}", f"{each.late:.2%}", f"{each.starts:,.0f}")
+        settings.setdefault((each.family, mark, *figures), []).append(each.setting)
+    rows = [[family, _joined(alike), mark, *figures] for (family, mark, *figures), alike in settings.items()]
     return Table(HEADS, rows, words=HEADS[:3])
 
 
-def _cells(each: ScalerResult, mark: str) -> list[str]:
-    return [each.family, each.setting, mark, f"{each.gpu_hours:,.1f}", f"{each.late:.2%}", f"{each.starts:,.0f}"]
+def _joined(settings: Sequence[str]) -> str:
+    """Settings with the same results: "KV use 0.4; 0.55"."""
+    first = settings[0].rpartition(" ")[0] + " "
+    return "; ".join([settings[0], *(each.removeprefix(first) for each in settings[1:])])
 
 
 def report(answer: ScalingPlan) -> Report:
