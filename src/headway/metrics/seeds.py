@@ -33,6 +33,12 @@ class Estimate(Struct, frozen=True):
         return (self.high - self.low) / 2
 
 
+def estimate_of(values: Sequence[float]) -> Estimate | None:
+    """The mean of values and its interval; None for fewer than two."""
+    bounds = interval(values)
+    return None if bounds is None else Estimate(fmean(values), *bounds)
+
+
 @dataclass(frozen=True)
 class SeededMetrics:
     """The metrics of every variant with every seed."""
@@ -61,16 +67,12 @@ class SeededMetrics:
 
     def estimate(self, variant: int, key: str) -> Estimate | None:
         """The mean and interval; None if fewer than two seeds have the metric."""
-        known = [float(value) for value in self.values(variant, key) if value is not None]
-        bounds = interval(known)
-        return None if bounds is None else Estimate(fmean(known), *bounds)
+        return estimate_of([float(value) for value in self.values(variant, key) if value is not None])
 
     def difference(self, variant: int, other: int, key: str) -> Estimate | None:
         """The variant's metric minus the other's, over the seeds in which both have it."""
         pairs = zip(self.values(variant, key), self.values(other, key), strict=True)
-        differences = [float(a - b) for a, b in pairs if a is not None and b is not None]
-        bounds = interval(differences)
-        return None if bounds is None else Estimate(fmean(differences), *bounds)
+        return estimate_of([float(a - b) for a, b in pairs if a is not None and b is not None])
 
     def verdicts(self, key: str, better: str) -> list[Verdict | None]:
         """Each variant's comparison with the variant of the best mean; None if it has no mean, or no other variant

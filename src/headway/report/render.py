@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from io import StringIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -36,17 +36,23 @@ def text(said: Iterable[Said], width: int | None = None, color: bool = False) ->
 
     A text of several lines is never wrapped: it may be a patch.
     """
-    console = Console(width=width or WIDTH, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
     parts: list[str] = []
     for each in said:
         line = each.text if isinstance(each, Heading) and not color else each
         if isinstance(line, str) and (width is None or "\n" in line):
             parts.append(f"{line}\n")
             continue
-        with console.capture() as captured:
-            console.print(_rich(each))
-        parts += (f"{line.rstrip()}\n" for line in captured.get().splitlines())
+        parts += (f"{line.rstrip()}\n" for line in printed([_rich(each)], width or WIDTH, color).splitlines())
     return "".join(parts)
+
+
+def printed(shown: Iterable[RenderableType], width: int, color: bool) -> str:
+    """What a console of `width` characters shows."""
+    console = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
+    with console.capture() as captured:
+        for each in shown:
+            console.print(each)
+    return captured.get()
 
 
 def _rich(each: Said) -> Text | RichTable:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from io import StringIO
 
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -17,6 +15,7 @@ from headway.metrics.latency import sample, slo_ranges
 from headway.metrics.seeds import Estimate, SeededMetrics, Verdict
 from headway.metrics.summary import flatten
 from headway.report.model_error import SHOWN
+from headway.report.render import printed
 from headway.report.run import Run
 
 
@@ -483,10 +482,5 @@ def _marked(cell: Cell) -> str:
 
 def render(runs: Sequence[Run], *, width: int, color: bool = False, seeded: SeededMetrics | None = None) -> str:
     """Render the table as text for a console of `width` characters."""
-    console = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
-    with console.capture() as capture:
-        console.print(comparison_table(runs, width=width, seeded=seeded))
-        for by in ("tier", "tenant"):
-            if (table := group_table(runs, by, width=width, seeded=seeded)) is not None:
-                console.print(table)
-    return capture.get()
+    groups = [group_table(runs, by, width=width, seeded=seeded) for by in ("tier", "tenant")]
+    return printed([comparison_table(runs, width=width, seeded=seeded), *filter(None, groups)], width, color)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 
 from msgspec import Struct
 
 from headway import __version__
 from headway.config.strict_yaml import Places, convert
-from headway.metrics.interval import interval
-from headway.metrics.seeds import Estimate
+from headway.metrics.seeds import Estimate, estimate_of
 from headway.workload.generate import generate
 from headway.workload.spec import WorkloadSpec
 from headway_papers.arena.capacity import FIRST_REQUESTS, capacity
@@ -216,8 +214,7 @@ def _cell_result(grid: Grid, cell: Cell, own: Capacity, results: Mapping[Key, Me
 
 
 def _estimate(found: Sequence[float]) -> Estimate:
-    mean = fmean(found)
-    return Estimate(mean, *(interval(found) or (mean, mean)))
+    return estimate_of(found) or Estimate(found[0], found[0], found[0])
 
 
 def _failures(results: Mapping[Key, Measurement]) -> list[str]:

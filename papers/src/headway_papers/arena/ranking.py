@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from headway.metrics.interval import interval
-from headway.metrics.seeds import Estimate
+from headway.metrics.seeds import Estimate, estimate_of
 
 Values = Mapping[str, Sequence[float]]
 """A metric in one cell, by policy and then by seed."""
@@ -92,13 +92,12 @@ def _standing(name: str, cells: Mapping[str, Mapping[str, Regret]], is_oracle: b
     if not own:
         return Standing(name, is_oracle, 0, None, None, None, None)
     by_seed = [fmean(seeds) for seeds in zip(*(each.by_seed for each in own.values()), strict=True)]
-    mean = fmean(by_seed)
     worst_cell = max(own, key=lambda cell: own[cell].mean)
     return Standing(
         name,
         is_oracle,
         len(own),
-        Estimate(mean, *(interval(by_seed) or (mean, mean))),
+        estimate_of(by_seed) or Estimate(by_seed[0], by_seed[0], by_seed[0]),
         own[worst_cell].mean,
         worst_cell,
         fmean(each.is_tied for each in own.values()),

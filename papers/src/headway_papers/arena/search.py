@@ -18,8 +18,7 @@ from msgspec import Struct
 
 from headway.config.user_modules import loader_of
 from headway.core.errors import HeadwayError, unknown
-from headway.metrics.interval import interval
-from headway.metrics.seeds import Estimate
+from headway.metrics.seeds import Estimate, estimate_of
 from headway.policies.resolve import PolicyChoice
 from headway_papers.arena.contestants import KINDS, Contestant, label
 from headway_papers.arena.grid import Cell, Grid
@@ -223,8 +222,7 @@ def _over_seeds(by_run: Mapping[Run, float]) -> Estimate:
     """The mean over cells and seeds, with an interval over seeds."""
     seeds = dict.fromkeys(seed for _, seed in by_run)
     means = [fmean(gain for (_, each), gain in by_run.items() if each == seed) for seed in seeds]
-    mean = fmean(means)
-    return Estimate(mean, *(interval(means) or (mean, mean)))
+    return estimate_of(means) or Estimate(means[0], means[0], means[0])
 
 
 def _verdict(gain: Estimate, won: Mapping[str, Value]) -> Literal["better", "indistinguishable", "worse", "defaults"]:

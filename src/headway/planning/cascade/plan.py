@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from statistics import fmean
 
 import numpy as np
 from msgspec import Struct, field, structs
@@ -15,8 +14,7 @@ from headway.config import strict_yaml
 from headway.config.scenario import StepTimes, assemble, with_absolute_paths
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.metrics.interval import interval
-from headway.metrics.seeds import Estimate
+from headway.metrics.seeds import Estimate, estimate_of
 from headway.planning.cascade.candidates import plans
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.latency import bounds_of, cached_latencies
@@ -137,8 +135,7 @@ def fresh(request: PlanningRequest, plan: CascadePlan, num: int) -> FreshDraws |
 
 def _estimate(values: Sequence[float | None]) -> Estimate | None:
     known = [each for each in values if each is not None]
-    bounds = interval(known)
-    return None if bounds is None or len(known) < len(values) else Estimate(fmean(known), *bounds)
+    return estimate_of(known) if len(known) == len(values) else None
 
 
 def _pools(request: PlanningRequest, chosen: RehearsedPlan) -> tuple[PoolCalibration, ...]:

@@ -21,7 +21,7 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Model
 from headway.metrics.interval import interval
 from headway.metrics.latency import nothing_measured
-from headway.metrics.seeds import Estimate, SeededMetrics
+from headway.metrics.seeds import Estimate, SeededMetrics, estimate_of
 from headway.planning.capacity.bounds import too_long
 from headway.planning.combos.problem import Offer
 from headway.planning.fleet import text
@@ -133,8 +133,7 @@ class FleetPlanner:
         tasks = [(parts, policies, self.requests.file(i)) for i in range(self.seeds)]
         runs = tuple(self._runs(tasks))
         worst = [run.worst for run in runs]
-        bounds = interval(worst)
-        mean = fmean(worst)
+        found = estimate_of(worst)
         return FleetPoint(
             kind,
             label,
@@ -142,8 +141,8 @@ class FleetPlanner:
             parts=parts,
             usd_per_hour=usd(parts),
             runs=runs,
-            attainment=mean,
-            interval=None if bounds is None else Estimate(mean, max(0.0, bounds[0]), min(1.0, bounds[1])),
+            attainment=fmean(worst),
+            interval=found and Estimate(found.mean, max(0.0, found.low), min(1.0, found.high)),
             is_met=worst[0] >= self.options.attainment,
         )
 
@@ -208,8 +207,7 @@ class FleetPlanner:
         found = tiers.plan(evaluate, (num_classes,), DECAYS, range(max(2, self.seeds)), interval)
         best = found.best
         gains = [value - run.worst for value, run in zip(best.values, plan.runs, strict=False)]
-        bounds = interval(gains)
-        gain = Estimate(fmean(gains), *(bounds or (gains[0], gains[0])))
+        gain = estimate_of(gains) or Estimate(gains[0], gains[0], gains[0])
         status = TierVerdict("worth it" if gain.low > 0 else "not worth it", num_classes, best.num_tiers, gain)
         point = self.point("tiers", f"{best.num_tiers} tiers", plan.parts, _tiered(best.num_tiers, best.decay))
         return status, point
