@@ -165,7 +165,7 @@ class StandIn(ModuleType):
     def BatchMLAPagedAttentionWrapper(self, workspace: Any) -> Any:  # noqa: N802 the library's name
         def plan(
             qo_indptr: Any, kv_indptr: Any, kv_indices: Any, kv_len_arr: Any, num_heads: int, head_dim_ckv: int,
-            head_dim_kpe: int, page_size: int, causal: bool, sm_scale: float, q_type: Any, kv_type: Any,
+            head_dim_kpe: int, page_size: int, causal: bool, sm_scale: float, q_data_type: Any, kv_data_type: Any,
         ) -> None:  # fmt: skip
             assert int(kv_indptr[-1]) == len(kv_indices) and len(qo_indptr) == len(kv_indptr) == len(kv_len_arr) + 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from traced_calls import Call, missing_step, traced
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+MOST_POSITIONAL, MOST_METHODS = 8, 40
 SCENARIO = """
 workload: {num_requests: 1, arrivals: 1, prompt_tokens: 500, output_tokens: 20}
 fleet: [{model: llama-3.1-8b, gpu: h100, replicas: 2, engine: simulated-0.15}]
@@ -42,6 +44,19 @@ def test_the_tree_lists_every_package() -> None:
     gateway = block[1][block[1].index("  gateway/") : block[1].index("  calibration/")]
     listed = set(re.findall(r"^    (\w+)/ ", gateway, re.MULTILINE))
     assert listed == {path.name for path in (package / "gateway").iterdir() if path.is_dir() and any(path.glob("*.py"))}
+
+
+def test_calls_name_their_arguments_if_there_are_many_and_no_class_has_too_many_methods() -> None:
+    many, large = list[str](), list[str]()
+    for path in sorted((ROOT / "src" / "headway").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            arguments = node.args if isinstance(node, ast.Call) else []
+            if sum(not isinstance(each, ast.Starred) for each in arguments) > MOST_POSITIONAL:
+                many.append(f"{path}:{node.lineno}")
+            functions = ast.FunctionDef | ast.AsyncFunctionDef
+            if isinstance(node, ast.ClassDef) and sum(isinstance(each, functions) for each in node.body) > MOST_METHODS:
+                large.append(f"{path}: {node.name}")
+    assert not many and not large
 
 
 def test_a_simulated_request_takes_the_listed_steps() -> None:

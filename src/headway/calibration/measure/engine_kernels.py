@@ -155,18 +155,18 @@ def _flashinfer_latent(library: Any, operands: Operands, s: Shape, copies: int) 
     workspace = torch.zeros(WORKSPACE_BYTES, device=device, dtype=torch.uint8)
     wrapper = library.BatchMLAPagedAttentionWrapper(workspace)
     wrapper.plan(
-        _starts(operands, batch, 1),
-        _starts(operands, batch, pages),
-        torch.randperm(batch * pages, device=device, dtype=torch.int32),
-        torch.full((batch,), context, device=device, dtype=torch.int32),
-        heads,
-        rank,
-        rope,
-        PAGE_TOKENS,
-        False,
-        (rank + rope) ** -0.5,
-        torch.bfloat16,
-        torch.bfloat16,
+        qo_indptr=_starts(operands, batch, 1),
+        kv_indptr=_starts(operands, batch, pages),
+        kv_indices=torch.randperm(batch * pages, device=device, dtype=torch.int32),
+        kv_len_arr=torch.full((batch,), context, device=device, dtype=torch.int32),
+        num_heads=heads,
+        head_dim_ckv=rank,
+        head_dim_kpe=rope,
+        page_size=PAGE_TOKENS,
+        causal=False,
+        sm_scale=(rank + rope) ** -0.5,
+        q_data_type=torch.bfloat16,
+        kv_data_type=torch.bfloat16,
     )
     return lambda i: wrapper.run(q_latent, q_rope, *caches[i % copies])
 
