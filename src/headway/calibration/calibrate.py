@@ -39,7 +39,7 @@ PYTORCH = "torch "
 ALL = "all"
 COMPARED = ("memory_efficiency", "compute_efficiency", "link_efficiency", "efficiency", "bytes_per_logit")
 DIFFERS = 0.1
-"""Relative differences from the catalog's value are reported from this one on."""
+"""Smallest relative difference from the catalog's value that is reported."""
 IDENTIFIED = 0.5
 """Kernels count as measured by served runs if at most this share of the prior's width is left."""
 

@@ -199,7 +199,8 @@ class _Fit:
         return {**means, "itl_mean_median": float(np.median(np.abs(itl))), "itl_mean_bias": float(np.median(itl))}
 
     def _slope(self, x: Floats, left: Floats) -> Floats:
-        """Change of the residuals per standard deviation of each term, differentiated away from a near bound."""
+        """Change of the residuals per standard deviation of each term, by a finite difference; the step goes away from
+        a bound."""
         columns = []
         for i, term in enumerate(self.terms):
             nudge = -NUDGE if x[i] + NUDGE > term.bounds[1] else NUDGE

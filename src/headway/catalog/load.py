@@ -116,7 +116,7 @@ def engines() -> tuple[Engine, ...]:
     return _engines().engines
 
 
-@lru_cache(maxsize=256)  # a planner asks for those of a few GPUs and engines, thousands of times
+@lru_cache(maxsize=256)  # a planner asks for the coefficients of the same few GPUs and engines thousands of times
 def coefficients(gpu_name: str, engine_name: str, version: str = "") -> Coefficients:
     """Step-time coefficients of an engine on a GPU, both given by short names.
 

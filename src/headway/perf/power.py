@@ -91,5 +91,5 @@ def _token_s(pool: Pool, model: Model) -> float:
 
 
 def _head_s(pool: Pool, model: Model) -> float:
-    """Seconds of a sequence's head, at the same peak."""
+    """Seconds of the output head's products for one sequence, at peak FLOP/s."""
     return 2.0 * model.vocab_size * model.hidden_size / (peak_flops(pool.gpu, "bf16") * pool.parallel.num_gpus)

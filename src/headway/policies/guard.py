@@ -106,7 +106,7 @@ def _guard(made: Any, verb: str) -> Callable[..., Any]:
 
 def _things(arguments: Iterable[Any], with_parts: bool, with_requests: bool) -> Iterator[tuple[str, Any]]:
     for each in arguments:
-        if getattr(type(each), "refuses_writes", False):  # such a view also notes each read
+        if getattr(type(each), "refuses_writes", False):  # a view of the conformance kit also notes each read
             continue
         if hasattr(each, "prompt_tokens"):
             yield "request", each

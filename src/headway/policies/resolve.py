@@ -241,7 +241,7 @@ def _parameters(where: str, made_by: type[Any]) -> Mapping[str, inspect.Paramete
     """The parameters of a policy's constructor."""
     try:
         return inspect.signature(made_by).parameters
-    except ValueError:  # some of Python's own classes
+    except ValueError:  # some of Python's own classes have no signature
         raise HeadwayError(
             f"{where}: expected a policy's class; the arguments of {made_by.__name__} are unknown"
         ) from None

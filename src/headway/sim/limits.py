@@ -90,7 +90,7 @@ class SimulatedLimits:
             return
         tokens, paid, usd = live.prompt_tokens + live.generated_tokens, 0, 0.0
         if outcome is Outcome.REJECTED and now <= live.arrival_s and not live.shed_s:
-            tokens = 0  # too long, or no room: a gateway rejects such a request before it reserves
+            tokens = 0  # the request is too long or has no room: a gateway rejects it before it reserves
         if is_charged(live.placed_s == live.placed_s, outcome, live.generated_tokens):
             paid = tokens
             usd = self._prices[pool].usd(live.prompt_tokens, live.generated_tokens, live.cached_tokens)

@@ -137,7 +137,7 @@ class EngineBlocks:
                     removed = self._remove(event, is_on_gpu)
                     if is_on_gpu or not self._slower:
                         found.append((is_on_gpu, False, removed))
-                    else:  # another slower memory may still hold some of them
+                    else:  # another slow memory may still hold some of the removed blocks
                         found.append((False, False, [name for name in removed if name not in self._slower]))
                 if len(self._names) > self._most_blocks:
                     oldest = self._forget_oldest()

@@ -53,7 +53,7 @@ class PartialResponse:
     _ids_of_reasoning = 0
     """Number of token ids up to the last one that brought reasoning, or whose text did not come with it."""
     _ids_read = 0
-    """Number of these ids that `end_tag` covers."""
+    """Number of token ids that `end_tag` covers."""
 
     def __init__(self, request: ClientRequest) -> None:
         self._request = request

@@ -41,7 +41,7 @@ class Quarantine:
         self._answered: set[int] = set()
         """Hashes of recently answered bodies."""
         self._answered_before: set[int] = set()
-        """Hashes of bodies answered before those."""
+        """Hashes of bodies answered earlier."""
 
     def answered(self, body: bytes) -> None:
         """Record that an engine has answered a request with this body."""

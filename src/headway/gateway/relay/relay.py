@@ -569,7 +569,7 @@ class Relay:
 
     async def _save_kv(self, replica: EngineEndpoint) -> None:
         """Save the KV cache of a request that moves. Without it, the next replica recomputes the tokens."""
-        if self._snapshot is not None:  # from a move whose target failed before the restore
+        if self._snapshot is not None:  # the snapshot of a move whose target failed before the restore
             await self._snapshot.delete()
         self._snapshot = KvSnapshot()
         partial = self.meter.partial

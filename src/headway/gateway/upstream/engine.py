@@ -253,7 +253,7 @@ class EngineEndpoint:
             return None
         fields = {name: body[name] for name in _COUNTED_FIELDS if name in body}
         try:
-            if self.adapter.template is not None:  # such an engine counts only texts
+            if self.adapter.template is not None:  # an engine with templates counts only texts
                 text = body.get("prompt") if "messages" not in body else await self.render_chat(body)
                 if not isinstance(text, str):
                     return None

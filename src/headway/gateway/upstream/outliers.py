@@ -24,7 +24,7 @@ _NUM_BUCKETS = 30
 _MIN_LATENCIES = 5
 """Observations that a comparison of latencies requires, of the replica and of its peers."""
 _MIN_SLOW_S = 2.0
-"""Total time of these observations at the replica, at least."""
+"""Minimum total time of the replica's observations, in seconds."""
 _MIN_SLOW_BUCKETS = 2
 """Buckets of the window in which the replica must be slow, because one pause of an engine delays all of its streams."""
 Latency = Literal["first token", "between tokens"]

@@ -98,7 +98,7 @@ class RehearsalMetrics(Struct, frozen=True, forbid_unknown_fields=True):
     """Maps each kind of SLO to the factor on predicted latencies that 90% of measured runs stay below; empty:
     unknown."""
     attainment_if_longest: float | None = None
-    """`attainment` if all latencies were longer by these factors; None: unknown."""
+    """`attainment` if all latencies were longer by the factors in `longest`; None: unknown."""
 
 
 class CapacityEvaluator(Protocol):

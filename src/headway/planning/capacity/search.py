@@ -84,7 +84,7 @@ class _CandidateSearch:
 
     @property
     def settled_usd(self) -> float:
-        """Its cost once the smallest number of replicas is known, otherwise infinite."""
+        """Cost of the candidate once the smallest number of replicas is known, otherwise infinite."""
         return self.high * self.usd if self.high is not None and self.high == self.low else inf
 
     def open_sizes(self, limit_usd: float) -> list[int]:

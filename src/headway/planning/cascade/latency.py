@@ -44,7 +44,7 @@ class StageSimulator:
     repeats: int = 1
     """How often the lengths are repeated."""
     coefficients: Mapping[str, Coefficients] = field(default_factory=dict)
-    """By model, and by `coefficients_key`; otherwise the catalog's."""
+    """Coefficients by model and by `coefficients_key`; otherwise the catalog's."""
     other_gpus: Mapping[str, Gpu] = field(default_factory=dict)
     """Further types of GPU, by name."""
     handover_settings: HandoverSettings = field(default_factory=HandoverSettings)

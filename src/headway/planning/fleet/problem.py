@@ -88,7 +88,7 @@ class FleetRun(Struct, frozen=True, forbid_unknown_fields=True):
     """Maps each kind of SLO to the factor on predicted latencies that 90% of measured runs stay below; empty:
     unknown."""
     by_model_if_longest: dict[str, float] = {}
-    """`by_model` if all latencies were longer by these factors."""
+    """`by_model` if all latencies were longer by the factors in `longest`."""
 
     @property
     def worst(self) -> float:

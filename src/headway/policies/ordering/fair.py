@@ -157,7 +157,7 @@ class FairOrdering:
         if tenant is None:
             tenant = self._add(*share)
         if service > 0:
-            # As for requests that started one after the other: only the last ones still count.
+            # the same formula as for requests that started one after the other: only the last ones still count
             past = max(service - MOST_AT_ONCE, 0.0) / tenant.weight
             start = self._virtual[share[0]] = max(self._virtual[share[0]], tenant.finish + past - tenant.burst)
             tenant.finish = max(tenant.finish, start - past)
