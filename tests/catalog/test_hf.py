@@ -13,12 +13,12 @@ from headway import catalog
 from headway.catalog.hf import whole_config
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel
+from headway.core.model import Model
 from headway.perf.memory import kv_bytes_per_token, plan
 from headway.perf.params import (
     num_dense_layers,
     num_moe_layers,
     num_params,
-    num_windowed_layers,
     state_bytes,
     weights_bytes,
 )
@@ -97,6 +97,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "quantization_config": {"quant_method": "mxfp4"},
     },
 }  # fmt: skip
+
+
+def num_windowed_layers(model: Model) -> int:
+    return sum(each.num for each in model.all_layers if each.is_windowed)
 
 
 def written(folder: Path, config: object) -> Path:

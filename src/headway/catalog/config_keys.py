@@ -56,11 +56,6 @@ def _by_architecture() -> dict[str, str]:
     return {name.replace("_", ""): name for name in _families()}
 
 
-def known_families() -> tuple[str, ...]:
-    """The values of `model_type` with known defaults: those of `transformers`."""
-    return tuple(_families())
-
-
 class ConfigKeys(dict[str, Any]):
     """The keys of a config, with its family's names and defaults for missing keys."""
 

@@ -122,7 +122,7 @@ def shapes_of(keys: ConfigKeys, assume: bool = False) -> Shapes:
                 has_experts=mlp == "experts",
             )
         )
-    layers, more, unmodelled = _special(keys, layers, kinds, hidden, num_layers)
+    layers, more, unmodelled = _special(keys, layers, hidden, num_layers)
     if all(not each.has_experts for each in layers):
         moe = None
     return Shapes(layers, kinds, moe, mla, gated, width, other + more, unmodelled)
@@ -548,7 +548,7 @@ def _of_blocks(keys: ConfigKeys, blocks: list[Any], hidden: int, heads: int, gat
 
 
 def _special(
-    keys: ConfigKeys, layers: list[Layers], kinds: list[Kind], hidden: int, num_layers: int
+    keys: ConfigKeys, layers: list[Layers], hidden: int, num_layers: int
 ) -> tuple[list[Layers], float, tuple[str, ...]]:
     """(layers, parameters that no token passes through, parts that step times omit)."""
     unmodelled = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from headway.core.view import ReplicaView
 
@@ -79,13 +79,6 @@ class ChangeReader:
         self._cursor = len(ids)
         positions = self._positions
         return [positions[replica] for replica in set(ids[cursor:]) if replica in positions]
-
-
-class TimedReplica(ReplicaView, Protocol):
-    """A replica that notes its changes."""
-
-    holds_until_s: float
-    """Time until which the values read from the replica hold. Getters of time-dependent values lower it."""
 
 
 class KeptValues:

@@ -286,7 +286,7 @@ class Explainer:
             "first token": lambda: self._why_first_token(row, observed_s, expected, decisions),
             "decode": lambda: self._why_decode(row, observed_s, expected),
             "stall": lambda: f"no token came for {seconds(self._history.times(row).longest_gap_s)}",
-            "engine": lambda: self._why_engine(row, observed_s, expected),
+            "engine": lambda: self._why_engine(row, expected),
         }
         return why[term]()
 
@@ -346,7 +346,7 @@ class Explainer:
             return text
         return f"{text}, {observed_s / expected.decode_s:.1f} times as long as expected"
 
-    def _why_engine(self, row: int, observed_s: float, expected: Expected) -> str:
+    def _why_engine(self, row: int, expected: Expected) -> str:
         prompt, tokens = int(self._history.arrived("prompt_tokens", row)), self._history.times(row).generated_tokens
         text = f"{prompt:,} prompt and {tokens:,} output tokens"
         if expected.first_token_s is None or expected.decode_s is None:

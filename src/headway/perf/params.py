@@ -168,10 +168,6 @@ def num_dense_layers(model: Model) -> int:
     return sum(each.num for each in model.all_layers if each.mlp_width and not each.has_experts)
 
 
-def num_windowed_layers(model: Model) -> int:
-    return sum(each.num for each in model.all_layers if each.is_windowed)
-
-
 def state_bytes(model: Model) -> float:
     """Bytes of one sequence's states in all layers, unsharded; 0 for models whose layers all have a KV cache."""
     return sum([each.num * each.state_bytes for each in model.all_layers])

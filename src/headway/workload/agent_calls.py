@@ -84,7 +84,7 @@ def read_calls(path: Path, options: ReadOptions) -> TracedCalls:
     calls, numbers = [call for _, call in numbered], [number for number, _ in numbered]
     after, delay_s = _order(calls, numbers, path)
     program, starts_s = _programs(calls, numbers, after, path)
-    order = _sorted(program, starts_s, after, numbers, path)
+    order = _sorted(program, after, numbers, path)
     place = {old: new for new, old in enumerate(order)}
     chosen = [calls[i] for i in order]
     of_program = [program[i] for i in order]
@@ -215,7 +215,6 @@ def _programs(
 
 def _sorted(
     program: Sequence[int],
-    starts_s: Sequence[float],
     after: Sequence[tuple[int, ...]],
     numbers: Sequence[int],
     path: Path,

@@ -62,7 +62,6 @@ class SpanTimes:
 
     def __init__(self, spans: Sequence[Span], pool: Pool) -> None:
         self.measured_s = np.array([span.seconds for span in spans])
-        self.num_iterations = np.array([len(span.iterations) for span in spans])
         self._pool = pool
         every = [(i, one) for i, span in enumerate(spans) for one in span.iterations]
         plain = [(i, one) for i, one in every if not one.chunks]

@@ -16,7 +16,6 @@ CASES = (
 LLAMA = (("llama", 1, 80.0), ("llama", 2, 80.0))
 ALL_CASES = tuple(("deepseek", trace, quality) for trace in (1, 2, 3) for quality in (90.0, 85.0, 80.0, 70.0))
 """The cases of Figures 5 and 6."""
-OTHER_CASES = tuple(case for case in ALL_CASES if case not in CASES)
 QUALITY_90 = tuple(case for case in ALL_CASES if case[2] == 90.0)
 """The cases of Tables 4 and 7."""
 EXAMPLE = ("deepseek", 3, 85.0)
