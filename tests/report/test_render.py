@@ -5,7 +5,9 @@ from __future__ import annotations
 from headway.report.blocks import Chart, Code, Facts, Heading, Legend, Lines, Report, Section, Table
 from headway.report.render import WIDTH, page, text
 
-TABLE = Table(("GPU", "$/h", ""), [["l40s [bold]", "1.86", "the plan"], ["h100", "12.00", ""]], ("GPU",), ("",), (0, 2))
+TABLE = Table(
+    ("GPU", "$/h", ""), [["l40s [bold]", "1.86", "the plan"], ["h100", "12.00", ""]], ("GPU",), ("",), {(0, 2): "best"}
+)
 
 
 def test_numbers_stand_to_the_right_and_lines_end_without_spaces() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Look = Literal["", "verdict", "note", "quiet"]
@@ -43,8 +43,10 @@ class Table(Block):
     """Columns of names, by head or position, aligned to the left. Others are numbers, aligned to the right."""
     prose: Collection[str | int] = ()
     """Columns of text, which may wrap."""
-    best: tuple[int, int] | None = None
-    """Row and column of the highlighted cell."""
+    marks: Mapping[tuple[int, int], Literal["best", "same"]] = field(default_factory=dict)
+    """Cells with the best value of a column, and those that are not distinguishable from it, by row and column."""
+    colors: tuple[int, Sequence[str]] | None = None
+    """A column, and the colour of each row there."""
 
     def kind(self, column: int) -> Literal["name", "text", ""]:
         """The kind of a column's cells; "": numbers."""
@@ -108,6 +110,21 @@ class Code(Block):
     title: str = ""
 
 
+@dataclass(frozen=True)
+class Folded(Block):
+    """A block that opens with a click."""
+
+    title: str
+    block: Block
+
+
+@dataclass(frozen=True)
+class Raw(Block):
+    """HTML as it is."""
+
+    html: str
+
+
 Said = str | Heading | Table
 """Console output: a line, a bold line, or a table."""
 
@@ -130,3 +147,7 @@ class Report:
     foot: Sequence[str] = ()
     title: str = ""
     """Title of the browser window; "": the subject."""
+    end: Sequence[Block] = ()
+    """Blocks after the foot."""
+    script: str = ""
+    """JavaScript that runs after the charts are drawn."""

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Literal
 
 from headway.catalog.coefficients import versions_notes
 from headway.core.errors import HeadwayError
 from headway.metrics.seeds import SeededMetrics
 from headway.metrics.summary import RequestMetrics, flatten
-from headway.report import charts, dots
+from headway.report import charts, dots, render
+from headway.report.blocks import Block, Chart, Charts, Code, Facts, Folded, Lines, Raw, Report, Section, Table
 from headway.report.describe import DEFINITIONS
-from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table, write_page
+from headway.report.page import COLORS, literal, write_page
 from headway.report.run import Provenance, Run, named_by_policies
 from headway.report.table import (
     COLUMNS,
-    Cell,
     compare,
     energy_notes,
     error_notes,
@@ -25,6 +26,8 @@ from headway.report.table import (
     short_number,
     uncalibrated_note,
 )
+
+Figures = Mapping[str, charts.Figure]
 
 JS = """
 const hidden = new Set();
@@ -51,7 +54,6 @@ if (run) { run.addEventListener("change", showReplicas); quantity.addEventListen
 """
 """Script that hides runs and switches the replica heatmap."""
 
-BEST_CELL = '<td class="best">'
 MOST_COLUMNS, MOST_INTERVALS = 15, 11
 """Maximum number of columns of the comparison, so that it fits a laptop screen. Intervals are wider than values."""
 
@@ -62,7 +64,12 @@ def write(runs: Sequence[Run], provenance: Provenance, path: Path, seeded: Seede
 
 
 def page(runs: Sequence[Run], provenance: Provenance, seeded: SeededMetrics | None = None) -> str:
-    """Return the page. Raises HeadwayError if there are no runs."""
+    """Return the page. HeadwayError if there are no runs."""
+    return render.page(report(runs, provenance, seeded), provenance.command)
+
+
+def report(runs: Sequence[Run], provenance: Provenance, seeded: SeededMetrics | None = None) -> Report:
+    """The report. HeadwayError if there are no runs."""
     if not runs:
         raise HeadwayError("a report needs at least one run")
     title = _title(runs)
@@ -79,26 +86,20 @@ def page(runs: Sequence[Run], provenance: Provenance, seeded: SeededMetrics | No
         | charts.tiers(runs)
         | charts.pools(runs)
     )
-    if len(runs) > 1:
-        figures["decision"] = dots.figure([run.name for run in runs], several)
+    body = [
+        *([_decision(runs, several)] if len(runs) > 1 else []),
+        _comparison(runs, seeded),
+        *([_chips(runs)] if len(runs) > 1 else []),
+        Section("Latency", _grid(figures, LATENCY, "No request got a token.")),
+        *_model_error(runs, figures),
+        Section("Load over time", _grid(figures, LOAD, wide=True)),
+        *([Section("Pools and replicas", pools)] if (pools := _grid(figures, POOLS, wide=True)) else []),
+        _replicas(runs),
+        *_breakdowns(runs, figures),
+    ]
     timelines = charts.replica_heatmaps(runs)
-    body = "\n".join(
-        [
-            _header(title, runs, provenance),
-            _decision(runs, several) if len(runs) > 1 else "",
-            _comparison(runs, seeded),
-            _chips(runs),
-            _latency(figures),
-            _model_error(runs, figures),
-            _load(figures),
-            _pools(figures),
-            _replicas(runs),
-            _breakdowns(runs, figures),
-            _footer(provenance),
-        ]
-    )
-    data = f"const charts = {literal(figures)};\nconst replicas = {literal(timelines)};"
-    return document(title, body, f"{data}\n{DRAW}{JS}")
+    script = f"const replicas = {literal(timelines)};\n{JS}"
+    return Report("", title, _head(runs, provenance), body, end=_end(provenance), title=title, script=script)
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -108,7 +109,7 @@ def _title(runs: Sequence[Run]) -> str:
     return f"{names.pop()}: {len(runs)} runs" if len(names) == 1 else f"Comparison of {len(runs)} runs"
 
 
-def _header(title: str, runs: Sequence[Run], provenance: Provenance) -> str:
+def _head(runs: Sequence[Run], provenance: Provenance) -> list[Block]:
     first = runs[0]
     about = {
         "Requests": f"{first.summary.num_requests:,}",
@@ -124,15 +125,7 @@ def _header(title: str, runs: Sequence[Run], provenance: Provenance) -> str:
     if (uncalibrated := uncalibrated_note(runs)) is not None:
         notes.insert(0, uncalibrated)
     notes += versions_notes((pool.engine, pool.version) for run in runs for pool in run.pools)
-    return "\n".join(
-        [
-            '<header>\n<div class="brand">Headway</div>',
-            f"<h1>{escape(title)}</h1>",
-            facts(about),
-            *(f'<p class="note">{escape(note)}</p>' for note in notes),
-            "</header>",
-        ]
-    )
+    return [Facts(about), Lines(notes, "note")]
 
 
 def _fleet(run: Run) -> str:
@@ -153,124 +146,108 @@ def _span(span_s: float) -> str:
     return f"{short_number(span_s / unit_s)} {unit}"
 
 
-def _swatch(run: int) -> str:
-    return f'<span class="swatch" style="background:{COLORS[run % len(COLORS)]}"></span>'
+def _color(run: int) -> str:
+    return COLORS[run % len(COLORS)]
 
 
-def _comparison(runs: Sequence[Run], seeded: SeededMetrics | None) -> str:
+def _comparison(runs: Sequence[Run], seeded: SeededMetrics | None) -> Section:
     has_intervals = seeded is not None and seeded.varies
     compared = compare(runs, seeded).limited_to(MOST_INTERVALS if has_intervals else MOST_COLUMNS)
-    rows = []
-    for index, (label, cells) in enumerate(zip(compared.labels, compared.cells, strict=True)):
-        names = "".join(
-            f'<td class="name">{_swatch(index) if i == 0 else ""}{escape(text)}</td>' for i, text in enumerate(label)
-        )
-        values = "".join(f"{_cell_tag(cell)}{escape(cell.text)}</td>" for cell in cells)
-        rows.append(names + values)
+    num = len(compared.kinds)
+    rows = [
+        [*label, *(cell.text for cell in cells)] for label, cells in zip(compared.labels, compared.cells, strict=True)
+    ]
+    marks: dict[tuple[int, int], Literal["best", "same"]] = {
+        (i, num + j): "best" if cell.best else "same"
+        for i, cells in enumerate(compared.cells)
+        for j, cell in enumerate(cells)
+        if cell.best or cell.same
+    }
     heads = [*compared.kinds, *(column.title for column in compared.columns)]
-    every = [cell for row in compared.cells for cell in row]
     words = [seeds_note(seeded)] if seeded is not None else []
-    words += ["The best value of a column is green."] if any(cell.best for cell in every) else []
-    if any(cell.same for cell in every):
+    words += ["The best value of a column is green."] if "best" in marks.values() else []
+    if "same" in marks.values():
         words.append(
             "Values that are not distinguishable from the best by their differences seed by seed are underlined."
         )
-    legend = f'<p class="quiet">{escape(" ".join(words))}</p>' if words else ""
-    return f"<section>\n<h2>Summary</h2>\n{legend}{table(heads, range(len(compared.kinds)), rows)}\n</section>"
+    colors = (0, [_color(i) for i in range(len(runs))])
+    table = Table(heads, rows, words=range(num), marks=marks, colors=colors)
+    return Section("Summary", [*([Lines([" ".join(words)], "quiet")] if words else []), table])
 
 
-def _cell_tag(cell: Cell) -> str:
-    return BEST_CELL if cell.best else '<td class="same">' if cell.same else "<td>"
-
-
-def _chips(runs: Sequence[Run]) -> str:
-    """A legend for all charts. A click hides a run."""
-    if len(runs) < 2:
-        return ""
+def _chips(runs: Sequence[Run]) -> Raw:
+    """A legend for all charts; a click hides a run."""
+    names = [f"{render.swatch(_color(i))}{escape(run.name)}" for i, run in enumerate(runs)]
     buttons = "".join(
-        f'<button type="button" data-run="{i}" aria-pressed="true">{_swatch(i)}{escape(run.name)}</button>'
-        for i, run in enumerate(runs)
+        f'<button type="button" data-run="{i}" aria-pressed="true">{name}</button>' for i, name in enumerate(names)
     )
-    return f'<nav class="chips" aria-label="Runs shown">{buttons}</nav>'
+    return Raw(f'<nav class="chips" aria-label="Runs shown">{buttons}</nav>')
 
 
-def _latency(figures: dict[str, charts.Figure]) -> str:
-    titles = {
-        "ttft": ("Time to first token", "Share of requests within a time; up and left is better."),
-        "itl": ("Inter-token latency", "Share of all gaps between tokens within a time."),
-        "e2e": ("End-to-end latency", "Share of finished requests within a time."),
-    }
-    shown = "".join(chart(name, *words) for name, words in titles.items() if name in figures)
-    content = f'<div class="grid">{shown}</div>' if shown else '<p class="quiet">No request got a token.</p>'
-    return f"<section>\n<h2>Latency</h2>\n{content}\n</section>"
+Titles = Mapping[str, tuple[str, str]]
+"""Title and caption of each chart."""
+LATENCY: Titles = {
+    "ttft": ("Time to first token", "Share of requests within a time; up and left is better."),
+    "itl": ("Inter-token latency", "Share of all gaps between tokens within a time."),
+    "e2e": ("End-to-end latency", "Share of finished requests within a time."),
+}
+LOAD: Titles = {
+    "waiting": ("Waiting", "Requests in the system and in no batch, means over short spans."),
+    "running": ("Running", "Requests in a batch, over all replicas, means over short spans."),
+    "kv": ("KV use", "KV tokens of decoding requests as a share of capacity, over replicas that are up."),
+    "progress": ("Arrivals and completions", "Dotted: arrived. A growing distance is a growing backlog."),
+}
+POOLS: Titles = {
+    "pool-ttft_s": ("Time to first token by pool, p99", "Of the requests that ended in the pool."),
+    "pool-e2e_s": ("End-to-end latency by pool, p99", "Of the requests that ended in the pool."),
+    "share": ("Requests by replica", "Share of the requests that ended at each replica."),
+}
+TIERS: Titles = {
+    "tier-ttft_s": ("Time to first token, p99", "By tier; 0 is the most urgent."),
+    "tier-e2e_s": ("End-to-end latency, p99", "By tier; 0 is the most urgent."),
+}
 
 
-def _load(figures: dict[str, charts.Figure]) -> str:
-    titles = {
-        "waiting": ("Waiting", "Requests in the system and in no batch, means over short spans."),
-        "running": ("Running", "Requests in a batch, over all replicas, means over short spans."),
-        "kv": ("KV use", "KV tokens of decoding requests as a share of capacity, over replicas that are up."),
-        "progress": ("Arrivals and completions", "Dotted: arrived. A growing distance is a growing backlog."),
-    }
-    shown = "".join(chart(name, *words) for name, words in titles.items() if name in figures)
-    return f'<section>\n<h2>Load over time</h2>\n<div class="grid two">{shown}</div>\n</section>'
+def _grid(figures: Figures, titles: Titles, without: str = "", wide: bool = False) -> list[Block]:
+    """The charts that there are, side by side; a line `without` any."""
+    shown = [Chart(name, title, figures[name], caption) for name, (title, caption) in titles.items() if name in figures]
+    return [Charts(shown, wide)] if shown else [Lines([without], "quiet")] if without else []
 
 
-def _decision(runs: Sequence[Run], seeded: SeededMetrics) -> str:
-    """The first chart: the tail latency and the cost of every run, and the conclusion."""
-    sentence = dots.verdict([run.name for run in runs], seeded, dots.KEYS[0])
+def _decision(runs: Sequence[Run], seeded: SeededMetrics) -> Section:
+    """The first picture: the tail and the cost of every run, and what follows."""
+    names = [run.name for run in runs]
     bars = " Bars are 95% intervals over seeds." if seeded.varies else ""
-    caption = f"Further left is better.{bars}"
-    picture = chart("decision", "Tail and cost", caption)
-    return f'<section>\n<p class="verdict">{escape(sentence)}</p>\n{picture}\n</section>'
+    picture = Chart("decision", "Tail and cost", dots.figure(names, seeded), f"Further left is better.{bars}")
+    return Section("", [Lines([dots.verdict(names, seeded, dots.KEYS[0])], "verdict"), picture])
 
 
-def _model_error(runs: Sequence[Run], figures: dict[str, charts.Figure]) -> str:
-    if "model-error" not in figures:
-        return ""
-    notes = "".join(f'<p class="quiet">{escape(line)}</p>' for line in error_notes(runs) + energy_notes(runs))
-    picture = chart(
-        "model-error", "Latencies and the error of the step times", "Bars: 9 of 10 measured runs, by class."
-    )
-    return f"<section>\n<h2>How sure these latencies are</h2>\n{notes}\n{picture}\n</section>"
+def _model_error(runs: Sequence[Run], figures: Figures) -> Iterator[Section]:
+    if "model-error" in figures:
+        title = "Latencies and the error of the step times"
+        picture = Chart("model-error", title, figures["model-error"], "Bars: 9 of 10 measured runs, by class.")
+        notes = Lines(error_notes(runs) + energy_notes(runs), "quiet")
+        yield Section("How sure these latencies are", [notes, picture])
 
 
-def _pools(figures: dict[str, charts.Figure]) -> str:
-    titles = {
-        "pool-ttft_s": ("Time to first token by pool, p99", "Of the requests that ended in the pool."),
-        "pool-e2e_s": ("End-to-end latency by pool, p99", "Of the requests that ended in the pool."),
-        "share": ("Requests by replica", "Share of the requests that ended at each replica."),
-    }
-    shown = "".join(chart(name, *words) for name, words in titles.items() if name in figures)
-    return f'<section>\n<h2>Pools and replicas</h2>\n<div class="grid two">{shown}</div>\n</section>' if shown else ""
-
-
-def _replicas(runs: Sequence[Run]) -> str:
+def _replicas(runs: Sequence[Run]) -> Section:
     names = "".join(f'<option value="{i}">{escape(run.name)}</option>' for i, run in enumerate(runs))
     kinds = "".join(f'<option value="{key}">{name}</option>' for key, (name, _) in charts.QUANTITIES.items())
-    return (
-        "<section>\n<h2>Replicas</h2>\n"
-        '<p class="quiet">Means over short spans of time, one row per replica, on one scale for all runs. '
-        "White: down, or not there.</p>\n"
+    about = "Means over short spans of time, one row per replica, on one scale for all runs. White: down, or not there."
+    choices = (
         f'<div class="choices"><select id="replica-run" aria-label="Run">{names}</select>'
         f'<select id="replica-quantity" aria-label="Quantity">{kinds}</select></div>\n'
-        '<div class="chart" id="replicas"></div>\n</section>'
+        '<div class="chart" id="replicas"></div>'
     )
+    return Section("Replicas", [Lines([about], "quiet"), Raw(choices)])
 
 
-def _breakdowns(runs: Sequence[Run], figures: dict[str, charts.Figure]) -> str:
-    parts = []
-    bars = {"tier-ttft_s": "Time to first token, p99", "tier-e2e_s": "End-to-end latency, p99"}
-    shown = "".join(
-        chart(name, title, "By tier; 0 is the most urgent.") for name, title in bars.items() if name in figures
-    )
+def _breakdowns(runs: Sequence[Run], figures: Figures) -> Iterator[Section]:
     for kind, title in (("tiers", "Tiers"), ("models", "Models"), ("regions", "Regions"), ("tenants", "Tenants")):
         groups = list(dict.fromkeys(name for run in runs for name in getattr(run.summary, kind)))
-        if not groups:
-            continue
-        plots = f'<div class="grid two">{shown}</div>' if kind == "tiers" else ""
-        parts.append(f"<section>\n<h2>{title}</h2>\n{plots}{_breakdown(runs, kind, sorted(groups))}\n</section>")
-    return "\n".join(parts)
+        if groups:
+            plots = _grid(figures, TIERS, wide=True) if kind == "tiers" else []
+            yield Section(title, [*plots, _breakdown(runs, kind, sorted(groups))])
 
 
 _BREAKDOWN_KEYS = (
@@ -280,10 +257,10 @@ _BREAKDOWN_KEYS = (
 )  # fmt: skip
 
 
-def _breakdown(runs: Sequence[Run], kind: str, groups: Sequence[str]) -> str:
+def _breakdown(runs: Sequence[Run], kind: str, groups: Sequence[str]) -> Table:
     present = {key for run in runs for key in flatten(run.summary, replicas=False)}
     columns = [column for column in COLUMNS if column.key in _BREAKDOWN_KEYS and column.key in present]
-    rows = []
+    rows, colors = list[list[str]](), list[str]()
     for group in groups:
         for index, run in enumerate(runs):
             metrics: RequestMetrics | None = getattr(run.summary, kind).get(group)
@@ -291,25 +268,14 @@ def _breakdown(runs: Sequence[Run], kind: str, groups: Sequence[str]) -> str:
                 continue
             flat = flatten(metrics)
             values = [(column, flat.get(column.key)) for column in columns]
-            cells = "".join(f"<td>{'-' if v is None else escape(column.show(v))}</td>" for column, v in values)
-            rows.append(
-                f'<td class="name">{escape(group)}</td>'
-                f'<td class="name">{_swatch(index)}{escape(run.name)}</td>'
-                f"<td>{metrics.num_requests:,}</td>{cells}"
-            )
-    return table([kind.removesuffix("s"), "run", "requests", *(column.title for column in columns)], (0, 1), rows)
+            cells = ("-" if value is None else column.show(value) for column, value in values)
+            rows.append([group, run.name, f"{metrics.num_requests:,}", *cells])
+            colors.append(_color(index))
+    heads = [kind.removesuffix("s"), "run", "requests", *(column.title for column in columns)]
+    return Table(heads, rows, words=(0, 1), colors=(1, colors))
 
 
-def _footer(provenance: Provenance) -> str:
-    definitions = [
-        f'<td class="name"><code>{key}</code></td><td class="name">{escape(unit)}</td>'
-        f'<td class="text">{escape(meaning)}</td>'
-        for key, (unit, meaning) in DEFINITIONS.items()
-    ]
-    command = f"<p class='quiet'>Command: <code>{escape(provenance.command)}</code></p>" if provenance.command else ""
-    meanings = table(["key", "unit", "definition"], (0, 1, 2), definitions)
-    return (
-        f"<footer>\n{command}"
-        f"<details><summary>Scenario</summary><pre>{escape(provenance.scenario_yaml)}</pre></details>\n"
-        f"<details><summary>What the metrics mean</summary>{meanings}</details>\n</footer>"
-    )
+def _end(provenance: Provenance) -> list[Block]:
+    definitions = [[f"`{key}`", unit, meaning] for key, (unit, meaning) in DEFINITIONS.items()]
+    meanings = Table(("key", "unit", "definition"), definitions, words=(0, 1), prose=(2,))
+    return [Folded("Scenario", Code(provenance.scenario_yaml)), Folded("What the metrics mean", meanings)]

@@ -18,9 +18,11 @@ from headway.report.blocks import (
     Charts,
     Code,
     Facts,
+    Folded,
     Heading,
     Legend,
     Lines,
+    Raw,
     Report,
     Said,
     Section,
@@ -68,21 +70,23 @@ def _rich(each: Said) -> Text | RichTable:
     return table
 
 
-def page(report: Report, command: str) -> str:
-    """The report as HTML, for `write_page`; `command` is the one that made it."""
+def page(report: Report, command: str | None) -> str:
+    """The report as HTML, for `write_page`; `command` is the one that made it, if it is known."""
+    brand = f"Headway · {escape(report.subject)}" if report.subject else "Headway"
+    foot = "".join(_paragraph(line, "quiet") for line in report.foot)
+    foot += f'<p class="quiet">Command: <code>{escape(command)}</code></p>' if command else ""
     body = "\n".join(
         (
-            f'<header>\n<div class="brand">Headway · {escape(report.subject)}</div>',
+            f'<header>\n<div class="brand">{brand}</div>',
             f"<h1>{escape(report.headline)}</h1>",
             *map(_html, report.head),
             "</header>",
             *map(_html, report.body),
-            f"<footer>{''.join(_paragraph(line, 'quiet') for line in report.foot)}"
-            f'<p class="quiet">Command: <code>{escape(command)}</code></p></footer>',
+            f"<footer>{foot}{fragment(report.end)}</footer>",
         )
     )
     figures = {chart.name: chart.figure for chart in _charts(report.body)}
-    script = f"const charts = {html.literal(figures)};\n{html.DRAW}"
+    script = f"const charts = {html.literal(figures)};\n{html.DRAW}{report.script}"
     return html.document(report.title or report.subject, body, script)
 
 
@@ -122,29 +126,42 @@ def _html(block: Block) -> str:
             return _legend(block)
         case Code(content, title):
             return (f"<h3>{escape(title)}</h3>" if title else "") + f"<pre>{escape(content)}</pre>"
+        case Folded(title, inner):
+            return f"<details><summary>{escape(title)}</summary>{_html(inner)}</details>"
+        case Raw(content):
+            return content
         case _:
             raise NotImplementedError(type(block).__name__)
 
 
 def _paragraph(line: str, look: str) -> str:
-    """A paragraph of HTML; text between backticks is code."""
-    shown = re.sub("`([^`]+)`", r"<code>\1</code>", escape(line))
-    return f'<p class="{look}">{shown}</p>' if look else f"<p>{shown}</p>"
+    return f'<p class="{look}">{_inline(line)}</p>' if look else f"<p>{_inline(line)}</p>"
+
+
+def _inline(text: str) -> str:
+    """Text between backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _table(each: Table) -> str:
     kinds = [each.kind(j) for j in range(len(each.heads))]
+    column, colors = each.colors or (-1, ())
 
     def cell(i: int, j: int, value: str) -> str:
-        looks = " ".join(filter(None, ("best" if (i, j) == each.best else "", kinds[j])))
-        return f'<td class="{looks}">{escape(value)}</td>' if looks else f"<td>{escape(value)}</td>"
+        looks = " ".join(filter(None, (each.marks.get((i, j), ""), kinds[j])))
+        shown = (swatch(colors[i]) if j == column else "") + _inline(value)
+        return f'<td class="{looks}">{shown}</td>' if looks else f"<td>{shown}</td>"
 
     rows = ["".join(cell(i, j, value) for j, value in enumerate(row)) for i, row in enumerate(each.rows)]
     return html.table(each.heads, [j for j, kind in enumerate(kinds) if kind], rows)
 
 
+def swatch(color: str) -> str:
+    return f'<span class="swatch" style="background:{color}"></span>'
+
+
 def _legend(each: Legend) -> str:
-    shown = [f'<span class="swatch" style="background:{color}"></span>{escape(name)}' for name, color in each.colors]
+    shown = [f"{swatch(color)}{escape(name)}" for name, color in each.colors]
     shown += [f"{mark} {escape(name)}" for name, mark in each.marks]
     keys = (f'<span style="margin-right:14px">{item}</span>' for item in shown)
     return f'<p class="quiet">{"".join(keys)}</p>'

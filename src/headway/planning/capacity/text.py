@@ -192,7 +192,7 @@ def candidates_table(plan: CapacityPlan) -> Table:
                 note,
             ]
         )
-    return Table(heads, rows, words=("GPU", "policy"), prose=("",), best=(0, len(heads) - 1))
+    return Table(heads, rows, words=("GPU", "policy"), prose=("",), marks={(0, len(heads) - 1): "best"})
 
 
 def what_ifs_table(plan: CapacityPlan) -> Table:

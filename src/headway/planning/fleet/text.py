@@ -176,7 +176,7 @@ def model_rows(plan: FleetPlan) -> list[list[str]]:
 
 
 def points_table(plan: FleetPlan) -> Table:
-    return Table(POINT_HEADS, point_rows(plan), words=("fleet", "router"), prose=("",), best=(0, 0))
+    return Table(POINT_HEADS, point_rows(plan), words=("fleet", "router"), prose=("",), marks={(0, 0): "best"})
 
 
 def options_table(plan: FleetPlan) -> Table:
