@@ -108,6 +108,8 @@ def test_slots_of_llama_cpp_and_what_others_say() -> None:
     assert (ollama.product, ollama.version, ollama.api) == ("Ollama", "0.12.3", "openai")
     assert ollama.other_models == ("llama3.1:8b",)
     assert (trt.product, trt.version) == ("TensorRT-LLM", "1.2.0")
+    gateway = asked({"/v1/models": {"data": [{"id": "qwen3-8b", "owned_by": "headway"}]}, "/version": {"version": "9"}})
+    assert (gateway.product, gateway.version, gateway.api) == ("Headway", "9", "openai")
     (pool,) = pools([ollama])
     assert pool.entry["api"] == "openai" and "engine" not in pool.entry and "llama3.1:8b" in pool.notes["endpoints"]
 

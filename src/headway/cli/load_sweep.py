@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from headway.calibration.solve import FitResult
 from headway.cli.load_twin import JUDGED, Predicted, Twin
-from headway.cli.output import print_json, print_table
+from headway.cli.output import command_line, print_json, print_table
 from headway.core.errors import HeadwayError
 from headway.report.page import write_page
 from headway.report.render import page as html
@@ -160,7 +160,7 @@ def _write_page(
     }
     write_page(
         session.flags["page_to"],
-        html(page.report(found, predicted, about, title, notes), f"headway load {session.found.url}"),
+        html(page.report(found, predicted, about, title, notes), command_line()),
     )
     click.echo(f"wrote {session.flags['page_to']}", err=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,6 +55,17 @@ PATH = click.Path(path_type=Path)
 PORT = click.IntRange(0, 65535)
 _LONGEST_SENTENCE = 1000
 """Longest sentence in a command's help, in characters."""
+
+
+def command_line() -> str:
+    """The command as a page names it: without keys."""
+    words = list(sys.argv[1:])
+    for i, word in enumerate(words):
+        if word == "--api-key" and i + 1 < len(words):
+            words[i + 1] = "..."
+        elif word.startswith("--api-key="):
+            words[i] = "--api-key=..."
+    return shlex.join(["headway", *words])
 
 
 class SubCommands(click.Group):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager
@@ -14,7 +12,7 @@ from msgspec import Struct
 
 from headway import catalog
 from headway.cli.flags import ray_option, scenario_file, together, with_gpus
-from headway.cli.output import JOBS, as_json_option, counting, print_json, print_said, user_cache
+from headway.cli.output import JOBS, as_json_option, command_line, counting, print_json, print_said, user_cache
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
@@ -104,10 +102,6 @@ class PlanOutput(Struct, frozen=True):
 def write(path: Path, text: str) -> None:
     write_text(path, text)
     click.echo(f"wrote {path}", err=True)
-
-
-def command_line() -> str:
-    return shlex.join(["headway", *sys.argv[1:]])
 
 
 def scenario_source(

@@ -15,7 +15,7 @@ from msgspec import Struct, json, structs
 from headway.catalog.coefficients import PoolCalibration
 from headway.catalog.errors import Band
 from headway.cli.flags import changes, check_complete, check_trace, scenario_file, together, used_flags
-from headway.cli.output import PATH, as_json_option, console, no_progress_option, print_json
+from headway.cli.output import PATH, as_json_option, command_line, console, no_progress_option, print_json
 from headway.cli.own_policies import broken_rules
 from headway.config import strict_yaml
 from headway.config.policy_preset import explained
@@ -186,7 +186,7 @@ def with_clairvoyant(runs: Sequence[Run], scenario: Scenario) -> list[Run]:
 
 def deliver(runs: Sequence[Run], scenario: Scenario, outputs: Outputs, seeded: SeededMetrics | None = None) -> None:
     """Write the requested files, then print; at last, report the user's policies that break a rule."""
-    command = " ".join(["headway", *sys.argv[1:]])
+    command = command_line()
     if outputs.out is not None:
         _write_folder(runs, scenario, outputs.out, seeded)
     if outputs.html is not None:

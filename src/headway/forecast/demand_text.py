@@ -12,9 +12,11 @@ def headlines(found: DemandForecast) -> list[str]:
     """Sentences about the forecast, its data, and the errors of such forecasts."""
     history, last = found.history, found.hour(found.num_steps - 1)
     days = f"{history.num_days} day{'s' if history.num_days > 1 else ''}"
+    hours = "1 hour" if history.num_hours == 1 else f"{history.num_hours} hours"
+    hours += " of it" if history.num_days == 1 else " of them"
     lines = [
         f"{found.begins[:16]} to {last.isoformat()[:16]} ({found.time_zone}), growing by {found.growth_per_month:g} a"
-        f" month; from {history.num_requests:,} requests of {days}, {history.num_hours} hours of them recorded",
+        f" month; from {history.num_requests:,} requests of {days}, {hours} recorded",
         f"lengths: {found.total.prompt_tokens_mean:,.0f} prompt and {found.total.output_tokens_mean:,.0f} output tokens"
         " on average",
     ]

@@ -159,6 +159,21 @@ def test_the_page_fits_a_small_screen(running: tuple[serving.Process, list[servi
             assert (sum(channels) > 600) == (scheme == "light")
 
 
+def test_a_replica_in_trouble_is_not_only_as_predicted(
+    running: tuple[serving.Process, list[serving.Process]], tmp_path: Path
+) -> None:
+    """Its medians may be as predicted while one term is off: the table says what the list of troubles does."""
+    front, _ = running
+    drift = [{"text": "time outside the engine's batch 31% slower than the profile since 12:08"}]
+    with opened(f"{front.url}/dashboard", tmp_path) as page:
+        cells = page.value(
+            f"[[{json.dumps(drift)}, 1], [[], 0.8]].map(([drift, itl]) => "
+            "predicted({ttft: 1, itl, correction: null, drift}).textContent)"
+        )
+    assert cells[0].startswith("as predicted") and cells[0].endswith("time outside the engine's batch 31% slower")
+    assert cells[1].startswith("1.25× slower than predicted") and "first token as predicted" in cells[1]
+
+
 def test_the_autopilot_has_a_panel(running: tuple[serving.Process, list[serving.Process]], tmp_path: Path) -> None:
     front, _ = running
     past = [{"time_s": 0, "change": "ordering: edf", "outcome": "rolled back", "reason": "it loses", "pairs": 2}]

@@ -18,13 +18,13 @@ from headway.cli.output import (
     SEED,
     SubCommands,
     as_json_option,
+    command_line,
     console,
     counting,
     no_progress_option,
     print_json,
     user_cache,
 )
-from headway.cli.plan_output import command_line
 from headway.core.errors import HeadwayError, unknown
 from headway.planning.rehearsals import RehearsalCache
 from headway.report.page import write_page

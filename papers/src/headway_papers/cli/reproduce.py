@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from headway.cli.output import (
     PATH,
     POSITIVE,
     as_json_option,
+    command_line,
     console,
     counting,
     no_progress_option,
@@ -101,7 +101,7 @@ def command(
             ray=ray,
         )
     if html is not None:
-        write_page(html, page(reproduced, shlex.join(["headway", *sys.argv[1:]])))
+        write_page(html, page(reproduced, command_line()))
     if markdown_path is not None:
         write_markdown(markdown_path, markdown(reproduced, written))
     if as_json:

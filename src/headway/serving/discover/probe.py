@@ -4,7 +4,7 @@
 |---|---|---|
 | /v1/models | all | models, LoRA adapters, context |
 | /metrics | vLLM | block size, KV blocks, prefix caching, data parallel ranks |
-| /version | vLLM, TensorRT-LLM, Ollama (/api/version) | version |
+| /version | vLLM, TensorRT-LLM, Ollama (/api/version), Headway's gateway | version |
 | /server_info, /get_server_info | SGLang | version, parallelism, limits, KV tokens, KV events |
 | /props | llama.cpp | slots, context, version, file of the weights |
 
@@ -89,6 +89,8 @@ def _read(url: str, owner: str, page: str, fetch: Fetch) -> dict[str, Any]:
     """The fields found on the pages that belong to the engine's product."""
     if "vllm:" in page or owner == "vllm":
         return _vllm(url, page, fetch)
+    if owner == "headway":
+        return {"api": "openai", "product": "Headway", "version": _text(_json(fetch("/version")), "version")}
     for path in ("/server_info", "/get_server_info"):
         info = _json(fetch(path))
         if "tp_size" in info or "model_path" in info:
