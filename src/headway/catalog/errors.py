@@ -106,7 +106,7 @@ class PredictionErrors:
     def __init__(self, runs: Sequence[RunErrors], least_models: int = LEAST_MODELS) -> None:
         self._runs, self._least_models = tuple(runs), least_models
         self._factors: dict[tuple[str, ErrorClass, float], Band | None] = {}
-        """By metric, class and level, the band of a prediction of 1."""
+        """The band of a prediction of 1, by metric, class and level."""
 
     def band(self, predicted_s: float, metric: str, wanted: ErrorClass, level: float = LEVEL) -> Band | None:
         """The band of one of `METRICS`; None if no class has enough runs with this metric.
@@ -168,7 +168,7 @@ class PredictionErrors:
         return [run for run in self._runs if metric in run.errors and run.is_in(wanted)]
 
     def _sets(self, metric: str, wanted: ErrorClass) -> Iterator[_ErrorSet]:
-        """The runs of this class, and the runs of the same class where more was measured."""
+        """The runs of this class, and the better measured runs of the same class."""
         for known in KNOWN[: KNOWN.index(wanted.known) + 1]:
             own = replace(wanted, known=known)
             seen = self._of(metric, own)

@@ -60,7 +60,7 @@ QUANTIZATIONS = {
     "gptq_marlin": "gptq",
     "mxfp4": "mxfp4",
 }
-"""`quantization` of a fleet file by vLLM's name. vLLM also has names for a repository's own config."""
+"""Maps vLLM's names of quantizations to those of a fleet file. vLLM also has names for a repository's own config."""
 RELEASE = re.compile(r"\d+\.\d+(\.\d+)?")
 ANY_MODEL = "llama-3.1-8b"
 """Stands in for the model if only GPU and engine matter."""

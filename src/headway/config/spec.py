@@ -290,7 +290,7 @@ class Replan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     audit_share: Annotated[float, Meta(gt=0, le=1)] = 0.05
     """Share of requests that all models answer, to learn the scores of each."""
     least_audited: Annotated[int, Meta(ge=2)] = 40
-    """Fewest such requests in a period; with fewer, the period continues."""
+    """Minimum number of audited requests in a period; with fewer, the period continues."""
     rate_change: Positive = 0.2
     """Smallest relative change of the request rate that triggers a new plan."""
     margin: Annotated[float, Meta(ge=0)] = 1.0

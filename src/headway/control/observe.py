@@ -170,7 +170,7 @@ class MutableFleetView:
         kept = self._kept.get(key)
         if kept is None:
             if len(self._kept) >= _MOST_KEYS:
-                self._kept.clear()  # a policy that defines new keys in each call
+                self._kept.clear()  # for a policy that defines new keys in each call
             kept = self._kept[key] = KeptValues(key, changes)
         return kept
 
@@ -225,7 +225,7 @@ _CONSTANT = (
 class ScrapedReplica(View):  # type: ignore[misc]  # of Any
     """A replica whose engine metrics are those of the last scrape. Counts of the gateway itself are always fresh.
 
-    Satisfies `core.view.OracleReplicaView`.
+    Implements `core.view.OracleReplicaView`.
     """
 
     def __init__(self, replica: ObservedReplica) -> None:

@@ -155,7 +155,7 @@ class GivenElsewhere:
 
 
 _CONSTANT = ("id", "pool", "model", "gpu", "combo", "goodput_rps")
-"""Read often, and never changed."""
+"""Attributes that never change, copied because they are read often."""
 
 
 @passing_on(without=(*_CONSTANT, "is_shared"))

@@ -114,7 +114,7 @@ class Explanation(Struct, frozen=True):
     notes: tuple[str, ...]
     """Unknown facts, with the reason."""
     same_id: tuple[int, ...] = ()
-    """Rows of other requests with the same id."""
+    """Rows of other requests that have the same id as this one."""
 
 
 class Explainer:

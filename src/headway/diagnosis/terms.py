@@ -37,7 +37,7 @@ _LOST = {
     Cause.PREEMPTED: "preemption",
     Cause.SWAPPED: "preemption",
 }
-"""The term that follows a stay, by the reason of its end."""
+"""The term between a stay and the next one, by the reason for the stay's end."""
 
 
 class Stay(Struct, frozen=True):

@@ -42,7 +42,7 @@ def _root(above: int, below: int) -> float:
     above <<= 2 * shift
     root = isqrt(above // below)
     if root * root * below != above:
-        root |= 1  # the truncated part decides between two neighbours, and is not zero
+        root |= 1  # if it is between two neighbours, the truncated part decides, and it is not zero
     return root / (1 << shift)
 
 

@@ -38,7 +38,7 @@ class Seconds(NamedTuple):
 def decode_parts(stay: Floats, others: Floats, pool: Pool, model: AnyStepModel) -> Seconds:
     """Predicted seconds from a request's first token to its end, from the load at several moments."""
     _, start_s, end_s, prompt, tokens, _ = stay.tolist()
-    begun = others[others[:, 1] < end_s]  # without stays whose first token is unknown
+    begun = others[others[:, 1] < end_s]  # stays with an unknown first token are left out
     begins_s = begun[:, 1]
     batch = _batches(start_s + (end_s - start_s) * _MIDDLES, begun, pool)
     own = (prompt + tokens * _MIDDLES).tolist()

@@ -25,7 +25,7 @@ HUBER = 1.5
 """Residuals count linearly from this number of spreads."""
 ROUNDS = 8
 SHOWS = 0.3
-"""A term is read only from times of which it is at least this share."""
+"""Smallest share of a time that a term must have to be estimated from that time."""
 
 
 class Factor(Struct, frozen=True):

@@ -44,7 +44,7 @@ class _WatchedSource:
     """Wraps a source of known requests and counts those that ended late."""
 
     reactive = True
-    """True, so that ends are reported. None of them adds an arrival."""
+    """True, so that the run reports the ends of requests. This source adds no arrivals."""
 
     def __init__(
         self, source: TraceSource, limits: Limits, attainment: float | None, warmup_s: float, slo: DefaultSlo

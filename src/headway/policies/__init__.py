@@ -1,4 +1,4 @@
-"""Every policy by its name. To add a policy, write one file beside the others and add one line here."""
+"""The registry of policies by name. To add a policy, write one file beside the others and add one line here."""
 
 from __future__ import annotations
 

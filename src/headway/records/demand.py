@@ -149,7 +149,7 @@ def _runs(folder: Path) -> Iterator[tuple[pa.Table, float, Span]]:
             end_s = float(run["end_s"])
         except (KeyError, TypeError, AttributeError, msgspec.MsgspecError):
             raise HeadwayError(f"{file}: not the records of a gateway") from None
-        if began_s is not None:  # absent for a simulation or an older gateway
+        if began_s is not None:  # missing in records of a simulation or an older gateway
             yield table, began_s, (began_s, began_s + end_s)
     for tables, state in read_all(folder):
         yield tables["arrivals"], state.started_s, (state.started_s, state.started_s + state.end_s)

@@ -99,7 +99,7 @@ class Batch:
         self.chunks: list[tuple[Live, int]] = []
         """(request, tokens) of the next iteration's prefill chunks."""
         self.chunk_shapes: list[tuple[int, int]] = []
-        """(new tokens, earlier tokens) of the same chunks."""
+        """(new tokens, earlier tokens) of the chunks in `chunks`."""
         self.chunk_tokens = 0
         self.checks: list[tuple[int, int, Live]] = []
         """Heap of (tick, id, request): when to check a decoding request for its end or for a change of phase or

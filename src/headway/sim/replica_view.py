@@ -186,7 +186,7 @@ class SimulatedView:
         return batch.kv.used(tick)
 
     def _ticks_ahead(self) -> int:
-        """As in the timeline. Values computed from it hold until the next tick."""
+        """`Timeline.ticks_ahead`. Values computed from it hold until the next tick."""
         ticks = self._timeline.ticks_ahead(self._kernel.now)
         if self._changes.is_read:
             self.holds_until_s = min(self.holds_until_s, self._timeline.holds_until_s(ticks))

@@ -134,7 +134,7 @@ class SchedulerState(NamedTuple):
     """The report of one scheduler to the others."""
 
     loads: dict[int, Load]
-    """By replica; replicas without requests are missing."""
+    """Loads by replica; replicas without requests are missing."""
     given: list[tuple[str, dict[tuple[int, str], float]]]
     """Maps each model to the service given to each share."""
     placed: list[tuple[SchedulersIndex, list[RequestView]]]

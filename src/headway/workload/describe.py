@@ -93,7 +93,7 @@ def _counts(column: npt.NDArray[Any]) -> dict[int, int]:
 
 
 NO_NAME = "none"
-"""Shown for an empty name, such as the region of a client that gave none."""
+"""Text for an empty name, such as the region of a client that gave none."""
 
 
 def _named(workload: Workload, column: str, names: tuple[str, ...]) -> dict[str, int]:

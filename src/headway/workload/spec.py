@@ -34,7 +34,7 @@ class TraceSpec(Struct, frozen=True, forbid_unknown_fields=True):
     us or ns) start at 0."""
     format: str | None = None
     """azure, mooncake, mooncake-agents, bailian, mooncake-lengths, burstgpt, servegen, servegen-batch, headway-csv or
-    headway-parquet; nothing = recognised by the first line."""
+    headway-parquet; default: recognised by the first line."""
     limit: int | None = None
     """Read at most this many rows."""
     rate_scale: float = 1.0
@@ -44,9 +44,9 @@ class TraceSpec(Struct, frozen=True, forbid_unknown_fields=True):
     skip_bad: bool = False
     """Skip and count bad lines. Otherwise the first bad line is an error."""
     timestamp_unit: Literal["s", "ms"] | None = None
-    """Unit of timestamps in JSON lines with the keys of Mooncake. Nothing: whole numbers are ms, fractions s."""
+    """Unit of timestamps in JSON lines with the keys of Mooncake. Default: whole numbers are ms, fractions s."""
     block_tokens: int | None = None
-    """Prompt tokens of one of their hash ids. Nothing: 512, or the usual size that fits all prompts, with a note."""
+    """Prompt tokens of one of their hash ids. Default: 512, or the usual size that fits all prompts, with a note."""
     spread_ticks: bool = False
     """Spread their requests with the same timestamp over the time to the next one: Mooncake's conversations tick every
     3 s. Otherwise they arrive together, with a note."""
@@ -183,7 +183,7 @@ class Population(Struct, frozen=True, forbid_unknown_fields=True):
     tier: int
     """The tier, different for each population."""
     cells: dict[str, dict[str, float]]
-    """By region, then model: share of the tier's requests, relative to the other cells."""
+    """Share of the tier's requests by region and model, relative to the other cells."""
     peak_to_trough: float = 1.0
     """Highest rate over lowest rate of a sine over the day."""
     peak_hour: float = 14.0
@@ -315,7 +315,7 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Reasoning tokens, generated before the answer and in addition to it."""
     correlation: float | None = None
     """Rank correlation (Spearman) of prompt, reasoning and answer within a request, the same for each pair: 1 = all
-    three grow together; nothing = 0, drawn independently."""
+    three grow together; default: 0, drawn independently."""
     mix: tuple[MixPart, ...] | None = None
     """Several kinds of request, one drawn for each, in place of prompt_tokens, output_tokens and reasoning_tokens."""
     quality: QualitySpec | None = None
@@ -331,8 +331,8 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     tiers: tuple[TierSpec, ...] | TierMix | None = None
     """Tiers with their own objectives, drawn for each request (with sessions: each session); or a mix by name."""
     models: str | dict[str, float] | None = None
-    """The requested model, or several with their shares; nothing = the model that the fleet serves. With demand, or
-    with a trace that has models: keep only these models, with their rates multiplied by these factors."""
+    """The requested model, or several with their shares; default: the model that the fleet serves. With demand, or with
+    a trace that has models: keep only these models, with their rates multiplied by these factors."""
     regions: str | dict[str, float] | None = None
     """Origin of the requests: a region, or several with their shares. With demand: keep only these regions, with
     their rates multiplied by these factors."""
@@ -344,25 +344,25 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Demand by tier, model and region that varies over the week, in place of prompt_tokens and output_tokens:
     synthetic populations with `arrivals` requests per second on average, or a file of series."""
     scale: float | None = None
-    """Factor on the rate of demand; nothing = 1."""
+    """Factor on the rate of demand; default: 1."""
     start_hour: float | None = None
-    """Hour of the week, or of the file, at which demand begins; nothing = 0, Monday midnight."""
+    """Hour of the week, or of the file, at which demand begins; default: 0, Monday midnight."""
     surges: tuple[BurstWindow, ...] | None = None
     """Periods in which demand has more requests than usual, with times counted from the workload's start."""
     timeout_s: float | None = None
-    """Clients cancel this long after arrival; nothing = never."""
+    """Clients cancel this long after arrival; default: never."""
     sampling: Literal["greedy"] | Sampling | None = None
-    """How requests ask for the next token to be chosen. Nothing = as the model's published `generation_config.json`
-    says, which engines apply. `greedy`, or `temperature`, `top_p`, `top_k`, `repetition_penalty` and the `share` of
-    the requests that ask for them. It determines the time of the engine's sampler."""
+    """How requests ask for the next token to be chosen. Default: as the model's published `generation_config.json`
+    says, which engines apply. `greedy`, or `temperature`, `top_p`, `top_k`, `repetition_penalty` and the `share` of the
+    requests that ask for them. It determines the time of the engine's sampler."""
     acceptance: float | None = None
     """Probability that a token drafted by speculative decoding is accepted if those before it are, for every request;
-    nothing = as the pool's `speculative` says. A trace's column of this name gives each request its own."""
+    default: as the pool's `speculative` says. A trace's column of this name gives each request its own."""
     concurrency: int | None = None
     """A closed loop with this many clients, which each send a request when their previous one has ended. Arrival times
     are ignored."""
     think_s: float | None = None
-    """Pause of a closed-loop client between the end of a request and the next one; nothing = 0."""
+    """Pause of a closed-loop client between the end of a request and the next one; default: 0."""
 
     def __post_init__(self) -> None:
         check_positive(self, "num_requests", "duration_s", "timeout_s", "concurrency", "scale")

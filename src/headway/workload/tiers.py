@@ -54,7 +54,7 @@ def tier_shares(mix: MixName, num_tiers: int) -> tuple[float, ...]:
 
 
 class SloSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """Service level objectives of a request. Nothing = no objective."""
+    """Service level objectives of a request. Default: no objective."""
 
     ttft_s: float | None = None
     """Longest time to the first token."""

@@ -64,7 +64,7 @@ class Ranks:
 
     def close(self) -> None:
         for link in self._links:
-            link.close()  # the process then ends
+            link.close()  # closing the connection ends the process
         for process in self._processes:
             process.join(10)
             if process.is_alive():

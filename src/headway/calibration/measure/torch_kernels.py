@@ -141,7 +141,7 @@ class TorchKernels:
             self._torch.cuda.synchronize()
 
     def _copies(self, size: float) -> int:
-        """Number of sets of operands to rotate through."""
+        """Number of sets of operands that repetitions alternate between."""
         return max(1, min(MOST_COPIES, round(COLD_BYTES / max(size, 1)))) if self._cuda else 1
 
     def _random(self, *size: int) -> Any:

@@ -70,7 +70,7 @@ def _read(benchmark: Object, report: Object, where: str) -> MeasuredRun:
 
 
 def _successful(value: Any) -> Any:
-    """A metric over the requests that succeeded."""
+    """A metric over successful requests only."""
     return value.get("successful", value) if isinstance(value, dict) else None
 
 

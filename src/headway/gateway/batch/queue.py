@@ -92,7 +92,7 @@ def _batch_object(row: Any) -> BatchObject:
     )
 
 
-# For clients.
+# Methods for clients.
 
 
 async def create_batch(
@@ -141,7 +141,7 @@ async def cancel_batch(store: BatchStore, owner: str, id: str) -> None:
         )
 
 
-# For the service that answers the lines.
+# Methods for the service that answers the lines.
 
 
 async def active_batches(store: BatchStore) -> list[ActiveBatch]:

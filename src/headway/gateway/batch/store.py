@@ -84,7 +84,7 @@ ACTIVE = ("validating", "in_progress", "cancelling")
 OPEN, ANSWERED, FAILED = range(3)
 """The status of a line."""
 _LOCK = 0x68656164
-"""The key of the advisory lock in PostgreSQL."""
+"""The key of PostgreSQL's advisory lock for batch stores."""
 
 
 class BatchStore(Database):

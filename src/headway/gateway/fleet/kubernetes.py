@@ -311,7 +311,7 @@ class Pods:
         self._departures.watch(replica)
 
     def _use(self, pods: list[Pod], num_requested: int) -> None:
-        """Use new pods, and drained pods that stay because others were deleted in their place."""
+        """Use new pods, and drained pods that survived because others were deleted instead."""
         num_free = num_requested - len(self._used)
         unused = [pod for pod in pods if pod.uid not in self._used]
         unused.sort(key=lambda pod: (pod.uid in self._leaving, pod.uid in self._given_up))

@@ -142,7 +142,7 @@ class CacheFeeds:
         try:
             events.check(num_ranks)
         except HeadwayError as error:
-            self._events[replica.id] = replace(events, ranks=len(feed.subscribers))  # logged once
+            self._events[replica.id] = replace(events, ranks=len(feed.subscribers))  # the failure is logged once
             log.warning(
                 "%s has %d data-parallel ranks, of which the first one's KV cache events are read: %s",
                 replica.name,

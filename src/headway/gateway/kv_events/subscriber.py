@@ -305,7 +305,7 @@ class KvEventSubscriber:
                 self._replay_bytes = MAX_BATCH_BYTES
 
     async def _replay_part(self, before: int | None) -> tuple[int | None, bool]:
-        """Request once. Returns the result of `_replay`, and whether the answer was complete."""
+        """Send one request for a replay. Returns the result of `_replay`, and whether the answer was complete."""
         first, end_s = None, time.monotonic() + _YIELD_S
         with self._context.socket(zmq.DEALER) as socket:
             socket.linger = 0

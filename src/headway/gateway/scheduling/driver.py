@@ -395,7 +395,7 @@ class Driver:
         live.stage = WAITING
         request.replica = decoder
         request.reservation = reservation = decoder.reserve(live)
-        reservation.count_tokens(0)  # the prompt is computed elsewhere
+        reservation.count_tokens(0)  # another replica computes the prompt
         reservation.on_slot = request.wake
         request.wake()
 

@@ -79,7 +79,7 @@ class TooLongError(RefusedError):
 
 
 _TOO_LONG = re.compile(rb"context[ _](?:length|size|window)|maximum model length|prompt is too long", re.IGNORECASE)
-"""Phrases for such a request in vLLM, SGLang, llama.cpp, and OpenAI's and Anthropic's APIs."""
+"""Phrases for a request that is too long, in vLLM, SGLang, llama.cpp, and OpenAI's and Anthropic's APIs."""
 
 
 def is_too_long(status: int, body: bytes) -> bool:

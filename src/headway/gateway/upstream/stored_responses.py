@@ -1,7 +1,7 @@
-"""Which engine keeps which response of /v1/responses: each keeps those that it has made itself.
+"""Which engine stores which response of /v1/responses: each engine stores the responses that it generated.
 
-The ids of answers are noted as they end. An id that is not known, as the gateway was restarted or another one relayed
-the answer, is looked for at all engines.
+The gateway notes the ids of ended answers. It may lack an id because it was restarted or another gateway relayed the
+answer; then it asks all engines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headway.gateway.upstream.errors import EngineError
 PATH = "/v1/responses"
 _ID = re.compile(r"[\w.:-]{1,256}", re.ASCII)
 _MAX_KEPT = 50_000
-"""Ids that are remembered; beyond it, the oldest are looked for."""
+"""Maximum number of remembered ids. For a forgotten id, all engines are asked."""
 _TIMEOUT_S = 2.0
 _MAX_SEARCHES = 16
 """Maximum number of concurrent searches, each of which asks all engines."""
@@ -33,29 +33,30 @@ class StoredResponses:
 
     def __init__(self) -> None:
         self._holders: OrderedDict[str, tuple[int, str, int]] = OrderedDict()
-        """Replica, tenant and tokens."""
+        """(replica, tenant, tokens) by response id."""
         self._searches = asyncio.Semaphore(_MAX_SEARCHES)
 
     def add(self, id: str, replica: int, tenant: str, num_tokens: int = 0) -> None:
-        """A replica has made this response, which has so many tokens with all that it continues; 0: not known."""
+        """Record that a replica stores a response. `num_tokens` counts the response and everything that it continues;
+        0: unknown."""
         self._holders[id] = replica, tenant, num_tokens
         self._holders.move_to_end(id)
         if len(self._holders) > _MAX_KEPT:
             self._holders.popitem(last=False)
 
     def holder(self, id: str) -> tuple[int, str] | None:
-        """The replica that keeps a response and the tenant whose it is; None: not known."""
+        """The replica that stores a response, and the response's tenant; None: unknown."""
         known = self._holders.get(id)
         return None if known is None else known[:2]
 
     def num_tokens(self, id: str) -> int:
-        """Tokens of the prompt of a request that continues a response, beside its own; 0 if they are not known."""
+        """Tokens that a stored response adds to the prompt of a request that continues it; 0: unknown."""
         known = self._holders.get(id)
         return 0 if known is None else known[2]
 
     async def find(self, id: str, replicas: Sequence[EngineEndpoint], tenant: str) -> int | None:
-        """The replica that keeps a response, which all are asked for if it is not known; None: no replica has it, or it
-        is another tenant's."""
+        """The replica that stores a response; if unknown, all replicas are asked. None: no replica has it, or it is
+        another tenant's."""
         known = self._holders.get(id)
         if known is not None:
             return known[0] if known[1] == tenant else None

@@ -86,7 +86,7 @@ class WorkerSupervisor:
         """End a worker that has started, if the gateway is stopping. A worker that is still starting is left alone,
         because nothing else would answer the connections that Linux gives to its socket."""
         if self._is_stopping and session.has_started:
-            session.link.flush()  # it must know that the gateway drains before the signal comes
+            session.link.flush()  # the worker must know that the gateway drains before it gets the signal
             with suppress(ProcessLookupError):
                 process.terminate()
 

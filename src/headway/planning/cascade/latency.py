@@ -52,7 +52,7 @@ class StageSimulator:
     _lines: dict[tuple[str, str, Parallel], Line] = field(default_factory=dict)
 
     def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
-        """`StageEvaluator.p95_latency_s`. Cached prompt tokens are left out of the prompts."""
+        """Implements `StageEvaluator.p95_latency_s`. Cached prompt tokens are left out of the prompts."""
         fleet = self._fleet(model, replicas)
         num = len(lengths) * self.repeats
         arrival_s = np.sort(stream(self.seed, "arrivals at a stage").random(num)) * num / rate_rps

@@ -180,7 +180,7 @@ class _SetBounds:
         return np.broadcast_to(np.sort(prompts_s)[:, None], (len(prompts_s), num))
 
     def _answers_s(self, j: int, grid: Floats) -> Floats:
-        """[request, L]: the least replica time of an answer in time; infinite where that is impossible."""
+        """Array [request, L] of the least replica time of an answer in time; infinite if no answer is in time."""
         charged = self.shapes[j].charged_s(self.lengths, grid, self.first_s[j])
         charged[self.alone[j][:, None] > grid] = np.inf
         return charged

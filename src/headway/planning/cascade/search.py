@@ -47,8 +47,8 @@ class Effort(Struct, frozen=True, forbid_unknown_fields=True):
     """Consecutive rounds without a better plan that end the distant rounds, and then the near ones; None: solve every
     routing."""
     gap: float = 0.01
-    """A deployment's bound may be below its latency by this share; an excluded routing could be faster than the best
-    one by this share."""
+    """Share by which a deployment's bound may be below its latency, and by which an excluded routing could be faster
+    than the best one."""
     max_evaluations: int | None = None
     """Evaluations for the deployment of one routing, after which the best known is taken; None: continue until within
     `gap`."""

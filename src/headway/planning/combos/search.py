@@ -400,7 +400,7 @@ def _undominated(
 
 
 def _replaces(weight: Floats, goodput: Floats, gpus: Floats) -> np.ndarray:
-    """[a, b]: whether some number of a replaces b."""
+    """Array [a, b]: whether some number of units of a replaces b."""
     copies = np.ceil(goodput[None, :] / goodput[:, None] - ROUNDING)
     slack = ROUNDING * np.abs(weight)[None, :]
     replaces = copies * weight[:, None] <= weight[None, :] + slack

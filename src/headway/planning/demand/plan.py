@@ -85,7 +85,7 @@ def plan(
     """The replicas of each week of the forecast, and the rehearsals behind them.
 
     The kind of replica is the cheapest for the busiest recorded hour, so that it does not change with the growth. Only
-    busiest hours are rehearsed: that hour's requests, at other rates. Raises HeadwayError like capacity plans.
+    the busiest recorded hour is rehearsed, with its requests at other rates. Raises HeadwayError like capacity plans.
     """
     asked = structs.replace(options.capacity, situations=())
     trace = recorded_hour(forecast)

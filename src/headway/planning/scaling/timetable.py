@@ -1,10 +1,10 @@
 """A timetable of replicas planned with the whole trace known: close to the most that a forecast could gain.
 
 Demand is known by quarters of an hour, for every model and region. SageServe's program (or its greedy form, where the
-program does not take the pools) turns it into numbers of instances, from what each serves in time; batch work that is
-due within the run fills the valleys of demand. The resulting timetable is simulated with real start-up times, and the
-search finds the least headroom with which it serves the trace in time, as `planning.gpu_hours_bound` defines. The
-timetable is not proved optimal: its GPU-hours lie between those of real scalers and the lower bound.
+program does not take the pools) turns it into numbers of instances, from the rate that each serves in time; batch work
+that is due within the run fills the valleys of demand. The resulting timetable is simulated with real start-up times,
+and the search finds the least headroom with which it serves the trace in time, as `planning.gpu_hours_bound` defines.
+The timetable is not proved optimal: its GPU-hours lie between those of real scalers and the lower bound.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OracleTimetable(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class _PlannedPool:
-    """A pool with a planned number of replicas. Satisfies `PoolCounts`."""
+    """A pool with a planned number of replicas. Implements `PoolCounts`."""
 
     name: str
     model: str
@@ -163,7 +163,7 @@ def _planner(scenario: Scenario, tps: Mapping[str, float]) -> Callable[[float], 
     demand = ScenarioDemand(scenario, StepTimes(scenario))
     try:
         planner = ScenarioPlanner("ilp", config, demand)
-    except HeadwayError:  # pools that its program has no words for
+    except HeadwayError:  # pools that its program cannot express
         planner = ScenarioPlanner("greedy", config, demand)
     rates = _rates(demand, config, spec.simulation.until_s)
     num_steps = max(map(len, rates.values()))

@@ -128,7 +128,7 @@ class FairOrdering:
     def started(self, request: RequestView, now: float) -> None:
         charged, id = self._charged, request.id
         if id in charged:
-            return  # the request is placed again
+            return  # the request was charged at an earlier placement
         tier = request.tier
         tenant = self._tenants.get((tier, request.tenant))
         if tenant is None:

@@ -413,7 +413,7 @@ class _Served:
         self.unit = unit
         self.is_assumed = unit == "tps"
         self.use = use
-        # an assumed value counts as five minutes at the target use
+        # the assumed value has the weight of five minutes at the target use
         self._tokens = 300.0 * capacity if self.is_assumed else 0.0
         self._used = 300.0 * capacity * use if self.is_assumed else 0.0
         self._done_tokens: float | None = None

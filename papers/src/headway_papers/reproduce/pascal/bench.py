@@ -85,7 +85,7 @@ class Bench:
         return fmean(rates[level] for rates in self.rates(key))
 
     def runs(self, key: str, level: str, *systems: str, most: int | None = None) -> list[list[Measurement]]:
-        """Returns, for each system, measurements by seed, of at most `most` seeds."""
+        """Measurements by system and seed, of at most `most` seeds."""
         seeds = self.seeds[:most]
         tasks = {
             (key, level, system, seed): SimulationTask(self._document(key, rates[level], system, seed), seed, measure)
