@@ -178,11 +178,11 @@ def _curve(request: PlanningRequest, latencies: StageLatencies, num: int) -> tup
     return tuple(rehearsed)
 
 
-def confidence(scores: Scores, thresholds: Sequence[float], seed: int = 0) -> PlanConfidence:
+def confidence(scores: Scores, thresholds: Sequence[float]) -> PlanConfidence:
     """The confidence in a cascade's thresholds, from the requests on which they were chosen."""
     final = scores.final_stage(thresholds)
     num, stages = len(scores), len(scores.models)
-    drawn = stream(seed, "draws of requests").integers(0, num, (DRAWS, num))
+    drawn = stream(0, "draws of requests").integers(0, num, (DRAWS, num))
     given = _given_scores(scores, final)
     ratios = [(final >= stage)[drawn].mean(axis=1) for stage in range(stages)]
     reached = float(np.nanmean(given))

@@ -46,15 +46,12 @@ class FleetRequests:
         rows = _named(rows, self.names)
         return redrawn(rows, self.seed + i) if is_recorded and i else rows
 
-    def file(self, i: int = 0, model: str | None = None, tier: Sequence[int] | None = None) -> Path:
-        """A Parquet file of the requests, or of one model's requests; with a tier for each class of requests, if
-        given."""
+    def file(self, i: int = 0, model: str | None = None) -> Path:
+        """A Parquet file of the requests, or of one model's requests."""
         rows = self.table(i)
         if model is not None:
             code = rows.models.index(model)
             rows = rows.take(np.asarray(rows.columns["model"] == code))
-        if tier is not None:
-            rows = rows.with_columns({"tier": np.asarray(tier)[rows.column("tier")]})
         path = self.folder / f"{_digest(rows)}.parquet"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,6 +32,8 @@ from headway.sim.replica_resources import start_up_s
 STEP_S = 900.0
 HEADROOMS = (0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.35, 1.6, 2.0, 2.7, 4.0, 6.0)
 """Multiples of demand to plan for."""
+COVERED = (0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.4)
+"""Multiples of demand that the timetables cover beside which scalers are shown."""
 _EVERYTHING = 1 << 30
 
 
@@ -107,15 +109,13 @@ def best_timetable(
     return OracleTimetable(best, headroom, ahead_s, timetables[headroom], len(gpu_hours))
 
 
-def timetables(
-    scenario: Scenario, tps: Mapping[str, float], headrooms: Sequence[float] = (0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.4)
-) -> list[tuple[str, dict[str, Any]]]:
+def timetables(scenario: Scenario, tps: Mapping[str, float]) -> list[tuple[str, dict[str, Any]]]:
     """Scalers that follow timetables planned with the trace known, by multiple of demand that they cover.
 
     Replicas are requested as long before a step as the slowest of them take to start. For a fleet of pools.
     """
     plan, ahead_s = _planner(scenario, tps), _lead_times_s(scenario)[-1]
-    return [(f"x{headroom:g}", _scaler(plan(headroom), ahead_s)) for headroom in headrooms]
+    return [(f"x{headroom:g}", _scaler(plan(headroom), ahead_s)) for headroom in COVERED]
 
 
 def served_tps(scenario: Scenario) -> tuple[dict[str, float], Sequence[str]]:
