@@ -89,7 +89,7 @@ _CHECKS: dict[str, _Check] = {
     "Objective": (_is_text, "a text"),
     "Ranking": (_is_text, "a text"),
 }
-"""By annotation, without `| None`: a test of a value, and the text of what is expected."""
+"""(test of a value, text of what is expected) by annotation, without `| None`."""
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:

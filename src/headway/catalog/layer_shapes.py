@@ -240,7 +240,7 @@ def _dense_width(keys: ConfigKeys, hidden: int, needed: bool) -> int:
         expansion = keys.value("expansion_ratio", default=4)
         return int(expansion * hidden) if needed else 0
     width = keys.count(*DENSE_WIDTH) if needed else int(value)
-    if keys.family in ("recurrent_gemma", "qwen"):  # its width is the sum of gate and up
+    if keys.family in ("recurrent_gemma", "qwen"):  # the width of the fused projection is the sum of gate and up
         width //= 2
     if keys.value("block_auto_adjust_ff_dim"):  # LFM2
         width = int(2 * width / 3)

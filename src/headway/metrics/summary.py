@@ -98,7 +98,7 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
     """Times of programs, if there is an SLO for programs."""
     tiers: dict[str, RequestMetrics]
     models: dict[str, ReplicaMetrics]
-    """By the model that served a request, or the requested model if none did."""
+    """Metrics by the model that served a request, or the requested model if none did."""
     regions: dict[str, RequestMetrics]
     """Keyed by region of origin."""
     tenants: dict[str, RequestMetrics]

@@ -141,7 +141,7 @@ def draw_replica(
 
 
 def _with_others(id: int, values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a replica, and some for the fields of its view that are not among them, by their types."""
+    """The values of a replica, completed with arbitrary values of the right types for the other fields of its view."""
     drawn = {"bool": (False, True), "int": (0, 1, 400), "float": (0.0, 0.5, 30.0)}
     others = {name: getattr(OracleReplicaView, name).fget for name in REPLICA_FIELDS - values.keys()}
     choices = {name: drawn.get(read.__annotations__["return"], (None,)) for name, read in others.items()}

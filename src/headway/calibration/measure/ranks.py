@@ -28,7 +28,7 @@ class Ranks:
     """Processes that reduce together, one for each GPU. They live until `close`."""
 
     def __init__(self, num: int, device: str, load: Callable[[], Any]) -> None:
-        """KernelError if they do not start."""
+        """Raises KernelError if the processes do not start."""
         context = get_context("spawn")
         port = _free_port()
         self._links: list[Connection] = []

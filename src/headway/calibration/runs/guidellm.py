@@ -49,7 +49,8 @@ def _read(benchmark: Object, report: Object, where: str) -> MeasuredRun:
     mean = {name: _statistic(value, "mean") for name, value in metrics.items()}
     rows = _rows(benchmark)
     num = objects(_successful(metrics["request_latency"]) or {}, where).get("count")
-    if rows is not None and (not isinstance(num, int) or len(rows) >= num):  # otherwise a sample of the requests
+    # fewer rows are only a sample of the requests
+    if rows is not None and (not isinstance(num, int) or len(rows) >= num):
         return run_of(rows, where, model, duration_s=len(rows) / mean["requests_per_second"], **load)
     given = {
         f"{kind}_{name}": _statistic(metrics[key], name) / per_s

@@ -171,7 +171,8 @@ class ValkeyAccountStore(AccountStore):
         return self._valkey.key("spent", period)
 
     async def exchange(self, uses: Sequence[Use], today: str) -> tuple[Spent, Spent]:
-        tomorrow = (date.fromisoformat(today) + _ONE_DAY).isoformat()  # exists already where a clock is ahead
+        # tomorrow's sums exist already if another gateway's clock is ahead
+        tomorrow = (date.fromisoformat(today) + _ONE_DAY).isoformat()
         keys, arguments = [self._days, self._sums(today), self._sums(tomorrow)], []
         for use in uses:
             keys += [self._counts(use.day), self._sums(use.day), self._sums(use.day[:7])]

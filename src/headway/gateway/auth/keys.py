@@ -120,7 +120,7 @@ class ApiKeys:
         self._callers: dict[str, Caller] = {}
         self._without_key = Caller(Key(sha256=""), clock, self._counts_of)
         self.anonymous: Caller | None = None
-        """Every client, where there are neither keys nor a key store."""
+        """The caller of all requests if there are neither keys nor a key store; otherwise None."""
         self.stored: tuple[Key, ...] | None = None
         """The keys of the database. None if they were not read yet."""
         self.replace(keys)

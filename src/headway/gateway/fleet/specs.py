@@ -139,7 +139,7 @@ class ServingPlan(Struct, frozen=True):
     """Whether the file sets the policies' `window`. Otherwise a llama.cpp server gets as many requests as it has
     slots."""
     fallbacks: Fallbacks = Fallbacks()
-    """Which models may answer in place of others."""
+    """The models that may answer instead of others."""
     judge: Judge | None = None
     """Scores the cascade's answers; None without a cascade."""
     gpu_limits: tuple[tuple[str, str, int], ...] = ()

@@ -130,7 +130,7 @@ class KvEventSubscriber:
             self._change("guess", why)
 
     def trust(self) -> None:
-        """The events agree with the engine's answers."""
+        """Trust the events, because they agree with the engine's answers."""
         self._doubt_s = FIRST_DOUBT_S
 
     async def _run(self) -> None:

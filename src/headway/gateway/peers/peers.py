@@ -87,7 +87,7 @@ class _PeerState:
         self.run = run
         self.sequence = -1
         self.loads: dict[int, Load] = {}
-        """Loads by replica key, of the state that is still arriving."""
+        """Loads by replica key, from a state of which not all messages have arrived."""
         self.held: dict[str, int] = {}
         """Held requests by model, of the state that is still arriving."""
         self.drained: set[int] = set()

@@ -196,7 +196,7 @@ class Exchange:
         if self._caller is not None:
             self._bodies.free(self._num_bytes, self._caller.owner)
         in_flight, answer = self._in_flight, self._answer
-        self._in_flight = self._answer = None  # they refer to this exchange, and hold the body
+        self._in_flight = self._answer = None  # the references to this exchange keep the body in memory
         if in_flight is None:
             return
         if answer is not None and self._answer_mode == pb.NONE and answer.status:

@@ -198,7 +198,7 @@ class RepeatedEvent:
         before, after = self._before, self._after
         if not self.is_set or not event.startswith(before) or not event.endswith(after):
             return ""
-        data = event[len(before) : len(event) - len(after)]  # empty if the two overlap
+        data = event[len(before) : len(event) - len(after)]  # empty if beginning and end overlap
         if b'"' in data or b"\\" in data:
             return ""
         try:

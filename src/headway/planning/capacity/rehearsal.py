@@ -156,7 +156,7 @@ class CapacityRehearsal:
         return replace(base, spec=spec, fleet=structs.replace(base.fleet, pools=pools))
 
     def _one_of(self, candidate: CapacityCandidate) -> Scenario:
-        """The candidate's scenario with one replica, in each region if there are several; read once."""
+        """The candidate's scenario with one replica, or one per region; it is read once."""
         found = self._read.get(candidate)
         if found is None:
             document = fleet_document(self.document, candidate, len(self.regions) or 1, self.regions)

@@ -109,7 +109,7 @@ def numbers_of(plan: RehearsedPlan) -> list[str]:
 
 
 def _lost(answer: CascadeAnswer) -> Table:
-    """A row for each plan with each judge."""
+    """One row per judge error and way of choosing the plan."""
     rows = []
     for each in answer.regrets:
         plans = {"by its scores": each.by_judge, "by true scores": each.by_truth, "knowing it": each.informed}

@@ -58,7 +58,7 @@ class GpuCombo(Struct, frozen=True, forbid_unknown_fields=True):
 
     model: str
     usd_per_hour: float
-    """Price of the whole combo per hour of service, including interruptions: see `usd_per_hour`."""
+    """Price of the whole combo per hour of service, including interruptions."""
     prefill: Group | None = None
     decode: Group | None = None
     aggregated: Group | None = None

@@ -78,7 +78,7 @@ class ReservePlan(Struct, frozen=True, forbid_unknown_fields=True):
     """Share of hours above which a reserved GPU is cheaper than a rented one. None: no reserved price is known, and the
     base is the need of every hour."""
     used_share: tuple[float, ...]
-    """By replica, starting with the first: share of the hours that need it."""
+    """Share of the hours that need each replica, from the first one on."""
     usd_per_month: float
     usd_per_month_all_on_demand: float
     """Cost with the busiest week's replicas always on and rented."""

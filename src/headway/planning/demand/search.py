@@ -129,7 +129,7 @@ class ServedRates:
 
 
 def used_share(needs: Sequence[int]) -> tuple[float, ...]:
-    """By replica, starting with the first: share of the hours that need it."""
+    """Share of the hours that need each replica, from the first one on."""
     return tuple(sum(need >= n for need in needs) / len(needs) for n in range(1, max(needs) + 1))
 
 

@@ -104,7 +104,8 @@ class _ServiceOrdering:
 
 
 class VtcOrdering(_ServiceOrdering):
-    """By tier, and within a tier the tenant with the smallest virtual token counter; by arrival within a tenant.
+    """Orders requests by tier, and within a tier the tenant with the smallest virtual token counter; by arrival within
+    a tenant.
 
     A tenant's counter grows by the service of its requests over its weight in `weights` (1 if it has none there):
     `prompt_weight` for each prompt token and `output_weight` for each output token. A tenant that returns with no
@@ -179,7 +180,8 @@ class VtcOrdering(_ServiceOrdering):
 
 
 class LeastAttainedServiceOrdering(_ServiceOrdering):
-    """By tier, and within a tier the program that has had the least service; by arrival within a program.
+    """Orders requests by tier, and within a tier the program that has had the least service; by arrival within a
+    program.
 
     A program is the calls of one session (`session_id`); a tenant's requests without one count as one program. Service
     is counted as by `vtc`, over all calls of the program including ended calls, and is not lifted. A short program

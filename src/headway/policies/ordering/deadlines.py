@@ -27,7 +27,7 @@ def _due_s(request: RequestView, default_s: float) -> float:
 
 
 class EdfOrdering:
-    """By the deadline of the first token, and by arrival among equals.
+    """Orders requests by the deadline of the first token, and by arrival among equals.
 
     The deadline is the arrival plus the TTFT SLO, as in SageServe (section 6.5). Without a TTFT SLO it is the request's
     own deadline, the arrival plus the end-to-end SLO, or the arrival plus `default_deadline_s`: the first one that is

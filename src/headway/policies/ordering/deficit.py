@@ -33,7 +33,7 @@ class _Turn:
 
 
 class DeficitRoundRobinOrdering:
-    """By tier; within a tier in rounds that give every tenant a quantum; within a tenant by arrival.
+    """Orders requests by tier; within a tier in rounds that give every tenant a quantum; within a tenant by arrival.
 
     In a round, a tenant starts requests until it has used `quantum_tokens` times its weight in `weights` (1 if it has
     none there). Service of its last request beyond the quantum is deducted from its next rounds. Of the tenants with

@@ -35,7 +35,7 @@ class _Tenant:
 
 
 class FairOrdering:
-    """By tier, and within a tier the tenant with the least service first; by arrival within a tenant.
+    """Orders requests by tier, and within a tier the tenant with the least service first; by arrival within a tenant.
 
     Service is counted in tokens: `prompt_weight` for a token of the prompt and `output_weight` for one of the answer,
     divided by the tenant's weight in `weights` (1 if it has none there). A tenant whose weight is 2 gets twice the

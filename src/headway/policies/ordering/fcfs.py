@@ -6,7 +6,7 @@ from headway.core.view import RequestView
 
 
 class FcfsOrdering:
-    """By arrival; a preempted request keeps its place."""
+    """Orders requests by arrival; a preempted request keeps its place."""
 
     quantum: int | None = None
     preemptive: bool = False

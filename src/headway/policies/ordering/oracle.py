@@ -8,7 +8,7 @@ from headway.core.view import OracleRequestView, RequestView
 
 
 class ShortestRemainingOrdering:
-    """By remaining output tokens, which only an oracle knows, and by arrival among equals.
+    """Orders requests by remaining output tokens, which only an oracle knows, and by arrival among equals.
 
     With `preemptive`, a short waiting request takes the place of a longer running one. This gives the lowest mean
     latency that known output lengths allow, at the expense of the longest requests.
@@ -26,7 +26,7 @@ class ShortestRemainingOrdering:
 
 
 class ShortestToAnswerOrdering:
-    """By output tokens until the answer begins; answering requests go last, by remaining output tokens.
+    """Orders requests by output tokens until the answer begins; answering requests go last, by remaining output tokens.
 
     Only an oracle knows these lengths. Equals are ordered by arrival. If users do not see the reasoning, known lengths
     allow no lower mean time to the first answering token. Long chains of thought and answers that have begun pay for

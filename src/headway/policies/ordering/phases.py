@@ -71,13 +71,14 @@ class PascalOrdering:
 
 
 class TiersAndPhasesOrdering:
-    """By tier, and within a tier by the queues of `pascal`: reasoning, then answering, each time-shared.
+    """Orders requests by tier, and within a tier by the queues of `pascal`: reasoning, then answering, each
+    time-shared.
 
     This combines the orderings of K-tier Llumnix and PASCAL: two queues for each of `num_tiers` tiers; further tiers
     share the last one's. A tier is a contract and a phase a matter of efficiency, so an answer of tier 0 goes before
     the reasoning of tier 1: customers of tier 0 never wait for other customers' reasoning, and a late tier may starve.
-    With `phases_first`, all reasoning goes before all answers, ordered by tier within. `by_quanta` and
-    `levels` are as in `pascal`.
+    With `phases_first`, all reasoning goes before all answers, ordered by tier within. `by_quanta` and `levels` are as
+    in `pascal`.
     """
 
     preemptive: bool = True

@@ -11,7 +11,7 @@ from headway.policies.arguments import require_above, require_at_least
 
 
 class PriorityOrdering:
-    """By tier, 0 first, and by arrival within a tier.
+    """Orders requests by tier, 0 first, and by arrival within a tier.
 
     With `preemptive`, an urgent waiting request takes the place of a less urgent running one. Without it, tiers decide
     only which request is admitted next and which is preempted when memory runs out, as in vLLM.
@@ -27,7 +27,7 @@ class PriorityOrdering:
 
 
 class PriorityFirstOrdering:
-    """By class of tiers, and by arrival within a class; running requests are not preempted.
+    """Orders requests by class of tiers, and by arrival within a class; running requests are not preempted.
 
     A new class begins at each tier of `classes`. The default, 1 and 2, is SageServe's PF with batch work behind:
     interactive-fast (tier 0), then interactive-normal (1), then the rest. `classes: [2]` is SageServe's FCFS: both

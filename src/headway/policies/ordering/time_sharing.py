@@ -43,7 +43,7 @@ class QuantumLevel:
 
 
 class FewestQuantaOrdering:
-    """By the number of quanta of `quantum_tokens` output tokens already used, and in turn among equals.
+    """Orders requests by the number of quanta of `quantum_tokens` output tokens already used, and in turn among equals.
 
     In `round-robin` a new request goes behind all waiting requests; here it goes before all requests that have used up
     a quantum. Among requests with the same number of quanta, the one that reached this number first goes first, so that

@@ -267,7 +267,7 @@ def _other_shape(case: PlanningRequest, chosen: CascadePlan, latencies: StageLat
                 latencies.p95_s(model, each, load * stage.rate_rps, lengths)
                 for each in (ReplicaSet(stage.replicas), half)
             ]
-        except HeadwayError:  # it does not fit
+        except HeadwayError:  # the model does not fit
             return []
         rows.append(both)
     return rows

@@ -178,7 +178,7 @@ class BurstRuns(SeedResults):
         return findings
 
     def _by(self, reading: str) -> BurstRuns:
-        """The runs with the seeds of a reading."""
+        """The runs with the seeds that this reading uses."""
         return BurstRuns(self.results, self.seeds[:SEEDS_AT_ONCE], self.quick) if reading else self
 
     def _tables(self, reading: str) -> dict[str, Finding]:

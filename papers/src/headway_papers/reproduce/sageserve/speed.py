@@ -58,7 +58,7 @@ def step_times(path: str) -> Measurement:
 
 
 def _profiles(path: Path) -> dict[tuple[str, str, str], tuple[Floats, Floats]]:
-    """By model, GPU and kind: measured and predicted seconds of all shapes, in the order of the file."""
+    """Measured and predicted seconds of all shapes, in the order of the file, by model, GPU and kind."""
     with gzip.open(path, "rt") as file:
         rows = [row for row in csv.DictReader(file) if row["tensor_parallel"] == GPUS_OF_INSTANCE]
     shapes: dict[tuple[str, str], dict[tuple[int, int, int], list[tuple[float, float]]]] = {}
