@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,9 +13,9 @@ from headway.config.strict_yaml import Places
 from headway.core.record import Records
 from headway.metrics.latency import DefaultSlo
 from headway.planning.capacity.problem import RehearsalMetrics, Targets, misses
-from headway.planning.capacity.rehearsal import CapacityTask
+from headway.planning.capacity.rehearsal import rehearsal
 from headway.planning.rehearsals import Watch
-from headway.planning.verdicts import TargetMissedError, watched
+from headway.planning.verdicts import watched
 from headway.scenario import Simulator
 from headway.workload.generate import build
 from headway.workload.spec import WorkloadSpec
@@ -55,11 +54,11 @@ def test_the_verdict_is_that_of_the_whole_run() -> None:
     draw, num_early, num_met = Random(5), 0, 0
     for _ in range(60):
         scenario = assemble(_document(draw), Places(), Path())
-        whole = CapacityTask(scenario, Targets(), stops=False).simulated(Simulator())
+        whole = rehearsal(scenario, Targets(), stops=False).simulated(Simulator())
         assert whole is not None
         for _ in range(3):
             targets = _targets_near(whole, draw)
-            found = CapacityTask(scenario, targets, stops=True).simulated(Simulator())
+            found = rehearsal(scenario, targets, stops=True).simulated(Simulator())
             if found is None:
                 num_early += 1
                 assert misses(whole, targets)
@@ -89,14 +88,13 @@ def test_a_run_that_must_miss_ends_early() -> None:
             source.ended = count  # type: ignore[method-assign]
             return super().records(scenario, lambda _: source)
 
-    task = CapacityTask(assemble(document, Places(), Path()), Targets(ttft_p99_s=0.2), stops=True)
-    assert task.simulated(Counting()) is None
+    scenario, targets = assemble(document, Places(), Path()), Targets(ttft_p99_s=0.2)
+    assert rehearsal(scenario, targets, stops=True).simulated(Counting()) is None
     assert len(ended) < 40
-    assert replace(task, stops=False).simulated(Simulator()) is not None
+    assert rehearsal(scenario, targets, stops=False).simulated(Simulator()) is not None
 
 
 def test_sources_that_react_are_not_watched() -> None:
     spec = WorkloadSpec(num_requests=5, prompt_tokens=10, output_tokens=5, concurrency=2)
     source = build(spec, 0)
     assert watched(source, {"ttft": (0.99, 1e-9)}, None, 0.0, DefaultSlo()) is source
-    assert issubclass(TargetMissedError, Exception)

@@ -34,7 +34,6 @@ from headway.workload.atomic_file import write_text
 from headway.workload.sources import RequestSource
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
 Watch = Callable[[RequestSource], RequestSource]
 Progress = Callable[[int, int], None]
@@ -201,20 +200,16 @@ class Rehearsal(Generic[T]):
     """Further inputs of the metrics besides the scenario, as JSON values."""
     failed: Callable[[HeadwayError], T] | None = None
     """The result of a scenario that cannot be simulated or measured; None: the error is raised."""
+    watch: Watch | None = None
+    """May wrap the source of requests, and may end the run with an error; picklable."""
 
     def simulated(self, simulator: Simulator) -> T:
         try:
-            return self.measure(self.scenario, simulator.records(self.scenario))
+            return self.measure(self.scenario, simulator.records(self.scenario, self.watch))
         except HeadwayError as error:
             if self.failed is None:
                 raise
             return self.failed(error)
-
-
-class Task(Protocol[T_co]):
-    """A picklable rehearsal."""
-
-    def simulated(self, simulator: Simulator) -> T_co: ...
 
 
 class Rehearsals:
@@ -254,12 +249,12 @@ class Rehearsals:
             if self._remembered is not None:
                 self._remembered[key] = result
 
-    def simulate(self, task: Task[T]) -> T:
+    def simulate(self, wanted: Rehearsal[T]) -> T:
         """Simulate without the cache."""
         with self._lock:
             self.num_simulated += 1
-            future = self._submitted(task)
-        result = task.simulated(self.resources.simulator) if future is None else future.result()
+            future = self._submitted(wanted)
+        result = wanted.simulated(self.resources.simulator) if future is None else future.result()
         self._count()
         return result
 
@@ -317,9 +312,9 @@ class Rehearsals:
         is_kept = self.resources.cache_dir is not None or self._remembered is not None
         return scenario_key(wanted.scenario, *wanted.facts) if is_kept else None
 
-    def _submitted(self, task: Task[T]) -> Future[T] | None:
+    def _submitted(self, wanted: Rehearsal[T]) -> Future[T] | None:
         pool = self.resources.pool
-        return None if pool is None else pool.submit(task.simulated, self.resources.simulator)
+        return None if pool is None else pool.submit(wanted.simulated, self.resources.simulator)
 
     def _count(self) -> None:
         with self._lock:

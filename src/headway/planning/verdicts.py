@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from headway.core.errors import HeadwayError
 from headway.core.record import Outcome, Records
 from headway.core.view import RequestView
 from headway.metrics.latency import SLO_KINDS, DefaultSlo, Sample, SloKind
@@ -24,7 +25,7 @@ Limits = Mapping[SloKind, tuple[float, float]]
 """Maps each latency to a quantile of the requests, and its limit in seconds."""
 
 
-class TargetMissedError(Exception):
+class TargetMissedError(HeadwayError):
     """Ends a run whose verdict is certain."""
 
 

@@ -33,7 +33,7 @@ from headway.planning.capacity.problem import (
     Targets,
     misses,
 )
-from headway.planning.capacity.rehearsal import CapacityRehearsal, CapacityTask, fleet_document, with_load
+from headway.planning.capacity.rehearsal import CapacityRehearsal, fleet_document, with_load
 from headway.planning.capacity.text import LEGEND, said
 from headway.planning.rehearsals import Resources, Source
 from headway.report.page import library_name, write_page
@@ -168,7 +168,7 @@ def test_worker_processes_and_early_ends_change_nothing(monkeypatch: pytest.Monk
     found, rehearsal = planned(options, made)
     with processes(2) as pool:
         shared, _ = plan(Source(made, Places(), Path()), options, Resources(scenario.Simulator(), pool=pool))
-    monkeypatch.setattr(CapacityTask, "_watch", lambda _, source: source)
+    monkeypatch.setattr("headway.planning.capacity.rehearsal.watched", lambda source, *_: source)
     whole, entirely = planned(options, made)
     assert found == shared == whole
     assert rehearsal.rehearsals.num_simulated == entirely.rehearsals.num_simulated

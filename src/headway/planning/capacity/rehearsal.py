@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil, inf
 from pathlib import Path
 from threading import Lock
@@ -15,6 +16,7 @@ from msgspec import structs
 from headway import catalog
 from headway.config import strict_yaml
 from headway.config.scenario import Scenario, StepTimes, assemble
+from headway.config.spec import Spec
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Fault
@@ -24,8 +26,8 @@ from headway.metrics.latency import SLO_KINDS, slo_masks
 from headway.metrics.usage import usage
 from headway.planning.capacity.problem import CapacityCandidate, RehearsalMetrics, Situation, Targets, misses
 from headway.planning.rehearsals import (
+    Rehearsal,
     Rehearsals,
-    Simulator,
     content_key,
     counted,
     error_class_of,
@@ -40,28 +42,21 @@ from headway.workload.spec import WorkloadSpec
 FRACTION = 0.99
 
 
-@dataclass(frozen=True)
-class CapacityTask:
-    """A scenario to rehearse, in any process."""
+def rehearsal(chosen: Scenario, targets: Targets, stops: bool) -> Rehearsal[RehearsalMetrics | None]:
+    """The rehearsal of a scenario. One that `stops` ends as soon as it is certain to miss a target, with None."""
+    watch = partial(_watch, chosen.spec, targets) if stops and chosen.spec.simulation.until_s is None else None
+    return Rehearsal(chosen, _metrics, RehearsalMetrics, failed=_missed, watch=watch)
 
-    scenario: Scenario
-    targets: Targets
-    stops: bool
-    """End the run as soon as it is certain that it misses a target."""
 
-    def simulated(self, simulator: Simulator) -> RehearsalMetrics | None:
-        """The metrics; None if the run ended early."""
-        watch = self._watch if self.stops and self.scenario.spec.simulation.until_s is None else None
-        try:
-            return _metrics(simulator.records(self.scenario, watch), self.scenario)
-        except TargetMissedError:
-            return None
+def _watch(spec: Spec, targets: Targets, source: RequestSource) -> RequestSource:
+    by_kind = {kind: getattr(targets, f"{kind}_p99_s") for kind in SLO_KINDS}
+    limits = {kind: (FRACTION, limit_s) for kind, limit_s in by_kind.items() if limit_s is not None}
+    return watched(source, limits, targets.attainment, spec.simulation.warmup_s, spec.slo)
 
-    def _watch(self, source: RequestSource) -> RequestSource:
-        spec = self.scenario.spec
-        targets = {kind: getattr(self.targets, f"{kind}_p99_s") for kind in SLO_KINDS}
-        limits = {kind: (FRACTION, limit_s) for kind, limit_s in targets.items() if limit_s is not None}
-        return watched(source, limits, self.targets.attainment, spec.simulation.warmup_s, spec.slo)
+
+def _missed(error: HeadwayError) -> None:
+    if not isinstance(error, TargetMissedError):
+        raise error
 
 
 @dataclass
@@ -103,14 +98,14 @@ class CapacityRehearsal:
         """
         with self._lock:
             chosen = self.scenario(candidate, replicas, situation)
-        task = CapacityTask(chosen, self.targets, stops)
+        wanted = rehearsal(chosen, self.targets, stops)
         if ":" in candidate.policy:
-            return self.rehearsals.simulate(task)
+            return self.rehearsals.simulate(wanted)
         key = scenario_key(chosen)
         found: RehearsalMetrics | None = self.rehearsals.known(key, RehearsalMetrics)
         if found is not None or (stops and self.rehearsals.known(self._missed_key(key), bool)):
             return found
-        measured = self.rehearsals.simulate(task)
+        measured = self.rehearsals.simulate(wanted)
         if measured is None:
             self.rehearsals.keep(self._missed_key(key), True)
         else:
@@ -171,7 +166,7 @@ class CapacityRehearsal:
         return strict_yaml.convert(changed, WorkloadSpec, self.places, ("workload",))
 
 
-def _metrics(records: Records, chosen: Scenario) -> RehearsalMetrics:
+def _metrics(chosen: Scenario, records: Records) -> RehearsalMetrics:
     """The metrics of records. Percentiles count an unfinished request as infinitely late."""
     warmup_s = chosen.spec.simulation.warmup_s
     measured = counted(records, warmup_s, chosen.spec.slo)
