@@ -14,7 +14,7 @@ from headway.report.page import library_name
 @pytest.mark.parametrize(
     ("page", "written"),
     [
-        ("docs/for-operators.md", {"fleet.yaml", "day/requests.parquet", "day.html", "plan.yaml", "answer8.json"}),
+        ("docs/for-operators.md", {"fleet.yaml", "day/requests.parquet", "day.html", "demand.parquet", "month.yaml"}),
         ("docs/for-platforms.md", {"plan.yaml", "plan.html", "manifests/kustomization.yaml", "manifests/planned.yaml"}),
         ("docs/for-researchers.md", {"mine.py", "mine.html", "grid.yaml", "arena.html"}),
     ],

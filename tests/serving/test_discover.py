@@ -150,6 +150,19 @@ def test_replicas_of_a_pool_differ_in_their_caches_alone() -> None:
     assert (two.entry["name"], two.entry["engine"]["name"]) == ("chat-2", "vllm-0.15")
 
 
+def test_replicas_on_other_gpus_are_another_pool() -> None:
+    """Their KV caches are of another size, and an engine of each is measured, the first one that is idle."""
+    h100, busy = asked(VLLM), asked(VLLM, "http://b:8000")
+    page = VLLM["/metrics"].replace("28934", "13036")  # type: ignore[attr-defined]
+    small, idle = (asked({**VLLM, "/metrics": page}, f"http://{name}:8000") for name in ("c", "d"))
+    one, two = pools([h100, small, busy, idle], token_s={"http://b:8000": 0.0071, "http://d:8000": 0.0239})
+    assert [each.entry["endpoints"] for each in (one, two)] == [
+        ["http://a:8000", "http://b:8000"],
+        ["http://c:8000", "http://d:8000"],
+    ]
+    assert (one.entry["gpu"], two.entry["gpu"]) == ("h100-80gb-sxm", "l40s")
+
+
 def test_a_file_simulates_without_the_pools_that_have_no_gpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,7 @@ from headway.cli.output import PATH, SECONDS_ABOVE_0, as_json_option, print_json
 from headway.core.errors import HeadwayError
 from headway.serving.discover import fleet_file
 from headway.serving.discover.pages import MOST_BYTES, fetcher, request
-from headway.serving.discover.pools import FoundPool, pools
+from headway.serving.discover.pools import FoundPool, grouped, pools
 from headway.serving.discover.probe import Fetch, FoundEngine, probe
 from headway.workload.atomic_file import write_text
 
@@ -35,7 +35,7 @@ TOKENS = 32
 @click.option("--write", "is_written", is_flag=True, help="Add what is new to a file that exists already.")
 @click.option("--gpu", help="The engines' GPU. Default: guessed from their KV cache and speed, and marked as a guess.")
 @click.option("--api-key", help="The key that the engines ask for.")
-@click.option("--no-measure", is_flag=True, help="Send no request. Else one idle engine of each model gets three.")
+@click.option("--no-measure", is_flag=True, help="Send no request. Else one idle engine of each pool gets three.")
 @click.option("--timeout", "timeout_s", type=SECONDS_ABOVE_0, default=5.0, show_default=True, help="For each page.")
 @as_json_option("Print JSON: `engines`, `pools`, `silent`, `changes` of an existing file.")
 def command(
@@ -138,11 +138,10 @@ def _asked(url: str, fetch: Fetch) -> FoundEngine | str:
 
 
 def _speeds(engines: Sequence[FoundEngine], api_key: str | None) -> Iterator[tuple[str, float]]:
-    """Seconds per token of one idle engine of each model."""
-    models: set[str] = set()
-    for engine in engines:
-        if engine.is_idle and engine.model not in models:
-            models.add(engine.model)
+    """Seconds per token of one idle engine of each pool."""
+    for group in grouped(engines):
+        engine = next((each for each in group if each.is_idle), None)
+        if engine is not None:
             try:
                 yield engine.url, _token_s(engine, api_key)
             except (OSError, ValueError, KeyError, TypeError) as error:

@@ -25,6 +25,8 @@ UNMEASURED = 0.1
 """Added to the difference of a GPU whose kernels were not measured, so that a measured GPU is preferred."""
 ALIKE = 0.02
 """Smallest difference at which one guess is better than another."""
+SAME_CACHE = 0.1
+"""Largest logarithmic difference between the KV caches of one pool's replicas. Those of other GPUs differ by more."""
 TPS = (1, 2, 4, 8)
 """Tensor parallelism values tried for engines that do not report it."""
 PROFILES = {"vllm": "vllm", "sglang": "sglang", "llama.cpp": "llama.cpp"}
@@ -47,6 +49,12 @@ def pools(
 
     `gpu`: the GPU of all engines. `token_s`: measured seconds per token of a request that runs alone, by address.
     """
+    names: set[str] = set()
+    return [_pool(group, gpu, token_s or {}, names) for group in grouped(engines)]
+
+
+def grouped(engines: Sequence[FoundEngine]) -> list[list[FoundEngine]]:
+    """The engines of each pool."""
     groups: list[list[FoundEngine]] = []
     for engine in engines:
         same = next((group for group in groups if _is_alike(group[0], engine)), None)
@@ -54,8 +62,7 @@ def pools(
             groups.append([engine])
         else:
             same.append(engine)
-    names: set[str] = set()
-    return [_pool(group, gpu, token_s or {}, names) for group in groups]
+    return groups
 
 
 def _is_alike(one: FoundEngine, other: FoundEngine) -> bool:
@@ -64,6 +71,9 @@ def _is_alike(one: FoundEngine, other: FoundEngine) -> bool:
     The size of the KV cache differs slightly between starts, and the folder of the weights between machines.
     """
     plain = {"url": "", "kv_capacity_tokens": None, "is_idle": None, "weights": ""}
+    caches = [each.kv_capacity_tokens for each in (one, other) if each.kv_capacity_tokens]
+    if len(caches) == 2 and abs(math.log(caches[0] / caches[1])) > SAME_CACHE:
+        return False
     return replace(one, **plain) == replace(other, **plain) and _weights(one) == _weights(other)
 
 
@@ -88,7 +98,8 @@ def _pool(group: Sequence[FoundEngine], gpu: str | None, token_s: dict[str, floa
     kv_tokens = min((each.kv_capacity_tokens for each in group if each.kv_capacity_tokens), default=None)
     tp = one.tp or 1
     if model is not None:
-        guess = _guess(one, model, engine, kv_tokens, token_s.get(one.url), gpu)
+        measured_s = next((token_s[each.url] for each in group if each.url in token_s), None)
+        guess = _guess(one, model, engine, kv_tokens, measured_s, gpu)
         if guess.gpu or gpu:
             entry["gpu"], tp = guess.gpu or gpu, guess.tp
             notes["gpu"] = f"{'given' if gpu else 'a guess'}: {guess.why}"
