@@ -63,7 +63,7 @@ def made(**changes: object) -> FleetPlan:
         split=SplitVerdict("worth it", 15.0, 21.0),
         tiers=TierVerdict("one class"),
         seeds=(0, 1),
-        notes=("chat-70b on l40s: step times are not calibrated (kernels of a100-80gb): trust the order",),
+        notes=("step times of chat-70b on l40s are not calibrated (kernels of a100-80gb): trust the order",),
     )
     plan = structs.replace(plan, **changes)
     return structs.replace(plan, sentences=sentences(plan) if plan.points else short(plan))
@@ -90,6 +90,7 @@ def test_one_gpu_keeps_requests_in_time() -> None:
     [
         (SplitVerdict("worth it", 15.0, None), "without them the GPUs at hand are not enough"),
         (SplitVerdict("not worth it", 30.0, 15.0), "not worth it: the cheapest fleet that has them costs $30.00"),
+        (SplitVerdict("not worth it", 15.0, 15.0), "the cheapest fleet that has them costs as much, $15.00 an hour."),
         (SplitVerdict("impossible", None, 15.0), "no such fleet of these GPUs"),
         (SplitVerdict("not tried"), "were not considered"),
     ],
@@ -130,7 +131,7 @@ def test_the_decision_is_the_first_picture() -> None:
     assert re.search(r"<h2>([^<]+)</h2>", text)[1] == "The decision"  # type: ignore[index]
     assert 'id="decision"' in text and text.index("Serve qwen3-8b") < text.index('id="decision"')
     assert "headway simulate /plans/fleet.yaml" in text and "below 99%" in text
-    assert 'class="note">Chat-70b on l40s: step times are not calibrated' in text
+    assert 'class="note">Step times of chat-70b on l40s are not calibrated' in text
 
 
 def test_the_choice_is_marked_and_intervals_are_drawn() -> None:

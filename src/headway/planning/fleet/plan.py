@@ -335,10 +335,8 @@ def _notes(planner: FleetPlanner, best: FleetPoint) -> Iterator[str]:
     yield from planner.notes
     for part in best.parts:
         if not part.calibrated:
-            what = (
-                f"{part.model} on {'/'.join(part.gpus)}: step times are not calibrated ({', '.join(part.uncalibrated)})"
-            )
-            yield f"{what}: trust the order, not the numbers"
+            what = f"step times of {part.model} on {'/'.join(part.gpus)} are not calibrated"
+            yield f"{what} ({', '.join(part.uncalibrated)}): trust the order, not the numbers"
     yield from text.if_longest(best.runs[0])
     if best.runs[0].is_growing:
         yield "waits still grow at the end of the requests: plan for a longer recording"
@@ -382,7 +380,7 @@ def _planner(source: Source, options: FleetOptions, resources: Resources, folder
     rates = {name: num / span_s for name, num in counts.items() if num}
     counts = {name: counts[name] for name in rates}
     planner = FleetPlanner(template, requests, options, rates, counts, Rehearsals(resources))
-    planner.notes += [f"{each.name}: no request asks for it" for each in models if each.name not in rates]
+    planner.notes += [f"no request asks for {each.name}" for each in models if each.name not in rates]
     planner.notes += _left_out(document, planner.options)
     profiles = [profile_of(each, own_of(spec, places)) for each in spec.fleet]
     planner.notes += versions_notes((each.name, each.version) for each in profiles)

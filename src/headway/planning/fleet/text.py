@@ -79,7 +79,8 @@ def _split(plan: FleetPlan) -> str:
     if verdict.status == "worth it":
         return f"{what} are worth it: without them the fleet costs {together} an hour."
     if verdict.status == "not worth it":
-        return f"{what} are not worth it: the cheapest fleet that has them costs {apart} an hour{_saving(verdict)}."
+        cost = f"as much, {apart} an hour" if apart == together else f"{apart} an hour{_saving(verdict)}"
+        return f"{what} are not worth it: the cheapest fleet that has them costs {cost}."
     if verdict.status == "impossible":
         return f"{what} are not worth it: no such fleet of these GPUs keeps enough requests in time."
     return f"{what} were not considered."
