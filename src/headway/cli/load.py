@@ -22,6 +22,7 @@ from headway.cli.output import (
 )
 from headway.gateway.server import web_server
 from headway.metrics.latency import Distribution
+from headway.report.blocks import or_dash
 from headway.report.table import seconds
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def _print(done: Load, session: Session) -> None:
         ("tokens/s, prompts too", f"{values.total_tokens_per_s:,.4g}"),
         ("in flight, mean", f"{values.concurrency:.3g}"),
         *([] if values.slo_attainment is None else [("within the SLOs", f"{values.slo_attainment:.1%}")]),
-        ("tokens a chunk", "-" if values.tokens_per_chunk is None else f"{values.tokens_per_chunk:.3g}"),
+        ("tokens a chunk", or_dash(values.tokens_per_chunk, "{:.3g}")),
     ]
     print_table(("", ""), rows)
     click.echo()

@@ -16,7 +16,7 @@ from headway.calibration.serving import ServingExperiment, read
 from headway.calibration.steps import read as steps_read
 from headway.calibration.steps.fit import SpanTimes
 from headway.calibration.steps.regions import regions
-from headway.calibration.validation import OVERALL, ExperimentErrors, LatencyError, Validation, compare, validation
+from headway.calibration.validation import OVERALL, ExperimentErrors, Validation, compare, validation
 from headway.catalog.coefficients import Coefficients
 from headway.catalog.load import coefficients_in
 from headway.cli import measured_fleet
@@ -24,6 +24,7 @@ from headway.cli.calibrate import print_regions
 from headway.cli.flags import together
 from headway.cli.output import SEEDS, as_json_option, no_progress_option, print_json, print_table, progress
 from headway.core.errors import HeadwayError
+from headway.report.blocks import or_dash
 from headway.workload.atomic_file import write_text
 
 EXCEEDED = 3
@@ -238,12 +239,8 @@ def _row(one: ExperimentErrors) -> list[object]:
     mark = " *" if one.contradiction is not None else ""
     dp = f" dp{one.dp}" if one.dp > 1 else ""
     name = f"{one.id} {one.model} tp{one.tp}{dp} {one.gpu} {one.workload}{mark}"
-    return [name, *(_signed(one.errors.get(key)) for key in OVERALL)]
-
-
-def _signed(pair: LatencyError | None) -> str:
-    return "-" if pair is None else f"{pair.error_pct:+.1f}"
+    return [name, *(or_dash(one.errors.get(key), "{0.error_pct:+.1f}") for key in OVERALL)]
 
 
 def _means(means: dict[str, float], signed: bool = False) -> list[str]:
-    return [("-" if key not in means else f"{means[key]:{'+' if signed else ''}.1f}") for key in OVERALL]
+    return [or_dash(means.get(key), "{:+.1f}" if signed else "{:.1f}") for key in OVERALL]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+T = TypeVar("T")
 Look = Literal["", "verdict", "note", "quiet"]
 
 
@@ -59,6 +60,13 @@ def table_of(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     rows = list(rows)
     words = [i for i in range(len(heads)) if not rows or not isinstance(rows[0][i], int | float)]
     return Table(heads, [[cell(value) for value in row] for row in rows], words)
+
+
+def or_dash(value: T | None, show: str | Callable[[T], str] = "{}") -> str:
+    """A value in a format or as a function shows it; a dash for None."""
+    if value is None:
+        return "-"
+    return show.format(value) if isinstance(show, str) else show(value)
 
 
 def cell(value: object) -> str:

@@ -12,7 +12,7 @@ from headway.planning.advise.plan import Advice, AdviceOptions, FleetFile, advis
 from headway.planning.advise.text import left_out, proposals, residuals, said, sentences
 from headway.planning.planned import Planned
 from headway.planning.rehearsals import Resources
-from headway.report.blocks import Block, Chart, Code, Facts, Lines, Report, Section
+from headway.report.blocks import Block, Chart, Code, Facts, Lines, Report, Section, or_dash
 from headway.report.charts import layout, limit
 from headway.report.page import COLORS
 
@@ -64,8 +64,8 @@ def report(answer: Advice) -> Report:
         "days": ", ".join(answer.days),
         "requests": f"{answer.num_requests:,}",
         "SLO attainment wanted": f"{answer.target:.1%}",
-        "today": "-" if answer.today is None else f"{answer.today.attainment:.1%}",
-        "today, an hour": "-" if answer.today is None else f"${answer.today.usd_per_hour:,.2f}",
+        "today": or_dash(answer.today, "{0.attainment:.1%}"),
+        "today, an hour": or_dash(answer.today, "${0.usd_per_hour:,.2f}"),
     }
     body: list[Block] = []
     if answer.proposals:

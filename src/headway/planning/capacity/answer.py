@@ -20,7 +20,7 @@ from headway.planning.capacity.text import (
 )
 from headway.planning.planned import Planned
 from headway.planning.rehearsals import Resources, Source
-from headway.report.blocks import Block, Chart, Charts, Legend, Lines, Report, Section, Table
+from headway.report.blocks import Block, Chart, Charts, Legend, Lines, Report, Section, Table, or_dash
 from headway.report.charts import layout, limit, points, star
 from headway.report.page import COLORS
 
@@ -86,8 +86,8 @@ def _all_candidates(plan: CapacityPlan) -> Table:
             str(result.candidate.parallel.tp),
             result.candidate.policy,
             result.status,
-            "-" if result.replicas is None else str(result.replicas),
-            "-" if result.bound_usd_per_hour is None else f"${result.bound_usd_per_hour:,.2f}",
+            or_dash(result.replicas),
+            or_dash(result.bound_usd_per_hour, "${:,.2f}"),
             str(len(result.points)),
             result.reason,
         ]

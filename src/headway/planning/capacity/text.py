@@ -14,7 +14,7 @@ from headway.planning.capacity.problem import (
     RehearsalMetrics,
     Targets,
 )
-from headway.report.blocks import Heading, Said, Table
+from headway.report.blocks import Heading, Said, Table, or_dash
 from headway.report.model_error import so_much_longer
 from headway.report.table import dollars, percent, seconds, short_number
 
@@ -71,7 +71,7 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
         yield from (_likely(each, over) for each in plan.likely)
         yield from _if_longest(plan)
         if plan.measured is not None and plan.measured.kwh_per_day is not None:
-            yield f"Its GPUs take {energy(plan.measured)} kWh a day under this load."
+            yield f"Its GPUs take {short_number(plan.measured.kwh_per_day)} kWh a day under this load."
         yield from _policies(plan)
         if plan.longer is not None and not plan.longer.misses:
             yield f"It also meets them over {plan.longer.measured.num_requests:,} requests."
@@ -138,16 +138,10 @@ def _policies(plan: CapacityPlan) -> Iterator[str]:
         yield f"At this cost, {summary(tied[0])} is best of the policies compared; then {others}."
 
 
-def energy(measured: RehearsalMetrics | None) -> str:
-    """Energy of the GPUs per day, in kWh."""
-    return "-" if measured is None or measured.kwh_per_day is None else short_number(measured.kwh_per_day)
-
-
 def _values(measured: RehearsalMetrics | None, names: Sequence[str]) -> list[str]:
     if measured is None:
         return ["-"] * (len(names) + 1)
-    goodput = "-" if measured.goodput_rps is None else short_number(measured.goodput_rps)
-    return [*(_latency(name, measured) for name in names), goodput]
+    return [*(_latency(name, measured) for name in names), or_dash(measured.goodput_rps, short_number)]
 
 
 def _latency(name: str, measured: RehearsalMetrics) -> str:
@@ -184,10 +178,10 @@ def candidates_table(plan: CapacityPlan) -> Table:
                 result.candidate.gpu,
                 str(result.candidate.parallel.tp),
                 result.candidate.policy,
-                "-" if number is None else str(number),
-                "-" if number is None else str(number * result.candidate.parallel.num_gpus),
-                "-" if result.usd_per_hour is None else dollars(result.usd_per_hour),
-                energy(planned),
+                or_dash(number),
+                or_dash(number and number * result.candidate.parallel.num_gpus),
+                or_dash(result.usd_per_hour, dollars),
+                or_dash(planned.kwh_per_day if planned else None, short_number),
                 *_values(planned, names),
                 note,
             ]
@@ -201,7 +195,7 @@ def what_ifs_table(plan: CapacityPlan) -> Table:
     rows = []
     for each in plan.what_ifs:
         needed = "more than were tried" if each.replicas_needed is None else str(each.replicas_needed)
-        cost = "-" if each.usd_per_hour_needed is None else dollars(each.usd_per_hour_needed)
+        cost = or_dash(each.usd_per_hour_needed, dollars)
         met = "no: " + ", ".join(NAMES[name] for name in each.misses) if each.misses else "yes"
         rows.append([each.situation.label, *_values(each.measured, names), met, needed, cost])
     return Table(heads, rows, words=("what if", "still met"))

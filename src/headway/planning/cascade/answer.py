@@ -11,7 +11,7 @@ from headway.planning.cascade.rehearsal import RehearsedPlan
 from headway.planning.cascade.request import CascadeOptions, make_request
 from headway.planning.planned import Planned
 from headway.planning.rehearsals import Resources, Source
-from headway.report.blocks import Chart, Facts, Lines, Report, Said, Section, Table
+from headway.report.blocks import Chart, Facts, Lines, Report, Said, Section, Table, or_dash
 from headway.report.charts import layout, limit, points
 from headway.report.page import COLORS
 
@@ -162,7 +162,7 @@ def _plans(answer: CascadeAnswer) -> Table:
 def _stages(answer: CascadeAnswer) -> Table:
     rows, confidence = [], answer.confidence
     for i, stage in enumerate(answer.chosen.plan.stages):
-        level = "-" if stage.threshold is None else f"{stage.threshold:.4g}"
+        level = number(stage.threshold)
         share = f"{stage.processing_ratio:.0%}"
         if confidence is not None:
             share += _between(confidence.processing_ratios[i], 100, "%") if i else ""
@@ -202,4 +202,4 @@ def _picture(answer: CascadeAnswer) -> dict[str, Any]:
 
 
 def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return or_dash(value, "{:.4g}")

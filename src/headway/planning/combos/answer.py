@@ -11,7 +11,7 @@ from headway.planning.combos.problem import ComboCandidate, ComboPlan, Selection
 from headway.planning.combos.rehearsal import ServiceScenario
 from headway.planning.planned import Planned
 from headway.planning.rehearsals import Resources
-from headway.report.blocks import Chart, Facts, Lines, Report, Said, Section, Table
+from headway.report.blocks import Chart, Facts, Lines, Report, Said, Section, Table, or_dash
 from headway.report.charts import layout, points
 from headway.report.page import COLORS
 
@@ -206,4 +206,4 @@ def _picture(plan: ComboPlan, selection: Selection, service: str) -> dict[str, A
 
 
 def millions(value: float | None) -> str:
-    return "-" if value is None else f"{value / 1e6:.3g} M"
+    return or_dash(value and value / 1e6, "{:.3g} M")

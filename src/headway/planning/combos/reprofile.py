@@ -24,7 +24,7 @@ from headway.planning.combos.problem import GpuCombo, Group
 from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS, GoodputProfiler
 from headway.planning.planned import Planned
 from headway.planning.rehearsals import Rehearsals, Resources, Source
-from headway.report.blocks import Table
+from headway.report.blocks import Table, or_dash
 from headway.workload.read import read
 
 
@@ -66,7 +66,7 @@ def planned(source: Source, text: str, requests: Path, options: ReprofileOptions
         [
             each.combo,
             each.label,
-            "-" if each.before_rps is None else f"{each.before_rps:.4g}",
+            or_dash(each.before_rps, "{:.4g}"),
             f"{each.goodput_rps:.4g}",
         ]
         for each in answer.combos

@@ -22,7 +22,7 @@ from headway.planning.fleet.plan import plan as fleet_plan
 from headway.planning.fleet.problem import FleetPlan
 from headway.planning.planned import Planned
 from headway.planning.rehearsals import Progress, Resources, Source
-from headway.report.blocks import Table
+from headway.report.blocks import Table, or_dash
 from headway.workload.generate import generate
 from headway.workload.spec import TraceSpec, WorkloadSpec
 
@@ -262,8 +262,8 @@ def week_rows(found: FleetDemandPlan) -> list[list[str]]:
             f"{week.planned_requests_per_s:.4g}",
             _listed(week.gpus) or "not enough",
             week.router or "-",
-            "-" if week.usd_per_hour is None else f"{week.usd_per_hour:,.2f}",
-            "-" if week.usd is None else f"{week.usd:,.0f}",
+            or_dash(week.usd_per_hour, "{:,.2f}"),
+            or_dash(week.usd, "{:,.0f}"),
         ]
         for week in found.weeks
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.forecast.demand import WEEK_HOURS
 from headway.planning.capacity.text import describe
 from headway.planning.demand.problem import DemandPlan, WeekPlan
-from headway.report.blocks import Table
+from headway.report.blocks import Table, or_dash
 from headway.report.table import dollars
 
 WEEK_HEADS = ("week from", "busiest hour", "p50 rps", "p90 rps", "planned rps", "replicas", "GPUs", "chance",
@@ -87,10 +87,10 @@ def _row(week: WeekPlan) -> list[str]:
         f"{week.p90_requests_per_s:.4g}",
         f"{week.planned_requests_per_s:.4g}",
         "more" if week.replicas is None else str(week.replicas),
-        "-" if week.num_gpus is None else str(week.num_gpus),
-        _share(week.chance),
-        _share(week.chance_with_one_less),
-        "-" if week.usd is None else f"{week.usd:,.0f}",
+        or_dash(week.num_gpus),
+        or_dash(week.chance, "{:.0%}"),
+        or_dash(week.chance_with_one_less, "{:.0%}"),
+        or_dash(week.usd, "{:,.0f}"),
     ]
 
 
@@ -102,7 +102,3 @@ def week_name(begins: str, num_hours: int) -> str:
 def hour_name(begins: str) -> str:
     """A time in ISO 8601, to the minute."""
     return f"{begins[:10]} {begins[11:16]}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"

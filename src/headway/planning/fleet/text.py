@@ -8,7 +8,7 @@ from math import floor
 from headway.metrics.seeds import Estimate
 from headway.planning.fleet.allocation import Parts, by_model
 from headway.planning.fleet.problem import WORTH, FleetPlan, FleetPoint, FleetRun, SizedOption, SplitVerdict
-from headway.report.blocks import Heading, Said, Table
+from headway.report.blocks import Heading, Said, Table, or_dash
 from headway.report.model_error import so_much_longer
 from headway.report.table import dollars, seconds, short_number
 
@@ -54,7 +54,7 @@ def _fleet(plan: FleetPlan) -> str:
     drawn = f" ({_interval(best.interval)} over {len(best.runs)} seeds)" if best.interval is not None else ""
     gpus, keep = (f"{number} GPUs", "keep") if number != 1 else ("1 GPU", "keeps")
     kwh = best.runs[0].kwh_per_day
-    power = "" if kwh is None else f" and {energy(kwh)} kWh a day"
+    power = "" if kwh is None else f" and {short_number(kwh)} kWh a day"
     return (
         f"Serve {served}, with the router {best.router}: {gpus} for {price} an hour{power} {keep} {at_least}{attained}"
         f" within {describe(plan.slo)}{drawn}."
@@ -109,10 +109,6 @@ def _tiers(plan: FleetPlan) -> str:
     return f"Do not serve the {verdict.num_classes} tiers of the requests differently: that {change}."
 
 
-def energy(kwh_per_day: float | None) -> str:
-    return "-" if kwh_per_day is None else short_number(kwh_per_day)
-
-
 def _interval(each: Estimate | None) -> str:
     if each is None:
         return "-"
@@ -136,7 +132,7 @@ def _point(each: FleetPoint, target: float) -> list[str]:
         each.router,
         str(number),
         dollars(each.usd_per_hour),
-        energy(run.kwh_per_day),
+        or_dash(run.kwh_per_day, short_number),
         share(run.worst),
         _interval(each.interval),
         *latencies,
@@ -153,10 +149,8 @@ def option_rows(plan: FleetPlan) -> list[list[str]]:
 def _option(each: SizedOption) -> list[str]:
     notes = [each.reason] if each.least is None and each.reason else []
     notes += [f"{NOT_CALIBRATED}: {', '.join(each.uncalibrated)}"] if each.uncalibrated else []
-    attained = "-" if each.attainment is None else share(each.attainment)
-    price = "-" if each.usd_per_hour is None else dollars(each.usd_per_hour)
-    units = "-" if each.least is None else str(each.least)
-    return [each.model, _unit(each), units, price, attained, "; ".join(notes)]
+    price, attained = or_dash(each.usd_per_hour, dollars), or_dash(each.attainment, share)
+    return [each.model, _unit(each), or_dash(each.least), price, attained, "; ".join(notes)]
 
 
 def _unit(each: SizedOption) -> str:
