@@ -179,7 +179,7 @@ def _print(done: Load, session: Session) -> None:
     print_table(
         ("", *columns),
         [
-            (title, *("-" if one is None else seconds(getattr(one, name)) for name in columns))
+            (title, *(or_dash(one and getattr(one, name), seconds) for name in columns))
             for key, title in LATENCIES.items()
             for one in [_distribution(values, key)]
         ],

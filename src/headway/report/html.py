@@ -12,7 +12,7 @@ from headway.core.errors import HeadwayError
 from headway.metrics.seeds import SeededMetrics
 from headway.metrics.summary import RequestMetrics, flatten
 from headway.report import charts, dots, render
-from headway.report.blocks import Block, Chart, Charts, Code, Facts, Folded, Lines, Raw, Report, Section, Table
+from headway.report.blocks import Block, Chart, Charts, Code, Facts, Folded, Lines, Raw, Report, Section, Table, or_dash
 from headway.report.describe import DEFINITIONS
 from headway.report.page import COLORS, literal, write_page
 from headway.report.run import Provenance, Run, named_by_policies
@@ -267,8 +267,7 @@ def _breakdown(runs: Sequence[Run], kind: str, groups: Sequence[str]) -> Table:
             if metrics is None:
                 continue
             flat = flatten(metrics)
-            values = [(column, flat.get(column.key)) for column in columns]
-            cells = ("-" if value is None else column.show(value) for column, value in values)
+            cells = [or_dash(flat.get(column.key), column.show) for column in columns]
             rows.append([group, run.name, f"{metrics.num_requests:,}", *cells])
             colors.append(_color(index))
     heads = [kind.removesuffix("s"), "run", "requests", *(column.title for column in columns)]

@@ -14,6 +14,7 @@ from headway.catalog.errors import Band, ErrorClass
 from headway.metrics.latency import sample, slo_ranges
 from headway.metrics.seeds import Estimate, SeededMetrics, Verdict
 from headway.metrics.summary import flatten
+from headway.report.blocks import or_dash
 from headway.report.model_error import SHOWN
 from headway.report.render import printed
 from headway.report.run import Run
@@ -207,7 +208,7 @@ def _has_data(key: str, flat: Sequence[dict[str, float | int | None]], only_if_n
 
 
 def _cells(column: Column, values: Sequence[float | int | None]) -> list[Cell]:
-    texts = ["-" if value is None else column.show(value) for value in values]
+    texts = [or_dash(value, column.show) for value in values]
     known = [value for value in values if value is not None]
     if not column.better or not known or max(known) - min(known) <= SAME_WITHIN * max(map(abs, known)):
         return [Cell(text, False) for text in texts]

@@ -45,14 +45,16 @@ def _on_reserve(plan: DemandPlan) -> list[str]:
     reserve = plan.reserve
     if reserve is None:
         return []
-    base = f"{reserve.num_reserved_gpus} GPU{'s' if reserve.num_reserved_gpus != 1 else ''}"
+    base, are = f"{reserve.num_reserved_gpus} GPUs", "are"
+    if reserve.num_reserved_gpus == 1:
+        base, are = "1 GPU", "is"
     on_demand = f"{dollars(reserve.on_demand_usd_per_gpu_hour)} on demand"
     rented = f"{reserve.rented_gpu_hours:,.0f} GPU-hours, at most {reserve.most_rented_gpus} at a time, are rented"
     rented += f" {reserve.rented}"
     if reserve.reserved_usd_per_gpu_hour is None:
         shares = ", ".join(f"{i}: {share:.0%}" for i, share in enumerate(reserve.used_share, 1))
         first = (
-            f"{base} are needed every hour, and should be reserved; {rented} ({on_demand}). No reserved price was"
+            f"{base} {are} needed every hour, and should be reserved; {rented} ({on_demand}). No reserved price was"
             " given: a replica is worth reserving where its price is below this share of the rented one, by replica"
             f" {shares}."
         )
