@@ -81,12 +81,12 @@ def command(
     last_s: float | None,
     **outputs: Any,
 ) -> int:
-    """Say what to change in a fleet, by recorded days.
+    """Propose changes to a fleet from recorded days.
 
-    FLEET is the fleet file as it is served today. Each day is rehearsed as it ran; if its latencies do not come out,
-    advice is withheld (exit code 3). Then changes are rehearsed on some days and judged on others that the choice never
-    saw: routers, orderings, admission, migration, scalers, numbers of replicas and limits of engines. What is not
-    distinguishable from today's fleet is not proposed. Rehearsals are cached, so that an interrupted answer resumes.
+    FLEET is the fleet file that is served today. Each day is rehearsed as it ran; if the rehearsal does not reproduce
+    its latencies, advice is withheld (exit code 3). Then changes are rehearsed on some days and judged on the others:
+    routers, orderings, admission, migration, scalers, numbers of replicas and limits of engines. A change that cannot
+    be distinguished from today's fleet is not proposed. Rehearsals are cached, so an interrupted command resumes.
     """
     folders = [*first_days, *days]
     if not folders:

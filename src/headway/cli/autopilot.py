@@ -15,7 +15,7 @@ from headway.serving.autopilot_state import AutopilotFiles, shown
 def command() -> None:
     """Show and control the autopilot of a fleet file that `headway serve --autopilot` serves on this machine.
 
-    The commands read and write files beside the fleet file, so that they work whether the gateway answers or not. From
+    The commands read and write files beside the fleet file, so they work even if the gateway does not answer. From
     elsewhere: GET /autopilot, POST /autopilot/stop, /resume and /now, with one of the `admin_keys`.
     """
 
@@ -24,7 +24,7 @@ def command() -> None:
 @click.argument("fleet", type=PATH)
 @json_option
 def status(fleet: Path, as_json: bool) -> None:
-    """Print the stage of the present or last change, and what became of those before."""
+    """Print the stage of the current or last change, and the results of earlier changes."""
     found = shown(_files(fleet).load())
     if as_json:
         print_json(found)
@@ -45,7 +45,7 @@ def status(fleet: Path, as_json: bool) -> None:
 @command.command()
 @click.argument("fleet", type=PATH)
 def stop(fleet: Path) -> None:
-    """Take back the change that is tried, and begin none until `resume`: the kill switch."""
+    """Take back the change on trial, and begin no other until `resume`: the kill switch."""
     _files(fleet).stop()
 
 
@@ -59,7 +59,7 @@ def resume(fleet: Path) -> None:
 @command.command()
 @click.argument("fleet", type=PATH)
 def now(fleet: Path) -> None:
-    """Look for a change now rather than at the time of day of `autopilot: at`."""
+    """Look for a change now instead of at the time of day of `autopilot: at`."""
     _files(fleet).look_now()
 
 

@@ -117,7 +117,7 @@ for _name, _kind in KINDS.items():
 @click.option("--version", help="The engine's version. Default: the profile's.")
 @json_option
 def coefficients(gpu: str, engine: str, version: str | None, as_json: bool) -> None:
-    """Say which measurements the step times of an engine on a GPU come from."""
+    """Print the measurements behind the step times of an engine on a GPU."""
     profile, accelerator = catalog.engine(engine, version or ""), catalog.gpu(gpu)
     used = catalog.coefficients(accelerator.name, profile.name, profile.version)
     rows = {
@@ -140,11 +140,11 @@ def coefficients(gpu: str, engine: str, version: str | None, as_json: bool) -> N
 @command.command("errors")
 @json_option
 def errors(as_json: bool) -> None:
-    """Say how far measured runs were from predictions, and how often within their bands.
+    """Print the errors of predictions against measured runs, and how often runs were within their bands.
 
-    By what was measured of the GPU and the engine's version, by weights and by load. A band is from the errors of the
-    runs of other models; 90% of the runs should be within. Classes with fewer than 9 runs, or fewer than 3 models, take
-    the band of a wider one.
+    Runs are classed by how well the GPU and the engine's version were measured, by weights and by load. A band comes
+    from the errors of the runs of other models; 90% of the runs should be within it. Classes with fewer than 9 runs, or
+    fewer than 3 models, use the band of a wider class.
     """
     file = error_file()
     found = coverage(file.runs)

@@ -48,12 +48,12 @@ def command(
     timeout_s: float,
     as_json: bool,
 ) -> int:
-    """Ask running engines what they are, and write a fleet file.
+    """Read the properties of running engines, and write a fleet file.
 
-    URL is the address of an engine (vLLM, SGLang, TensorRT-LLM, llama.cpp, Ollama, or any with OpenAI's API), of a
-    Kubernetes Service, all of whose addresses are asked, or a file with an address a line. The file serves as it
-    stands, and simulates where models and GPUs are known; comments say what engines did not tell. A file that exists
-    is compared: nothing of it is changed but what --write adds.
+    URL is the address of an engine (vLLM, SGLang, TensorRT-LLM, llama.cpp, Ollama, or any with OpenAI's API), a
+    Kubernetes Service whose addresses are all read, or a file with one address per line. The file can be served
+    unchanged, and simulated if models and GPUs are known; comments mark what the engines did not report. An existing
+    file is only compared with the engines; --write adds the differences.
     """
     if gpu is not None:
         gpu = catalog.gpu(gpu).name

@@ -59,8 +59,8 @@ def command(fleet: Path, variant: str | None, is_emulated: bool, emulate_with: s
     """Choose the endpoints of the FLEET file's engines for Envoy.
 
     Envoy's ext_proc filter sends each request's headers and body to the picker, which answers with the address of the
-    engine that is to serve it: the endpoint picker protocol of the Kubernetes Gateway API Inference Extension. FLEET,
-    its policies, records and metrics are those of `headway serve`.
+    engine that should serve it: the endpoint picker protocol of the Kubernetes Gateway API Inference Extension. FLEET,
+    policies, records and metrics are as in `headway serve`.
     """
     require_installed()
     picking.check_installed()

@@ -79,8 +79,9 @@ def command() -> None:
 def helm(fleet: Path, out: Path, **flags: Any) -> None:
     """Write values of Headway's Helm chart for a FLEET: a plan, a fleet file or a scenario.
 
-    The chart makes a workload and a Service of each pool, the gateway with its fleet file, and what its other values
-    ask for: volumes, monitors, network policies. The objects are those of `headway export kubernetes`.
+    The chart creates a workload and a Service per pool, the gateway with its fleet file, and the objects that its other
+    values request: volumes, monitors, network policies. The objects are the same as those of `headway export
+    kubernetes`.
     """
     chosen, options, without_engine = _chosen(fleet, flags)
     made = chart_values(chosen, options)
@@ -99,9 +100,9 @@ def kubernetes(fleet: Path, out: Path, **flags: Any) -> None:
     """Write manifests of vLLM or SGLang and of the gateway for a FLEET: a plan, a fleet file or a scenario.
 
     Each pool, and each role of a combo, becomes a workload and a Service. The gateway gets its fleet file as a
-    ConfigMap. The pods of a StatefulSet are listed as its endpoints; it looks up those of a Deployment in the cluster,
-    and sets their number if `policies` has `scaling`. With --inference-pool, a gateway of the Gateway API serves the
-    pools, and headway epp picks their endpoints. Apply them with `kubectl apply -k DIR`.
+    ConfigMap. The fleet file lists the pods of a StatefulSet as endpoints; the gateway finds the pods of a Deployment
+    in the cluster, and sets their number if `policies` has `scaling`. With --inference-pool, a gateway of the Gateway
+    API serves the pools, and headway epp picks their endpoints. Apply them with `kubectl apply -k DIR`.
     """
     chosen, options, without_engine = _chosen(fleet, flags)
     made = manifests(chosen, options)

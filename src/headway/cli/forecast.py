@@ -78,8 +78,9 @@ def demand(
 ) -> None:
     """Forecast the requests of the coming weeks by hour, with quantiles, from recorded days.
 
-    Each DAY is a folder of records of headway serve or simulate, or any file that --trace takes. With two days or more,
-    the forecaster and its quantiles are those of held-out days; with one, the quantiles are assumed, which is said.
+    Each DAY is a folder of records of headway serve or simulate, or any file that --trace accepts. With two or more
+    days, held-out days select the forecaster and its quantiles; with one day, the quantiles are assumed, and a note
+    says so.
     """
     found = forecast_days(
         days,
@@ -154,13 +155,13 @@ def demand(
 @as_json_option("Print JSON instead of tables.")
 @no_progress_option
 def evaluate(series: Path, only: str | None, columns: str | None, **flags: Any) -> None:
-    """Compare methods on past demand: forecast each step from the steps before it, and scale for it.
+    """Compare methods on past demand: forecast each step from earlier steps, and scale by the forecasts.
 
-    SERIES is a CSV file, gzip or not, with a column of times (time_s, time or timestamp) and columns of
-    values. Columns of text are keys: each combination of them is a series. Steps must be even, and none may be missing.
+    SERIES is a CSV file, gzip or not, with a column of times (time_s, time or timestamp) and columns of values. Text
+    columns are keys: each combination of keys is a series. Steps must be even and complete.
 
-    GPU-hours are those of instances for the median plus head-room, with the head-room chosen such that every method
-    exceeds capacity equally often. Its unit is the distance from the median to the largest quantile.
+    GPU-hours are for instances that serve the median plus head-room, where the head-room makes every method exceed
+    capacity equally often. Its unit is the distance from the median to the largest quantile.
     """
     as_json, no_progress = flags.pop("as_json"), flags.pop("no_progress")
     question = _question(flags)

@@ -126,9 +126,10 @@ def _time(ns: int) -> str:
 )
 @click.pass_context
 def command(ctx: click.Context, store: str) -> None:
-    """Change the keys, teams and budgets of a key store, and report what they have spent.
+    """Change the keys, teams and budgets of a key store, and report their spending.
 
-    Gateways on the store follow within `refresh_s` of `gateway.key_store`, 2 seconds. The store has sums of keys only.
+    Gateways on the store follow within `refresh_s` of `gateway.key_store`, 2 seconds. The store contains only hashes of
+    keys.
     """
     ctx.obj = store
 
@@ -233,7 +234,8 @@ def revoke(location: str, /, key: str, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def rotate(location: str, /, key: str, keep_days: int, as_json: bool) -> None:
-    """Replace a KEY by a new one with the same properties, and print it. The budget begins anew; a team's does not."""
+    """Replace a KEY by a new one with the same properties, and print it. The key's budget starts again; a team's budget
+    does not."""
     secret, digest = _new_key()
 
     async def work(store: AccountStore) -> StoredKey:
@@ -258,7 +260,7 @@ def rotate(location: str, /, key: str, keep_days: int, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def list_keys(location: str, /, with_revoked: bool, as_json: bool) -> None:
-    """List keys and teams, and what they have spent of their budgets in the present period."""
+    """List keys and teams, and the spending from their budgets in the current period."""
     today = datetime.now(UTC).date()
 
     async def work(store: AccountStore) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -107,10 +107,10 @@ _result_options = together(
 def command(url: str, **flags: Any) -> int:
     """Send requests to a running engine, and measure its answers.
 
-    URL is the address of one engine, or of a gateway. Requests come in a closed loop (--concurrency), at a rate
-    (--rate), or as a trace or a built-in workload says. Without any of these, 8 clients send 100 requests of 512
-    tokens for 128. Prompts have exactly the tokens that are asked for, by the engine's own count. Ctrl-C ends the load
-    and keeps what was measured.
+    URL is the address of one engine, or of a gateway. Requests are sent in a closed loop (--concurrency), at a rate
+    (--rate), or from a trace or a built-in workload. Without any of these options, 8 clients send 100 requests with 512
+    prompt and 128 output tokens. Prompts have exactly the requested number of tokens, by the engine's own count. Ctrl-C
+    ends the load and keeps what was measured.
     """
     try:
         from headway.cli.load_session import Session

@@ -70,8 +70,8 @@ def cascade(
     """Find thresholds, GPUs per model and replica shapes of a cascade, for a quality, a latency or both.
 
     The SCENARIO's workload has the scores of each model's answers (`quality`), or is the `trace` that a served cascade
-    left (`requests.parquet`); its first pool has the GPU and the engine. The models are those of its `cascade`, or all
-    with scores. Exit code 3: no plan meets the target, and the printed one comes nearest.
+    left (`requests.parquet`); its first pool has the GPU and the engine. The plan uses the models of its `cascade`, or
+    all models with scores. Exit code 3: no plan meets the target; the closest one is printed.
     """
     source = scenario_source(scenario, preset, gpu_file)
     num_gpus, offers = _gpus(gpus, gpus_per_server, own_gpus([source.document], source.places))

@@ -86,14 +86,14 @@ def combos(
 ) -> int:  # fmt: skip
     """Find which GPUs should prefill and which decode, and how many of such combos, for the most tokens per dollar.
 
-    Each SCENARIO is a service: its workload, the model and engine of its first pool, and its `slo`. Simulations
-    measure the goodput of combos within that SLO. All services share the given GPUs. The plan is rehearsed whole, with
-    more and more requests until it is clear that it lasts. With several SCENARIOs, --out is a folder. Exit code 3: the
-    GPUs cannot meet the demand, and the plan serves what it can.
+    Each SCENARIO is a service: its workload, the model and engine of its first pool, and its `slo`. Simulations measure
+    the goodput of combos within that SLO. All services share the given GPUs. The whole plan is rehearsed with more and
+    more requests until its result is stable. With several SCENARIOs, --out is a folder. Exit code 3: the GPUs cannot
+    meet the demand, and the plan serves as much of it as possible.
 
-    With --curve, one SCENARIO's own arrivals are rehearsed: static plans for rising quantiles of their rate, and plans
-    of rising size that the scaler `combos` starts and stops with demand, each until enough requests are in time. The
-    cheapest is planned. Exit code 3: none is in time.
+    With --curve, the arrivals of one SCENARIO are rehearsed with static plans for rising quantiles of their rate, and
+    with plans of rising size that the scaler `combos` starts and stops with demand. Each search ends when enough
+    requests are in time; the cheapest plan is chosen. Exit code 3: no plan serves enough requests in time.
     """
     if curve and (len(scenarios) > 1 or rps is not None):
         raise HeadwayError("--curve: expected one SCENARIO, whose own arrivals are planned for, and no --rps")

@@ -81,13 +81,13 @@ def fleet(
     """Find the cheapest fleet of the GPUs at hand for several models, its router, and whether to disaggregate.
 
     TRACE is a file of requests with a column `model`, or a scenario (.yaml) with a workload and a pool for each model.
-    Each model is sized on each type of GPU, and on pairs that prefill and decode; the GPUs are allocated; routers,
-    tiers and fleets of one unit more or less are rehearsed whole, on the requests as they are and drawn anew. The
-    answer is three sentences, and with --out a fleet file. Simulations are cached, so that an interrupted plan
-    resumes. Exit code 3: the GPUs at hand are not enough.
+    First each model is sized on each type of GPU, and on pairs for prefill and decode; then the GPUs are allocated.
+    Finally whole fleets are rehearsed, with different routers, tiers, and one unit more or less, on the original and on
+    redrawn requests. The answer is three sentences, and with --out a fleet file. Simulations are cached, so an
+    interrupted plan resumes. Exit code 3: the GPUs at hand are not enough.
 
     With --demand, each week of a forecast gets a fleet. The requests are those of the busiest recorded hour, at each
-    model's rates; TRACE may then be left out.
+    model's forecast rate; TRACE may be omitted.
     """
     forecast = None if demand is None else load(demand)
     if forecast is not None:

@@ -43,12 +43,12 @@ _path = click.Path(path_type=Path)
 def goodput(
     fleet: Path, requests: Path, attainment: float, profile_requests: int, gpu_file: Path | None, **outputs: Any
 ) -> int:
-    """Measure what the combos of FLEET serve in time of the requests that it got.
+    """Measure again how many requests per second the combos of FLEET serve in time.
 
-    REQUESTS are the records of `headway serve --records`, or a trace in any format. Their lengths are simulated on one
-    combo of each kind, within the `slo` of FLEET. A gateway that serves FLEET reloads it when --out replaces it: its
-    router weighs combos by the new goodputs, and its scaler counts on them. Exit code 3: a combo serves nothing in
-    time, and keeps its old goodput.
+    REQUESTS are the records of `headway serve --records`, or a trace in any format. Requests with these lengths are
+    simulated on one combo of each kind, within the `slo` of FLEET. A gateway that serves FLEET reloads it when --out
+    replaces it: its router weighs combos by the new goodputs, and its scaler uses them. Exit code 3: a combo serves no
+    rate in time, and keeps its old goodput.
     """
     source = scenario_source(fleet, None, gpu_file)
     options, output = ReprofileOptions(attainment, profile_requests), PlanOutput(**outputs)

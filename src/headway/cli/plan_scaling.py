@@ -58,12 +58,12 @@ def scaling(
     slo: str | None, scalers: str, forecaster: str | None, past_hours: float, seeds: int, no_clairvoyant: bool,
     manifest: Path | None, gpu_file: Path | None, **outputs: Any,
 ) -> int:  # fmt: skip
-    """Find the scaler that takes the fewest GPU-hours for recorded demand with few enough late requests.
+    """Find the scaler with the fewest GPU-hours for recorded demand that keeps enough requests in time.
 
     SCENARIO has the fleet, its limits and policies. Each scaler is simulated with several settings of its head-room,
-    for each start time, on the same requests; beside them are a plan that knows the demand and the proven bound. With
-    several start times, --out is a folder. Simulations are cached, so that an interrupted plan resumes. Exit code 3:
-    no scaler is late seldom enough.
+    for each start time, on the same requests. The result also shows a plan that knows the demand, and the proven bound.
+    With several start times, --out is a folder. Simulations are cached, so an interrupted plan resumes. Exit code 3:
+    every scaler is late too often.
     """
     expected = "a SCENARIO, or --builtin; it has the fleet that is scaled"
     source = scenario_source(scenario, preset, gpu_file, expected).with_slo(slo_of(slo), "--slo")

@@ -17,7 +17,7 @@ from headway.workload.atomic_file import write_text
 def command(out: Path | None) -> None:
     """Write the JSON schema of fleet files and scenarios.
 
-    Editors with a YAML language server complete keys by it and mark mistakes, in files whose first line names it.
+    Editors with a YAML language server use it to complete keys and mark mistakes in files whose first line names it.
     `headway new` writes both.
     """
     text = json.dumps(editor_schema(), indent=1) + "\n"

@@ -80,10 +80,10 @@ def command(
 ) -> int:
     """Replay measured serving runs, and print the errors of the predictions.
 
-    MEASUREMENTS are results of vllm bench serve, guidellm, AIPerf, genai-perf and inference-perf, folders of records
-    of headway serve, or CSV files with a row for each stage of load and a summary row for each experiment. Load
-    generators do not say what was measured: give --fleet, or --gpu and what differs from the engine's defaults. Logs of
-    an engine's iterations are compared iteration by iteration.
+    MEASUREMENTS are results of vllm bench serve, guidellm, AIPerf, genai-perf and inference-perf, folders of records of
+    headway serve, or CSV files with a row for each stage of load and a summary row for each experiment. Results of load
+    generators do not describe the fleet: give --fleet, or --gpu and the settings that differ from the engine's
+    defaults. Logs of an engine's iterations are compared iteration by iteration.
 
     An error is the predicted latency over the measured one, minus 1; `overall` is the mean absolute error over
     experiments. An experiment whose ITL contradicts its own E2E is marked, and the means are printed with and

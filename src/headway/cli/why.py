@@ -29,11 +29,11 @@ def command(
     fleet: Path | None,
     as_json: bool,
 ) -> None:
-    """Say why a request was slow.
+    """Explain why a request was slow.
 
-    REQUEST_ID is the x-request-id of its answer, of the access log and of the decision log. Prints where its time
-    went, beside what the step-time model of its replica expects; with --decisions, which replicas could have been
-    chosen, and what other routers would have done. Of records of headway simulate, REQUEST_ID is the number of a row.
+    REQUEST_ID is the x-request-id of its answer, of the access log and of the decision log. Prints where its time went,
+    and the times that the step-time model of its replica predicts. With --decisions, also prints the candidate replicas
+    and the choices of other routers. For records of headway simulate, REQUEST_ID is a row number.
     """
     if records is None:
         raise HeadwayError("--records is missing; expected the folder of headway serve --records")

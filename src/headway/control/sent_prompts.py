@@ -132,8 +132,8 @@ class SentPrompts:
         return replica.kv_blocks_used <= replica.kv_blocks_total * self._most_seen_kv
 
     def kv_excess(self, replica: ReplicaView) -> float:
-        """Tokens in the KV cache beyond its size less half the headroom, by control's count, if the engine's metric
-        agrees."""
+        """KV cache tokens above the limit of the cache size minus half the headroom, by control's count, if the
+        engine's metric agrees."""
         tokens = replica.kv_blocks_total * replica.block_size_tokens
         excess = self._at[replica.id].all + _kv_tokens(replica) - tokens * (1 + self._most_kv) / 2
         if excess > 0 and replica.kv_blocks_used <= replica.kv_blocks_total * self._most_seen_kv:

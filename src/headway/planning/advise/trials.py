@@ -32,7 +32,7 @@ class Outcome(Struct, frozen=True):
     """Share of the requests with SLOs that met all of them."""
     num_requests: int
     error: str = ""
-    """Why it cannot be run; the numbers are then 0."""
+    """Why the fleet cannot be simulated; the numbers are then 0."""
 
 
 class Gain(Struct, frozen=True):

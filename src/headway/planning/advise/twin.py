@@ -46,7 +46,7 @@ class Rehearsed(Struct, frozen=True):
     cached_share: float | None
     """Share of prompt tokens that were cached."""
     error: str = ""
-    """Why it cannot be simulated."""
+    """Why the day cannot be simulated."""
 
 
 class Residual(Struct, frozen=True):
