@@ -150,6 +150,23 @@ def test_replicas_of_a_pool_differ_in_their_caches_alone() -> None:
     assert (two.entry["name"], two.entry["engine"]["name"]) == ("chat-2", "vllm-0.15")
 
 
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3-1-8b-instruct"),
+        ("qwen3:8b", "qwen3-8b"),
+        ("/models/01_ai", "pool-01-ai"),
+        ("模型", "pool"),
+        ("a" * 80, "a" * 50),
+    ],
+)
+def test_pools_have_names_that_can_be_deployed(model: str, name: str) -> None:
+    first, second = pools(
+        [FoundEngine("http://a:1", "openai", model=model), FoundEngine("http://b:2", "vllm", model=model)]
+    )
+    assert (first.entry["name"], second.entry["name"]) == (name, f"{name}-2")
+
+
 def test_replicas_on_other_gpus_are_another_pool() -> None:
     """Their KV caches are of another size, and an engine of each is measured, the first one that is idle."""
     h100, busy = asked(VLLM), asked(VLLM, "http://b:8000")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import accumulate
 from math import inf
 from operator import mul
@@ -24,6 +25,12 @@ DraftMethod = Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"]
 """What drafts tokens: a text match of the last tokens, a smaller model, or a head on the model's own layers."""
 DraftSchedule = tuple[tuple[int, int, int], ...]
 """(least batch size, largest batch size, drafted tokens); the first entry that covers the batch size applies."""
+
+
+def pool_name(text: str) -> str:
+    """A name for a pool with which it can be deployed: small letters, digits and dashes, a letter first, 50 at most."""
+    name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
+    return (name if name[:1].isalpha() else f"pool-{name}")[:50].rstrip("-")
 
 
 class Gpu(Struct, frozen=True, forbid_unknown_fields=True):

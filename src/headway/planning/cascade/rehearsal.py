@@ -13,7 +13,7 @@ from msgspec import Struct, field, structs
 from headway.config import scenario
 from headway.config.scenario import Scenario
 from headway.config.strict_yaml import Places
-from headway.core.fleet import Handover
+from headway.core.fleet import Handover, pool_name
 from headway.core.record import Outcome, Records
 from headway.metrics.cascade import answer_metrics
 from headway.metrics.latency import distribution
@@ -148,7 +148,7 @@ def planned_document(
     """The scenario with the plan's pools and, if more than one model is used, with its thresholds or `policy`."""
     used = [stage for stage in plan.stages if stage.replicas]
     fleet = [
-        {"name": f"{stage.model}-{i}", **_pool(request, stage.model, part)}
+        {"name": pool_name(f"{stage.model}-{i}"), **_pool(request, stage.model, part)}
         for stage in used
         for i, part in enumerate(stage.replicas)
         if part.role == "mixed"
@@ -185,7 +185,7 @@ def _combo(request: PlanningRequest, stage: StagePlan) -> dict[str, Any]:
     }
     handover = msgspec.to_builtins(request.handover_settings.handover)
     changed = {name: value for name, value in handover.items() if value != defaults[name]}
-    return {"name": f"{stage.model}-combo", **parts, "handover": changed} if parts else {}
+    return {"name": pool_name(f"{stage.model}-combo"), **parts, "handover": changed} if parts else {}
 
 
 def _inherited(request: PlanningRequest, model: str, gpu: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.strict_yaml import Places
+from headway.core.fleet import pool_name
 from headway.core.record import Records
 from headway.metrics.columns import floats
 from headway.metrics.latency import Sample, slo_masks
@@ -49,14 +50,14 @@ class FleetTemplate(Struct, frozen=True):
             groups, name = part.unit.groups, f"{part.model}-{part.unit.groups[0].gpu}"
             if part.unit.aggregated is not None:
                 pool = self._pool(part.model, groups[0])
-                fleet.append({"name": name, **pool, "replicas": part.count * groups[0].instances})
+                fleet.append({"name": pool_name(name), **pool, "replicas": part.count * groups[0].instances})
             else:
                 roles = {
                     role: {**self._pool(part.model, group), "replicas": group.instances}
                     for role, group in zip(("prefill", "decode"), groups, strict=True)
                 }
                 name = f"{name}-{groups[1].gpu}-{groups[0].num_gpus}to{groups[1].num_gpus}"
-                combos.append({"name": name, "replicas": part.count, **roles, "handover": HANDOVER})
+                combos.append({"name": pool_name(name), "replicas": part.count, **roles, "handover": HANDOVER})
         sections: dict[str, Any] = {"fleet": _distinct(fleet)}
         if combos:
             sections["combos"] = _distinct(combos)

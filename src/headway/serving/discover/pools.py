@@ -14,7 +14,7 @@ from headway import catalog
 from headway.calibration.serving import catalogued_model
 from headway.catalog.load import has_measured_kernels
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Engine, Gpu, Model, Parallel
+from headway.core.fleet import Engine, Gpu, Model, Parallel, pool_name
 from headway.perf.memory import plan
 from headway.perf.speculation import step_model
 from headway.serving.discover.probe import FoundEngine, unknown
@@ -155,7 +155,7 @@ def _engine_entry(engine: Engine, found: FoundEngine, gpu: str | None) -> str | 
 
 def _name(engine: FoundEngine, names: set[str]) -> str:
     """A new name for a pool."""
-    base = engine.model.rstrip("/").rsplit("/", 1)[-1].lower() or "pool"
+    base = pool_name(engine.model.rstrip("/").rsplit("/", 1)[-1])
     name, num = base, 2
     while name in names:
         name, num = f"{base}-{num}", num + 1
