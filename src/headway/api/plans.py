@@ -235,7 +235,7 @@ def plan_fleet(
     models: Mapping[str, str] | Sequence[str] = (), engine: str | None = None, attainment: float = FLEET_ATTAINMENT,
     tps: Sequence[int] = (1, 2, 4, 8), routings: Sequence[str] = FLEET_ROUTINGS, split: bool = True,
     seeds: int | None = None, jobs: int = 1, cache: str | Path | None = None,
-    demand: Demand | str | Path | None = None, chance: float = DEFAULT_CHANCE,
+    demand: Demand | str | Path | None = None, chance: float = DEFAULT_CHANCE, coefficients: Sequence[str | Path] = (),
 ) -> Plan:  # fmt: skip
     """The cheapest fleet of the available GPUs for several models, and its router: `headway plan fleet`.
 
@@ -244,7 +244,7 @@ def plan_fleet(
     `models`: models of the catalog by the names that requests ask for, or one name for a trace without names. `split`:
     consider separate prefill and decode replicas. `seeds`: of each whole fleet; None: 5, or 3 where a run takes 2 s.
     `demand`: a forecast, or its file: a fleet for each of its weeks, with this `chance` that the busiest hour's demand
-    is no higher; `trace` may then be None.
+    is no higher; `trace` may then be None. `coefficients`: files of `headway calibrate`, for the GPUs in them.
     """
     check_counts(seeds=seeds)
     forecast = None if demand is None else _forecast(demand)
@@ -266,6 +266,7 @@ def plan_fleet(
         routings=tuple(routings),
         split=split,
         seeds=seeds,
+        coefficients=tuple(map(Path, coefficients)),
     )
     if forecast is None:
         return planned(partial(fleet.planned, source, options), cache, jobs)

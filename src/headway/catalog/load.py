@@ -153,16 +153,25 @@ def coefficients_in(path: Traversable, gpu_name: str, engine_name: str) -> Coeff
 
     Raises HeadwayError if the file cannot be read or describes another GPU.
     """
-    try:
-        data = msgspec.json.decode(path.read_bytes(), type=CoefficientFile)
-    except OSError as error:
-        raise HeadwayError(f"{path}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
-        raise HeadwayError(f"{path}: not a file of coefficients: {error}") from None
+    data = _own_file(path)
     measured_on = (*data.gpus, *data.like)
     if gpu_name not in measured_on:
         raise HeadwayError(f"{path}: coefficients of {', '.join(measured_on)}; expected {gpu_name}")
     return _resolved(data, gpu_name in data.gpus, gpu_name, engine_name)
+
+
+def gpus_in(path: Traversable) -> tuple[str, ...]:
+    """The GPUs that a file of `headway calibrate` describes. HeadwayError if it cannot be read."""
+    return _own_file(path).gpus
+
+
+def _own_file(path: Traversable) -> CoefficientFile:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=CoefficientFile)
+    except OSError as error:
+        raise HeadwayError(f"{path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise HeadwayError(f"{path}: not a file of coefficients: {error}") from None
 
 
 def _resolved(

@@ -70,13 +70,17 @@ SCENARIOS = (".yaml", ".yml")
     show_default=True,
     help="With --demand: quantile of each week's busiest hour that is planned for.",
 )
+@click.option(
+    "--coefficients", type=PATH, multiple=True, help="A file of headway calibrate, for the GPUs in it. Repeatable."
+)
 @gpu_file_option
 @jobs_option
 @plan_options
 def fleet(
     trace: Path | None, have: str, slo: str | None, models: tuple[str, ...], engine: str | None, attainment: float,
     limit: int | None, rate_scale: float | None, tp: str, routing: str, no_split: bool, seeds: int | None,
-    demand: Path | None, chance: float, gpu_file: Path | None, assume: bool | None, **outputs: Any,
+    demand: Path | None, chance: float, coefficients: tuple[Path, ...],
+    gpu_file: Path | None, assume: bool | None, **outputs: Any,
 ) -> int:  # fmt: skip
     """Find the cheapest fleet of the GPUs at hand for several models, its router, and whether to disaggregate.
 
@@ -106,6 +110,7 @@ def fleet(
         routings=tuple(listed_routers(routing)),
         split=not no_split,
         seeds=seeds,
+        coefficients=coefficients,
     )
     output = PlanOutput(**outputs)
     with output.resources("planning, step", "fleets") as resources:

@@ -6,10 +6,13 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import yaml
 
+from headway import catalog
+from headway.catalog.coefficients import CoefficientFile
 from headway.cli import main
 from headway.scenario.run import load, run
 
@@ -123,6 +126,24 @@ def test_tiers_are_compared_where_requests_have_some(tmp_path: Path, capsys: pyt
     assert re.match(r"(Serve|Do not serve) the 2 tiers of the requests differently", answer["sentences"][2])
     assert any(each["kind"] == "tiers" for each in answer["points"]) or answer["tiers"]["status"] == "worth it"
     assert run(load(out)).summary.slo_attainment is not None
+
+
+def test_measured_step_times_are_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of `headway calibrate`, here of an engine that takes 10 ms more for each iteration."""
+    file, out = tmp_path / "measured.json", tmp_path / "fleet.yaml"
+    known = catalog.coefficients("h100-80gb-sxm", "vllm-0.25")
+    slow = msgspec.structs.replace(known.overhead, step_s=known.overhead.step_s + 0.01)
+    file.write_bytes(msgspec.json.encode(CoefficientFile(("h100-80gb-sxm",), known.kernels, {"vllm-0.25": slow})))
+    options = ["--have", "h100:8", "--engine", "vllm-0.25", *QUICK, "--no-split", "--no-cache", "--json", "-o", out]
+    costs = {}
+    for times in ([], ["--coefficients", file]):
+        code, text, err = plan(capsys, day(tmp_path, rate=200), *options, *times)
+        assert code == 0, err
+        costs[len(times)] = json.loads(text)["usd_per_hour"]
+    assert costs[2] > costs[0]
+    assert {each["coefficients"] for each in yaml.safe_load(out.read_text())["fleet"]} == {str(file)}
+    code, _, err = plan(capsys, day(tmp_path), "--have", "l40s:8", *QUICK, "--coefficients", file)
+    assert code == 2 and "coefficients of h100-80gb-sxm; expected l40s" in err
 
 
 def test_a_scenario_with_a_gpu_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

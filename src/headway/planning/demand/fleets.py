@@ -83,7 +83,7 @@ def planned(
         tuple(msgspec.to_builtins(week) for week in found.weeks),
         words,
         (*words, *(f"note: {note}" for note in found.notes), "", weeks),
-        {"": lambda: scenario_yaml(found.largest, largest, options.offers)} if found.largest.status == "met" else {},
+        {"": lambda: scenario_yaml(found.largest, largest, options)} if found.largest.status == "met" else {},
         lambda out: report(found.largest, title, out),
         f"plans: {found.num_plans}; rehearsals: {found.num_simulated} simulated, {found.num_found} found in the cache",
     )

@@ -37,7 +37,7 @@ def planned(source: Source, options: FleetOptions, resources: Resources) -> Plan
     """The cheapest fleet of the available GPUs: `headway plan fleet`. Raises HeadwayError like `plan`."""
     found = plan(source, options, resources)
     is_met, title = found.status == "met", str(source.document.get("name", "fleet"))
-    made = {"": lambda: scenario_yaml(found, source, options.offers)} if is_met else {}
+    made = {"": lambda: scenario_yaml(found, source, options)} if is_met else {}
     return Planned(
         found,
         is_met,

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from msgspec import Struct, structs
 
 from headway.catalog.coefficients import versions_notes
+from headway.catalog.load import gpus_in
 from headway.config import strict_yaml
 from headway.config.fleet import model_of, own_of, profile_of
 from headway.config.scenario import with_absolute_paths
@@ -69,6 +70,8 @@ class FleetOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Consider separate prefill and decode replicas."""
     seeds: int | None = None
     """Seeds of every completely rehearsed fleet; None: 5, or 3 for large traces."""
+    coefficients: tuple[Path, ...] = ()
+    """Files of step-time coefficients for the GPUs that were measured, in place of the catalog's."""
 
 
 @dataclass
@@ -347,13 +350,13 @@ def _notes(planner: FleetPlanner, best: FleetPoint) -> Iterator[str]:
         yield f"{what}: the plan has little to spare, take one more"
 
 
-def scenario_yaml(answer: FleetPlan, source: Source, offers: Sequence[Offer]) -> str:
+def scenario_yaml(answer: FleetPlan, source: Source, options: FleetOptions) -> str:
     """The plan as a scenario that `headway simulate` and `headway serve` take. Raises HeadwayError if there is no
     plan."""
     if answer.status != "met":
         raise HeadwayError(f"no fleet to write: {answer.why}")
     document, _, base_dir = source
-    template = _template(document, Places(), base_dir, offers)[0]
+    template = _template(document, Places(), base_dir, options)[0]
     kept = {key: value for key, value in document.items() if key not in ("fleet", "combos", "policies", "variants")}
     whole = {**kept, **template.fleet(answer.parts, answer.policies)}
     head = "".join(f"# {line}\n" for line in answer.sentences)
@@ -366,7 +369,7 @@ def _planner(source: Source, options: FleetOptions, resources: Resources, folder
         raise HeadwayError("no GPUs at hand; expected at least one")
     if len({offer.gpu.name for offer in options.offers}) < len(options.offers):
         raise HeadwayError("GPUs at hand: a type is listed twice")
-    template, spec, models = _template(document, places, base_dir, options.offers)
+    template, spec, models = _template(document, places, base_dir, options)
     with places.at("workload"):
         workload = check_workload(spec.workload)
         names = names_of(workload, spec.seed, base_dir, models)
@@ -415,12 +418,13 @@ def _left_out(document: Mapping[str, Any], options: FleetOptions) -> list[str]:
 
 
 def _template(
-    document: Mapping[str, Any], places: Places, base_dir: Path, offers: Sequence[Offer]
+    document: Mapping[str, Any], places: Places, base_dir: Path, options: FleetOptions
 ) -> tuple[FleetTemplate, Spec, list[Model]]:
     """The retained part of the scenario, its specification, and the models of its pools."""
     pools = document.get("fleet")
     if not isinstance(pools, list) or not pools:
         raise places.error(("fleet",), "expected a pool for each model")
+    offers = options.offers
     first = offers[0].gpu.name
     any_gpu = [{**model_keys(pool, OF_SHAPE), "gpu": first} if isinstance(pool, dict) else pool for pool in pools]
     bare = {key: value for key, value in document.items() if key not in DROPPED}
@@ -432,8 +436,20 @@ def _template(
         models.setdefault(model.name, (model, keys))
     kept = {key: value for key, value in bare.items() if key != "workload"}
     by_name = {name: keys for name, (_, keys) in models.items()}
-    template = FleetTemplate(kept, by_name, prices_of(offers), base_dir)
+    template = FleetTemplate(kept, by_name, prices_of(offers), base_dir, _files_by_gpu(options))
     return template, spec, [model for model, _ in models.values()]
+
+
+def _files_by_gpu(options: FleetOptions) -> dict[str, str]:
+    """The file with the coefficients of each GPU at hand. HeadwayError for a file with those of none."""
+    names = [each.gpu.name for each in options.offers]
+    found: dict[str, str] = {}
+    for path in options.coefficients:
+        measured = [name for name in names if name in gpus_in(path)]
+        if not measured:
+            raise HeadwayError(f"{path}: coefficients of {', '.join(gpus_in(path))}; expected {' or '.join(names)}")
+        found |= dict.fromkeys(measured, str(path.absolute()))
+    return found
 
 
 def _slo(document: Mapping[str, Any]) -> dict[str, float]:

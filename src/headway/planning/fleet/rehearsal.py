@@ -42,6 +42,8 @@ class FleetTemplate(Struct, frozen=True):
     prices: dict[str, float]
     """Price of a GPU-hour, if it differs from the catalog's."""
     base_dir: Path
+    coefficients: dict[str, str] = {}
+    """File of step-time coefficients by GPU, if they are not the catalog's."""
 
     def fleet(self, parts: Sequence[FleetPart], policies: Mapping[str, Any]) -> dict[str, Any]:
         """The sections of a scenario for these parts."""
@@ -65,8 +67,12 @@ class FleetTemplate(Struct, frozen=True):
 
     def _pool(self, model: str, group: Group) -> dict[str, Any]:
         price = {"usd_per_gpu_hour": self.prices[group.gpu]} if group.gpu in self.prices else {}
-        own = self.pools[model]
-        return {**model_keys(own, without=OF_SHAPE), "gpu": group.gpu, "tp": group.tp, **price}
+        own = model_keys(self.pools[model], without=OF_SHAPE)
+        return {**own, "gpu": group.gpu, "tp": group.tp, **price, **self.step_times(group.gpu)}
+
+    def step_times(self, gpu: str) -> dict[str, str]:
+        """The key of a pool on this GPU that names its coefficients; empty for the catalog's."""
+        return {"coefficients": self.coefficients[gpu]} if gpu in self.coefficients else {}
 
     def scenario(self, parts: Sequence[FleetPart], policies: Mapping[str, Any], requests: Path) -> Scenario:
         """The fleet with the requests of a file."""

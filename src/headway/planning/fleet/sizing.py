@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from headway.catalog.load import coefficients_in
 from headway.config.fleet import own_of
 from headway.config.scenario import Scenario
 from headway.config.strict_yaml import Places
@@ -81,7 +82,7 @@ def _together(task: SizingTask) -> SizedOptions:
     offer, template = task.offers[0], task.template
     unknown_unit = GpuCombo(task.model, offer.price, aggregated=Group(offer.gpu.name))
     tps = tuple(tp for tp in task.tps if tp <= min(offer.server, offer.limit or offer.server))
-    pool = {**template.pools[task.model], "gpu": offer.gpu.name}
+    pool = {**template.pools[task.model], "gpu": offer.gpu.name, **template.step_times(offer.gpu.name)}
     document = {
         **template.document,
         "workload": {"trace": {"path": str(task.requests.absolute())}},
@@ -191,7 +192,13 @@ def _service(task: SizingTask) -> ComboService | None:
         return None
     pool, own = some.fleet.pools[0], own_of(some.spec, some.places)
     names = [offer.gpu.name for offer in task.offers]
-    used = {name: own.coefficients(name, pool.engine.name, pool.engine.version) for name in names}
+    files, engine = task.template.coefficients, pool.engine
+    used = {
+        name: coefficients_in(Path(files[name]), name, engine.name)
+        if name in files
+        else own.coefficients(name, engine.name, engine.version)
+        for name in names
+    }
     slo = task.template.document.get("slo") or {}
     limits = ServiceSlo(slo.get("ttft_s"), slo.get("tpot_s"))
     return ComboService(task.model, pool.model, pool.engine, pattern, limits, pool.network_bytes_per_s, used)
