@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import fields
 
 from headway import catalog
 from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.core.fleet import Engine
 
 NVL = {"name": "h100-lab", "like": "h100", "memory_bytes": 94e9, "bandwidth_bytes_per_s": 3.9e12}
 WHOLE = {
@@ -69,6 +71,15 @@ def test_a_whole_gpu_a_model_and_an_engine() -> None:
 def test_what_is_refused(pool: dict[str, Any], sections: dict[str, Any], words: str) -> None:
     with pytest.raises(HeadwayError, match=words):
         _made(pool, **sections)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Engine) if type(field.default) in (int, float)])
+def test_no_number_of_an_engine_is_negative(name: str) -> None:
+    """Neither of the engine of a pool, nor of an own profile."""
+    with pytest.raises(HeadwayError, match=f"{name}: -1.*; expected "):
+        _made({"engine": {"name": "vllm", name: -1}})
+    with pytest.raises(HeadwayError, match=f"{name}: -1.*; expected "):
+        _made({"engine": "eager"}, engines=[{**EAGER, name: -1}])
 
 
 def test_the_catalog_is_as_it_was() -> None:

@@ -35,20 +35,8 @@ _HOSTED_CONCURRENT = 1 << 16
 _PROXIED_CONTEXT_TOKENS = 1 << 24
 """Context limit of pools that are only served: the gateway sets none, as the engine has its own."""
 
-LEAST_SETTINGS = {
-    "max_num_seqs": 1,
-    "max_num_batched_tokens": 1,
-    "block_size_tokens": 1,
-    "max_num_waiting": 0,
-    "host_memory_bytes": 0,
-    "kv_offload_bytes": 0,
-    "kv_keep_s": 0,
-    "kv_keep_share": 0,
-    "schedule_lag": 0,
-    "watermark": 0,
-    "token_overhead_s": 0,
-}
-"""Minimum values of an engine's settings."""
+_AT_LEAST_1 = frozenset(("max_num_seqs", "max_num_batched_tokens", "block_size_tokens"))
+"""Settings of an engine that are 1 or more; other numbers are 0 or more."""
 
 
 WEIGHT_DTYPES = {
@@ -384,11 +372,11 @@ def _engine(
     if changed.schedule_lag > 1:
         raise places.error((*key, "schedule_lag"), f"{changed.schedule_lag}; expected 0 or 1")
     for field_name in changes:
-        value = getattr(changed, field_name)
-        if (least := LEAST_SETTINGS.get(field_name)) is not None and value is not None and value < least:
-            raise places.error((*key, field_name), f"{value}; expected {least} or more")
+        value, least = getattr(changed, field_name), int(field_name in _AT_LEAST_1)
         if field_name in ("gpu_memory_utilization", "kv_dtype_bytes") and value <= 0:
             raise places.error((*key, field_name), f"{value}; expected more than 0")
+        if isinstance(value, int | float) and value < least:
+            raise places.error((*key, field_name), f"{value}; expected {least} or more")
         if field_name in ("gpu_memory_utilization", "watermark") and value > 1:
             raise places.error((*key, field_name), f"{value}; expected 1 at most")
     return changed

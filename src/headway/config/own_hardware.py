@@ -117,19 +117,18 @@ def _check_layers_kept(entry: Mapping[str, Any], at: Key, places: Places) -> Non
             )
 
 
-_MAY_BE_0 = {
-    "watermark", "host_memory_bytes", "kv_offload_bytes", "schedule_lag", "request_overhead_s", "tokenize_s_per_token",
-    "response_overhead_s", "token_overhead_s", "usd_per_hour", "watts", "max_num_waiting", "other_params",
-}  # fmt: skip
+_MAY_BE_0 = frozenset(("usd_per_hour", "watts", "max_num_waiting"))
+"""Numbers that may be 0, as those whose default is 0."""
 
 
 def _check_positive(made: Gpu | Model | Engine, at: Key, places: Places) -> None:
+    may_be_0 = _MAY_BE_0.union(field.name for field in msgspec.structs.fields(made) if field.default == 0)
     for name, value in msgspec.structs.asdict(made).items():
         numbers = value.values() if isinstance(value, dict) else [value]
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
-            if number < 0 or (number == 0 and name not in _MAY_BE_0):
+            if number < 0 or (number == 0 and name not in may_be_0):
                 raise places.error((*at, name), f"{number}; expected more than 0")
     if isinstance(made, Engine) and made.drafts is not None:
         raise places.error((*at, "speculative"), "is a key of pools; expected it in `fleet`, beside `engine`")
