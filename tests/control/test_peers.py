@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from fakes import FakeReplica, FakeRequest
 from headway.control.peers import Load, PeerLoads, SharedReplica, load_of
 from headway.control.sent_prompts import SentPrompts
+from headway.core.view import REPLICA_FIELDS
+
+PASSED_ON = set(
+    """
+    block_size_tokens is_draining is_single_phase kv_blocks_total kv_transfer_s latency_s max_num_seqs region role times
+    head_demand_blocks kv_blocks_host kv_blocks_used loras loras_waiting max_loras num_running num_waiting
+    answers_on_pace cached_tokens loadable_tokens num_arriving output_tokens_left paused
+    """.split()
+)
+"""Fields that are the replica's or its engine's, whoever sent the requests; then those that no scheduler reports."""
 
 
 @dataclass
@@ -49,6 +60,14 @@ def test_a_view_has_a_schedulers_own_counts_and_the_others_and_the_engines_metri
     own.num_in_flight = 0
     assert view.num_in_flight == 2
     assert load_of(own) == Load(0, 20, 5, 2, 0, {0: 1}, [1, 0])
+
+
+def test_a_view_passes_on_no_count_of_requests_that_schedulers_could_report() -> None:
+    passed = {name for name in REPLICA_FIELDS if isinstance(getattr(SharedReplica, name, None), property)}
+    passed = {name for name in passed if isinstance(getattr(SharedReplica, name).fget, attrgetter)}
+    assert passed == PASSED_ON, (
+        "a count of placed requests belongs in Load, OwnCounts and SharedReplica; else list it here"
+    )
 
 
 def test_prompts_that_others_have_sent_take_room() -> None:

@@ -162,8 +162,9 @@ _CONSTANT = ("id", "pool", "model", "gpu", "combo", "goodput_rps")
 class SharedReplica(View):  # type: ignore[misc]  # of Any
     """A replica as one of several schedulers sees it: with its own counts, and those that the others reported last.
 
-    Implements `core.view.OracleReplicaView` if the replica does. Requests, and whether answers are on pace, cover this
-    scheduler only; engine metrics come from the replica's own view.
+    Implements `core.view.OracleReplicaView` if the replica does. `requests` are this scheduler's own. The fields that
+    are not defined here are the replica's: engine metrics, and `answers_on_pace`, `num_arriving` and `paused`, which
+    cover this gateway's requests only, but in a simulation those of all schedulers.
     """
 
     def __init__(self, replica: ReplicaView, own: OwnCounts, others: Load, is_shared: bool = True) -> None:

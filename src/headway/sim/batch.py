@@ -117,7 +117,7 @@ class Batch:
         self.must_recheck = False
         """Whether to schedule again at the next boundary, because admission may find more room."""
         self.stall_s = 0.0
-        """Time of KV copies, which delays the next iteration."""
+        """Time of KV copies and of LoRA adapters that are loaded. It delays the next iteration."""
 
     def extend_cache(self, store: StoreClient | None, keeping: Keeping | None) -> None:
         """Extend the prefix cache by a shared store, and by kept blocks. Call before the first request."""

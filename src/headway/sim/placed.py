@@ -64,7 +64,7 @@ class PlacedRequests:
             self.queue_lengths[live.queue] += 1
 
     def uncount(self, live: Live) -> None:
-        """Stop counting a request as placed here."""
+        """Stop counting a request as placed here. It has ended, moved, or been paused."""
         batch = self._batch
         if self._changes.is_read:
             self._changes.ids.append(batch.replica)

@@ -63,7 +63,7 @@ class Timeline:
     # The epoch.
 
     def open(self, now: float) -> None:
-        """Record the current epoch and begin a new one. KV copies over the host link delay its first iteration."""
+        """Record the current epoch and begin a new one. `Batch.stall_s` delays its first iteration."""
         if self.k:
             self._put(self._pack(*self._opened, self.k))
         batch = self._batch

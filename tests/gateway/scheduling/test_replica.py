@@ -14,6 +14,7 @@ from headway.control.live import Live
 from headway.core.fleet import Pool, Preemption
 from headway.core.pacer import Pacer
 from headway.core.request import Phase, Segment
+from headway.core.view import ReplicaView
 from headway.gateway.clock import Clock
 from headway.gateway.scheduling.replica import LiveReplica, ReplicaReservation, Slots
 from headway.gateway.upstream.dialects import ADAPTERS, Load, parse_load
@@ -48,6 +49,16 @@ def test_a_view_has_exact_counts_and_the_engines_metrics_only_while_they_are_fre
         seat.free()
     assert (replica.num_in_flight, replica.prefill_tokens_left, replica.tokens_generated) == (0, 0, 0)
     assert replica.queue_lengths == [0, 0] and not any(replica.num_by_tier.values())
+
+
+def test_a_replica_has_each_field_that_views_declare() -> None:
+    """Except for what only an oracle may read: a gateway refuses oracles."""
+    clock = Clock(asyncio.new_event_loop())
+    clock._loop.close()
+    pool = Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-0.15"))
+    replica = LiveReplica(0, pool, "http://h:1", ADAPTERS["vllm"], 1000, PascalOrdering(), Pacer(), clock, stale_s=60.0)
+    declared = {name for name in dir(ReplicaView) if not name.startswith("_")}
+    assert not {name for name in declared if not hasattr(replica, name)}, "give LiveReplica these fields of core.view"
 
 
 def test_the_prompts_placed_at_a_replica_are_guessed_to_be_cached_there() -> None:

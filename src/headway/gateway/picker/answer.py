@@ -8,16 +8,11 @@ import logging
 from headway.gateway.gateway import Gateway
 from headway.gateway.picker.usage_hider import UsageHider
 from headway.gateway.relay.engine_stream import EngineStream
-from headway.gateway.relay.failover import is_failed
+from headway.gateway.relay.failover import failure_of, is_failed, is_replicas_fault
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
-from headway.gateway.upstream.errors import (
-    EngineError,
-    RefusedError,
-    ReportedRefusalError,
-    UnreachableError,
-)
+from headway.gateway.upstream.errors import EngineError, RefusedError, UnreachableError
 
 log = logging.getLogger("headway.gateway")
 _EVENTS = "text/event-stream"
@@ -101,7 +96,7 @@ class Answer:
         if not self._has_failed and replica is not None:
             self._has_failed = True
             log.warning("%s %s", replica.name, error)
-            if not isinstance(error, ReportedRefusalError):
+            if is_replicas_fault(failure_of(error)):
                 error.after_tokens = self._in_flight.live.generated_tokens
                 self._gateway.health.failed(replica, error)
 

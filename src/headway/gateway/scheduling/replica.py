@@ -275,6 +275,7 @@ class LiveReplica(EngineEndpoint):
     # The gateway's own counts.
 
     def reserve(self, live: Live) -> ReplicaReservation:
+        """Count a request that is placed here."""
         reservation = ReplicaReservation(self, live)
         self._reservations[live.id] = reservation
         self.num_in_flight += 1
@@ -300,6 +301,7 @@ class LiveReplica(EngineEndpoint):
         return reservation
 
     def remove(self, reservation: ReplicaReservation) -> None:
+        """Take a request out of the counts. It has ended, moved, been paused, or failed here."""
         live = reservation.live
         del self._reservations[live.id]
         self.num_in_flight -= 1
