@@ -46,7 +46,7 @@ def load(
 def source_of(
     source: ScenarioLike | None, changes: Mapping[str, Any] | None = None, *, builtin: str | None = None
 ) -> Source:
-    """The keys of a scenario. Its fleet is not looked up."""
+    """A scenario's keys and values, with `changes` made. The names in them are not looked up in the catalog."""
     if (source is None) == (builtin is None):
         raise HeadwayError("expected a scenario (a file, a dictionary), or builtin=, and not both")
     if builtin is not None:

@@ -48,8 +48,8 @@ class CacheObservation(Struct, frozen=True, forbid_unknown_fields=True):
     delay_s: float = 0.0
     """Delay until policies see a batch."""
     placed: bool = True
-    """With `events`: whether a prompt counts as cached from its placement until an event mentions it, rather than only
-    from the event on."""
+    """With `events`. True: a prompt counts as cached from its placement on, and once an event mentions it, events
+    decide. False: events alone decide."""
     loss: float = 0.0
     """Share of batches that are lost."""
     replay: bool = True

@@ -96,7 +96,8 @@ class RequestView(Protocol):
 
     @property
     def turn(self) -> int:
-        """Position for round-robin orderings among a replica's requests; it grows.
+        """Place in the round-robin order of a replica's requests: the lowest runs first. A new place is a higher
+        one.
 
         It is set when the request joins a queue, after each quantum, and at each change announced by
         `SteppedOrdering.next_change_tokens`.

@@ -179,7 +179,7 @@ class Gateway:
         return tracing, tracing.relay
 
     def _make_cache_feeds(self) -> CacheFeeds | None:
-        """The readers of KV cache events; None if no engine publishes them, which a reload cannot change."""
+        """The readers of KV cache events; None if no engine publishes them. A reload does not change which do."""
         if all(served.kv_events is None for served in self.plan.pools):
             return None
         from headway.gateway.kv_events.feeds import CacheFeeds

@@ -205,7 +205,8 @@ def tick_span(records: Records) -> int:
 
 
 def joint_clocks(stretches: Columns, span: int) -> Iterator[tuple[list[int], TickClock]]:
-    """Yield the ids and the common clock of groups of replicas with few stretches."""
+    """Yield groups of replicas that are read at once: their ids, and one clock for all of them. A group ends at
+    `_JOINT_ROWS` stretches."""
     ticking = (stretches["advances"] != 0) & (stretches["iterations"] != 0)
     by_replica = rows_by_code(stretches["replica"], ticking)
     replicas: list[int] = []

@@ -64,8 +64,11 @@ def _noise(left: Floats, kind: npt.NDArray[np.int64]) -> Floats:
 
 
 def change_at(observed_s: Floats, parts_s: Floats, factors: dict[Term, Factor], term: Term) -> int:
-    """The first observation, in order, at which the term has its factor. It is the split into two means with the
-    smallest residual, if the first mean is nearer to the prediction than to the factor; otherwise 0."""
+    """The index of the observation from which on the term has its factor; 0: all have it.
+
+    Two means, one before the index and one from there on, fit the observations best. If the first mean is nearer to the
+    factor than to the prediction, or few observations show the term, the answer is 0.
+    """
     column = TERMS.index(term)
     scaled = parts_s * np.array([factors[each].value if each != term else 1.0 for each in TERMS])
     predicted = scaled.sum(axis=1)

@@ -1,7 +1,7 @@
 """Replicas that are the pods of an InferencePool of the Kubernetes Gateway API Inference Extension.
 
-The pool's selector and ports determine the endpoints. Pods are listed and then watched, so a change is seen at once;
-then, and after `poll_s` without a change, they are listed again.
+The pool's selector and ports determine the endpoints. Pods are listed, and watched until one changes or `poll_s` have
+passed; then they are listed again.
 """
 
 from __future__ import annotations

@@ -42,6 +42,6 @@ class KeptPolicies:
         )
 
     def learners(self, model: str) -> Iterator[Learner]:
-        """Instances that learn from ended requests. Orderings that share service count it when it is given."""
+        """Instances that learn from ended requests. Not orderings that share service: they learn when it is given."""
         policies = (each.policy for each in self._kept if each.model == model)
         return (each for each in policies if isinstance(each, Learner) and not isinstance(each, SharingOrdering))

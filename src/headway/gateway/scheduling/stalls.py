@@ -30,8 +30,8 @@ _MIN_BEGUN, _BEGUN_CHECKS = 3, 4
 """Streams that represent an engine's pace, and the number of checks after their first tokens from which they count."""
 _ALONE_FACTOR = 4
 _CANARY_SHARE = 1 / 3
-"""Time for the answer to the one-token request, as a share of an engine's limit. Streams are aborted afterwards: if a
-new request got a token, theirs should have come, too."""
+"""Time that a silent engine has for a request of one token, as a share of its limit. If it answers, begun streams that
+are silent for so much longer are aborted: their tokens should have come, too."""
 _MAX_LEARNT = 4
 """Maximum number of finished requests of a replica to learn from between two checks."""
 _WEIGHT = 0.2

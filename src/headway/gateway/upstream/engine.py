@@ -27,7 +27,7 @@ _MAX_NOTED = 32
 _CANARY_TOKEN_S = 0.2
 """Time for each token of a canary."""
 _HOSTED_HEALTHY = (404, 405, 429)
-"""Statuses with which healthy hosted services answer if they list no models, or not so often."""
+"""Statuses of healthy hosted services that do not list their models (404, 405), or limit how often they do (429)."""
 _COUNTED_FIELDS = ("prompt", "messages", "tools", "chat_template_kwargs", "add_special_tokens", "add_generation_prompt")
 """The fields of a request on which its number of prompt tokens depends."""
 

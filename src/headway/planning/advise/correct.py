@@ -134,8 +134,8 @@ def _factor(tried: Sequence[float], keys: Sequence[str], off: Floats, most: floa
 
 
 def _root(tried: Sequence[float], off: Floats, most: float) -> float:
-    """The root of the decreasing function `off`, from a line through the two nearest points; its absolute value is at
-    most `most`."""
+    """Where a decreasing function is 0, from -`most` to `most`, on a line through the two nearest of its points. Its
+    values at `tried` are `off`."""
     points = sorted(zip(tried, map(float, off), strict=True))
     above = [point for point in points if point[1] > 0][-2:]
     below = [point for point in points if point[1] <= 0][:2]

@@ -178,7 +178,7 @@ class UnrehearsedPlanner:
     def __call__(
         self, scores: Scores, rate_rps: float, corrections: Mapping[str, tuple[float, float]] | None = None
     ) -> CascadePlan:
-        """`corrections`: by pool, the factors of its measured over expected prefill and decode times."""
+        """`corrections`: maps each pool to two factors, measured over expected: of its prefill and its decode times."""
         by_key = {self.keys[pool]: factors for pool, factors in (corrections or {}).items() if pool in self.keys}
         if by_key:
             known = {

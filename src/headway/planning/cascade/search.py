@@ -44,8 +44,8 @@ class Effort(Struct, frozen=True, forbid_unknown_fields=True):
     """When a search ends: limits on rounds and evaluations, and on the gap to its bounds."""
 
     stable_rounds: int | None = 12
-    """Consecutive rounds without a better plan that end the distant rounds, and then the near ones; None: solve every
-    routing."""
+    """After this many consecutive rounds without a better plan, the search goes from distant routings to near ones, and
+    after as many again it ends. None: solve every routing."""
     gap: float = 0.01
     """Share by which a deployment's bound may be below its latency, and by which an excluded routing could be faster
     than the best one."""
