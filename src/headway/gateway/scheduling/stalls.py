@@ -201,7 +201,7 @@ class StallWatch:
     def _stuck_s(self, request: InFlightRequest, replica: LiveReplica, stay: _Stay) -> float | None:
         """How long a request may be silent; None: forever."""
         limit_s = self._limit_s(replica)
-        if self._silence_s(replica.id) > limit_s:  # although it has completed a one-token request since
+        if self._silence_s(replica.id) > limit_s:  # the engine is silent, although it has completed the canary request
             limit_s *= 1 + _CANARY_SHARE if stay.has_tokens else _SILENT_FACTOR
         elif replica.is_saturated:
             return None

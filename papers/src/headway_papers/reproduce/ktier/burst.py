@@ -109,11 +109,11 @@ class BurstRuns(SeedResults):
         return ratios(self.values(("infaas", scale), *path), ktier)
 
     def tier(self, mix: str, k: int, tier: int, name: str, number: str) -> list[float]:
-        """The latency of one tier with 10,000 requests, by seed."""
+        """The latency of one tier in the runs with 10,000 requests, by seed."""
         return self.ktier(mix, "10k", k, "tiers", str(tier), name, number)
 
     def all(self, mix: str, k: int, name: str, number: str) -> list[float]:
-        """The latency of all requests with 10,000 requests, by seed."""
+        """The latency over all tiers in the runs with 10,000 requests, by seed."""
         return self.ktier(mix, "10k", k, name, number)
 
     def part(self, name: str) -> list[Any]:
