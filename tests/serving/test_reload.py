@@ -43,6 +43,7 @@ def path(tmp_path: Path) -> Path:
         ({"gateway": {"batches": {"store": "b.sqlite"}}}, "gateway.batches"),
         ({"gpu_limits": [{"gpu": "h100", "count": 3}]}, "gpu_limits"),
         ({"pool": {"endpoints": [], "processes": {"command": ["true", "{port}"], "ports": [1, 2]}}}, "fleet"),
+        ({"pool": {"kv_events": {"endpoint": "tcp://{host}:5557"}}}, r"fleet\[0\]\.kv_events"),
     ],
 )
 def test_what_needs_a_restart_is_refused_and_named(path: Path, changes: dict[str, Any], where: str) -> None:

@@ -179,7 +179,7 @@ class Gateway:
         return tracing, tracing.relay
 
     def _make_cache_feeds(self) -> CacheFeeds | None:
-        """The readers of KV cache events; None if no engine publishes them. A reload does not change which do."""
+        """The readers of KV cache events; None if no engine publishes them. A reload cannot add the first ones."""
         if all(served.kv_events is None for served in self.plan.pools):
             return None
         from headway.gateway.kv_events.feeds import CacheFeeds

@@ -79,7 +79,7 @@ class FleetFile:
         before, after = self._read.spec, found.spec
         places = found.places
 
-        def check(is_same: bool, *key: str) -> None:
+        def check(is_same: bool, *key: str | int) -> None:
             if not is_same:
                 raise places.error(key, _RESTART)
 
@@ -136,12 +136,16 @@ class FleetFile:
         return ShadowPlan(path.name, candidate.policies, kinds), notes
 
     def _check_pools(self, before: Spec, after: Spec, check: Callable[..., None]) -> None:
-        """Raises HeadwayError if a pool changes whose replicas the gateway starts."""
+        """Raises HeadwayError if a pool changes whose replicas the gateway starts, or if the first pool gets
+        `kv_events`."""
         if self._is_fleet_fixed:
             check(before.fleet == after.fleet, "fleet")
         started_before = [pool for pool in before.fleet if pool.processes or pool.kubernetes or pool.inference_pool]
         started_after = [pool for pool in after.fleet if pool.processes or pool.kubernetes or pool.inference_pool]
         check(started_before == started_after, "fleet")
+        if not any(pool.kv_events for pool in _pools(before)):
+            for i, pool in enumerate(after.fleet):
+                check(pool.kv_events is None, "fleet", i, "kv_events")
 
 
 def _pools(spec: Spec) -> list[PoolSpec]:
