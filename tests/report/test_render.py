@@ -39,3 +39,9 @@ def test_a_page_has_all_blocks_and_escapes_what_it_is_given() -> None:
         '<p class="quiet">foot</p>', "headway plan &lt;x&gt;", 'const charts = {"drawn":',
     ):  # fmt: skip
         assert shown in made, shown
+
+
+def test_a_column_without_a_name_has_no_heading() -> None:
+    """A heading without text is read out as one that is missing."""
+    shown = page(Report("plan", "One plan", [], [TABLE]), "headway plan")
+    assert "></th>" not in shown and '<thead><tr><th class="name">GPU</th><th>$/h</th><td></td></tr>' in shown

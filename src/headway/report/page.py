@@ -60,6 +60,7 @@ th { font-weight: 600; font-size: 12px; color: var(--quiet); text-align: right; 
   line-height: 1.3; padding: 6px 8px; border-bottom: 1px solid var(--edge); }
 td { text-align: right; padding: 6px 8px; border-bottom: 1px solid var(--rule); white-space: nowrap; }
 th.name, td.name { text-align: left; }
+thead td { border-bottom-color: var(--edge); }
 th:first-child, td:first-child { padding-left: 2px; }
 tbody tr:hover { background: var(--raised); }
 td.best { color: var(--best); font-weight: 650; }
@@ -193,15 +194,19 @@ def facts(listed: Mapping[str, str]) -> str:
     return f'<dl class="facts">{inner}</dl>'
 
 
+def _head(text: str, is_words: bool) -> str:
+    """The head of a column. A column of remarks has none, and a heading without text confuses screen readers."""
+    if not text:
+        return "<td></td>"
+    return f'<th class="name">{escape(text)}</th>' if is_words else f"<th>{escape(text)}</th>"
+
+
 def table(heads: Sequence[str], words: Collection[int], rows: Sequence[str]) -> str:
     """A table, which the keyboard scrolls where it is wider than the screen. Each row is a string of cells.
 
     `words`: columns that are text.
     """
-    cells = [
-        f'<th class="name">{escape(head)}</th>' if i in words else f"<th>{escape(head)}</th>"
-        for i, head in enumerate(heads)
-    ]
+    cells = [_head(head, i in words) for i, head in enumerate(heads)]
     lines = "\n".join(f"<tr>{row}</tr>" for row in rows)
     inner = f"<table><thead><tr>{''.join(cells)}</tr></thead>\n<tbody>\n{lines}\n</tbody></table>"
     return f'<div class="scroll" tabindex="0">{inner}</div>'
