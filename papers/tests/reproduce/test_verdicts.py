@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import product
 from math import isinf
@@ -22,6 +23,7 @@ from headway_papers.reproduce.claims import (
     Rule,
     Value,
 )
+from headway_papers.reproduce.page import CSS
 from headway_papers.reproduce.reproduction import abstract_of, load
 
 PAPERS = [name for name in SYSTEMS if name != "headway"]
@@ -139,3 +141,25 @@ def test_an_abstract_names_claims_of_its_paper_once(name: str) -> None:
     for sentence in sentences:
         texts = [each.reading for each in sentence.readings]
         assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize(("scheme", "paper"), [("light", "#ffffff"), ("dark", "#14181d")])
+def test_each_verdict_can_be_read_on_its_page(scheme: str, paper: str) -> None:
+    """A contrast of at least 4.5 (WCAG 2.1, 1.4.3), of the words and of the white marks."""
+    light, _, dark = CSS.partition("@media (prefers-color-scheme: dark)")
+    for word in ("holds", "exceeds", "refuted", "undecided"):
+        (text,) = re.findall(rf"\.{word} {{ color: (#\w{{6}})", light if scheme == "light" else dark)
+        (mark,) = re.findall(rf"\.{word} \.mark {{ background: (#\w{{6}})", light)
+        assert _contrast(text, paper) >= 4.5 and _contrast("#ffffff", mark) >= 4.5, word
+
+
+def _contrast(one: str, other: str) -> float:
+    """The ratio of two colours' luminance, from 1 to 21."""
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(color: str) -> float:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

@@ -23,7 +23,10 @@ CSS = """
 .mark { display: inline-block; width: 20px; height: 20px; line-height: 20px; border-radius: 50%; text-align: center;
   color: #fff; margin-right: 7px; font-size: 12px; }
 .holds .mark { background: #1d7a46; } .exceeds .mark { background: #1f6f8b; }
-.refuted .mark { background: #b5423f; } .undecided .mark { background: #b98415; }
+.refuted .mark { background: #b5423f; } .undecided .mark { background: #96690c; }
+@media (prefers-color-scheme: dark) {
+  .holds { color: #5fce8d; } .exceeds { color: #6fbfe0; } .refuted { color: #f08e8a; } .undecided { color: #d9a22e; }
+}
 .exhibits { grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); gap: 34px 28px; }
 .exhibits figcaption { margin-bottom: 4px; }
 .exhibits .wide { grid-column: 1 / -1; }
