@@ -200,6 +200,8 @@ class Rehearsal(Generic[T]):
     """Further inputs of the metrics besides the scenario, as JSON values."""
     failed: Callable[[HeadwayError], T] | None = None
     """The result of a scenario that cannot be simulated or measured; None: the error is raised."""
+    failures: type[HeadwayError] = HeadwayError
+    """The errors that have such a result."""
     watch: Watch | None = None
     """May wrap the source of requests, and may end the run with an error; picklable."""
 
@@ -207,7 +209,7 @@ class Rehearsal(Generic[T]):
         try:
             return self.measure(self.scenario, simulator.records(self.scenario, self.watch))
         except HeadwayError as error:
-            if self.failed is None:
+            if self.failed is None or not isinstance(error, self.failures):
                 raise
             return self.failed(error)
 

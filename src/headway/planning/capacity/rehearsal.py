@@ -45,7 +45,7 @@ FRACTION = 0.99
 def rehearsal(chosen: Scenario, targets: Targets, stops: bool) -> Rehearsal[RehearsalMetrics | None]:
     """The rehearsal of a scenario. One that `stops` ends as soon as it is certain to miss a target, with None."""
     watch = partial(_watch, chosen.spec, targets) if stops and chosen.spec.simulation.until_s is None else None
-    return Rehearsal(chosen, _metrics, RehearsalMetrics, failed=_missed, watch=watch)
+    return Rehearsal(chosen, _metrics, RehearsalMetrics, failed=_missed, failures=TargetMissedError, watch=watch)
 
 
 def _watch(spec: Spec, targets: Targets, source: RequestSource) -> RequestSource:
@@ -54,9 +54,8 @@ def _watch(spec: Spec, targets: Targets, source: RequestSource) -> RequestSource
     return watched(source, limits, targets.attainment, spec.simulation.warmup_s, spec.slo)
 
 
-def _missed(error: HeadwayError) -> None:
-    if not isinstance(error, TargetMissedError):
-        raise error
+def _missed(_: HeadwayError) -> None:
+    """A fleet that missed a target has no metrics."""
 
 
 @dataclass
