@@ -47,7 +47,7 @@ for (const button of document.querySelectorAll(".chips button")) button.addEvent
 const run = document.getElementById("replica-run"), quantity = document.getElementById("replica-quantity");
 function showReplicas() {
   const figure = replicas[run.value][quantity.value];
-  Plotly.react("replicas", figure.data, themed(figure.layout), config);
+  draw("replicas", figure);
 }
 if (run) { run.addEventListener("change", showReplicas); quantity.addEventListener("change", showReplicas);
   showReplicas(); }

@@ -107,8 +107,13 @@ function themed(layout) {
   }
   return own;
 }
+function draw(id, figure) {
+  // Plotly leaves the element without a height when it draws anew after the window's size has changed.
+  if (figure.layout.height) document.getElementById(id).style.height = `${figure.layout.height}px`;
+  Plotly.react(id, figure.data, themed(figure.layout), config);
+}
 function drawAll() {
-  for (const [id, figure] of Object.entries(charts)) Plotly.react(id, figure.data, themed(figure.layout), config);
+  for (const [id, figure] of Object.entries(charts)) draw(id, figure);
 }
 drawAll();
 dark.addEventListener("change", () => { drawAll(); if (typeof showReplicas === "function" && run) showReplicas(); });

@@ -169,3 +169,10 @@ def test_the_page_is_drawn_in_a_browser(scheme: str, tmp_path: Path) -> None:
         expected = "rgb(20, 24, 29)" if scheme == "dark" else "rgb(255, 255, 255)"
         assert paper == expected and drawn.startswith(expected)
         assert shown.value("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out"
+        high = shown.value("decision.offsetHeight")
+        shown.call("Emulation.setDeviceMetricsOverride", width=375, height=900, deviceScaleFactor=1, mobile=True)
+        shown.value("new Promise(done => setTimeout(done, 300))")
+        other = {"light": "dark", "dark": "light"}[scheme]
+        shown.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": other}])
+        shown.value("new Promise(done => setTimeout(done, 300))")
+        assert shown.value("decision.offsetHeight") == high > 0, "a narrow chart in other colours keeps its place"
