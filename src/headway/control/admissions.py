@@ -1,4 +1,4 @@
-"""Holds back requests, such as non-interactive ones, while the admission policy asks for it."""
+"""Holds requests back, for example non-interactive ones, while the admission policy asks for it."""
 
 from __future__ import annotations
 

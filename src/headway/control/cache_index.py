@@ -21,7 +21,7 @@ Span = tuple[int, int, int]
 Change = tuple[int, int, int]
 """(segment id, its leading blocks on the GPU, its leading blocks in slower memory); 0 blocks = it was evicted."""
 BlockChange = tuple[bool, bool, list[int]]
-"""(the change concerns GPU memory, the segments are now cached there, ids of one-block segments)."""
+"""(whether in GPU memory, else in slower memory; whether cached, else evicted; ids of one-block segments)."""
 
 
 def spans(prefix: tuple[Segment, ...], block_size_tokens: int) -> Iterator[Span]:
@@ -209,9 +209,10 @@ class LayerGroup:
 class CacheIndex:
     """The prompt blocks that one replica holds on its GPU and in slower memory from which it can load.
 
-    With `guesses` there are no events: the index assumes that the replica caches every placed prompt and evicts the
-    least recently used one when the GPU's blocks are full. Otherwise the index holds what `apply` reports. With
-    `adds_placed` it also counts each placed prompt until an event mentions it, because events arrive late.
+    With `guesses`, the index gets no events: it assumes that the replica caches every placed prompt, and evicts the
+    least recently used prompt when the GPU's blocks are full. Without `guesses`, the index holds the blocks that
+    `apply` reports. With `adds_placed`, the index also counts each placed prompt until an event names the prompt's
+    blocks, because events arrive late.
     """
 
     __slots__ = ("_block", "_placed", "adds_placed", "gpu", "groups", "guesses", "slower")

@@ -435,7 +435,7 @@ class Control:
         seed: int,
         observer: DecisionObserver | None,
     ) -> None:
-        """Create the service of one more model, under those of its names that are not taken."""
+        """Create the service of one more model. A name that another model has is skipped."""
         service = self.parts.add_service(policies, model, members, self.fallbacks.of_fleet, seed, observer)
         for name in names:
             self.by_model.setdefault(name, service)

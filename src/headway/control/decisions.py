@@ -161,7 +161,8 @@ class DecisionObserver:
             self._record("refused", live, now, request=name)
 
     def record_ejection(self, replica: int, model: str, why: str, is_return: bool, now: float) -> None:
-        """Record that a replica was ejected because it serves worse than its peers, or that it returned."""
+        """Record the ejection of a replica that serves worse than its peers, or (`is_return`) the end of the
+        ejection."""
         what: Literal["ejected", "returned"] = "returned" if is_return else "ejected"
         for listener in self.listeners:
             listener(Decision(self.start_s + now, what, "", model, 0, "", choice=replica, why=why))

@@ -72,10 +72,11 @@ class Fallback:
         return "slow"
 
     def target(self, live: Live, after: Service | None = None) -> Service | None:
-        """The fallback that takes a request now: the first one with room, else the first one that may hold it; None:
+        """The fallback for a request: the first with room, else the first that may hold the request; None if there is
         none.
 
-        `after`: a fallback that failed; only later ones are tried. If it is not a fallback, all are tried.
+        `after`: a fallback that failed: only the fallbacks listed after it are tried. If `after` is not a fallback,
+        all are tried.
         """
         first = self.targets.index(after) + 1 if after in self.targets else 0
         able = [service for service in self.targets[first:] if self._may_take(service, live)]

@@ -73,7 +73,8 @@ class HoldQueue:
         return [live for _, _, live in self._heap if live.stage is HELD]
 
     def num_before(self, live: Live, now: float) -> int:
-        """Number of held requests that rank before this one, which is not held. Linear in the queue's length."""
+        """Number of held requests that rank before this request, which is not held itself. Linear in the queue's
+        length."""
         rank = self._ordering.rank(live, now)
         return sum(each[0] <= rank for each in self._heap)
 

@@ -1,9 +1,10 @@
 """Keeps KV cache room for shares below their fair part: requests of other shares are paused before a cache is full.
 
-An engine with a full KV cache preempts its latest request, whoever sent it, and puts it at the front of its queue. A
-request of a quiet tenant then waits behind the preempted requests of a flooding one, however short its hold queue was.
-Headway instead pauses requests of the flooding tenant: they are held and later continue from their tokens, with the KV
-cache recomputed. This costs as much as the engine's own preemption, but no other request waits for it.
+An engine with a full KV cache preempts its latest request, of any tenant, and puts that request at the front of the
+engine's queue. A request of a quiet tenant then waits behind the preempted requests of a flooding tenant, even if the
+quiet tenant's hold queue was short. Headway instead pauses requests of the flooding tenant. A paused request is held,
+and later continues from its tokens with a recomputed KV cache. A pause costs as much as the engine's own preemption,
+but no other request waits for the paused one.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from headway.core.view import ReplicaView
 class KvPressure:
     """One service's KV pauses. It checks every `interval_s`, and when a request of a share below its fair part starts.
 
-    A replica is under pressure while its free KV cache is less than half of the ordering's headroom. Among the decoding
-    requests of shares that have their fair part, the latest arrivals are paused first, so that the oldest always
-    proceed.
+    A replica is under pressure while its free KV cache is less than half of the ordering's headroom. Only decoding
+    requests of shares that have their fair part are paused. The latest arrivals are paused first, so that the oldest
+    requests always proceed.
     """
 
     def __init__(self, service: Service, interval_s: float, pause: Pause) -> None:

@@ -202,9 +202,10 @@ View: Any = object
 
 
 def passing_on(without: Collection[str] = ()) -> Callable[[type[T]], type[T]]:
-    """Completes a class of views: what it does not define of `core.view.OracleReplicaView` is its `_replica`'s.
+    """A class decorator: adds properties that read the missing fields of `core.view.OracleReplicaView` from
+    `_replica`.
 
-    `without` names fields that its instances set.
+    `without`: fields that the class's instances set, so that no property is added.
     """
 
     def complete(view: type[T]) -> type[T]:

@@ -1,8 +1,9 @@
-"""What several schedulers of one fleet know of each other: own counts, and the counts that others report.
+"""Load counts of several schedulers of one fleet: a scheduler's own counts, and the counts that other schedulers
+report.
 
-Each scheduler places requests by its own router and counts its placements at each replica. Its own counts are exact;
-the others' counts are as old as their last message. A scheduler that sends no message for a lease is gone, and its load
-is ignored. Simulator and gateway use the same classes.
+Each scheduler places requests by its own router and counts its placements at each replica. Own counts are exact;
+another scheduler's counts are as old as its last message. A scheduler that sends no message for the time of a lease
+is taken as gone, and its counts are ignored. Simulator and gateway use the same classes.
 """
 
 from __future__ import annotations
@@ -160,11 +161,12 @@ _CONSTANT = ("id", "pool", "model", "gpu", "combo", "goodput_rps")
 
 @passing_on(without=(*_CONSTANT, "is_shared"))
 class SharedReplica(View):  # type: ignore[misc]  # of Any
-    """A replica as one of several schedulers sees it: with its own counts, and those that the others reported last.
+    """A replica as one of several schedulers sees it: with this scheduler's counts plus the counts that the others
+    reported last.
 
-    Implements `core.view.OracleReplicaView` if the replica does. `requests` are this scheduler's own. The fields that
-    are not defined here are the replica's: engine metrics, and `answers_on_pace`, `num_arriving` and `paused`, which
-    cover this gateway's requests only, but in a simulation those of all schedulers.
+    Implements `core.view.OracleReplicaView` if the replica does. `requests` are this scheduler's own. Fields that are
+    not defined here are read from the replica: engine metrics, `answers_on_pace`, `num_arriving` and `paused`. The
+    last three cover this gateway's requests only; in a simulation they cover the requests of all schedulers.
     """
 
     def __init__(self, replica: ReplicaView, own: OwnCounts, others: Load, is_shared: bool = True) -> None:

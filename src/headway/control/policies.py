@@ -69,8 +69,8 @@ class Policies(Struct, frozen=True):
     window: int | None = None
     """Maximum requests in flight at one replica; further requests are held. None = no limit."""
     preempt_every_s: float | None = None
-    """Seconds between checks whether running requests rank behind held ones and are paused for them. None = running
-    requests are never paused."""
+    """Seconds between preemption checks: a running request that ranks behind a held request is paused for it. None =
+    running requests are never paused."""
     max_hold_s: float | None = None
     """Longest hold of a request that has never been placed; then it is rejected. None = no limit."""
     shed_ttft_share: float | None = None

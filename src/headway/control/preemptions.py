@@ -1,7 +1,7 @@
 """Preemption in front of the replicas: a running request is paused for a held one that ranks before it.
 
 A paused request leaves its replica, is held, and continues from its tokens at any replica with room, which recomputes
-its KV cache. So no engine has to know the ordering. This is how PASCAL's queues (IV-C) act in front of
+its KV cache. The engines need not know the ordering: PASCAL's queues (IV-C) thus work in front of
 first-come-first-served engines.
 """
 

@@ -166,7 +166,8 @@ class Scaling:
         return changes
 
     def _start_units(self, pool: PoolState, num: int, now: float) -> None:
-        """Add units: first stop draining units, fullest first; then start new ones while there are GPUs."""
+        """Start units. Draining units return to service first, fullest first; then new units start while there are
+        GPUs."""
         draining = sorted((unit for unit in pool.units() if unit[0].is_draining), key=_load, reverse=True)
         for unit in draining[:num]:
             self._drain(pool, unit, False)
@@ -177,7 +178,7 @@ class Scaling:
             self._effects.start_replica(pool.name, now)
 
     def has_room(self, pool: PoolState) -> bool:
-        """Whether the region has GPUs for one more unit. Units that start, drain or are down keep theirs."""
+        """Whether the region has GPUs for one more unit. Units that start, drain or are down keep their GPUs."""
         for gpu, count in pool.gpus.items():
             limit = self._limits.get((pool.region, gpu))
             if limit is not None and self._num_gpus(pool.region, gpu) + count > limit:

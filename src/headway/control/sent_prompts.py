@@ -25,12 +25,13 @@ class SentTo:
 
 
 class SentPrompts:
-    """Which replicas have room for requests of shares that have their fair part, and which start the others soonest.
+    """Selects replicas by the prompts already sent to them. For a request of a share that has its fair part: the
+    replicas with room. For other requests: the replicas that start the request soonest.
 
-    Engines start requests in order of arrival, so everything sent and not started delays every later request, whoever
-    sends it. A replica therefore gets no more of these requests while its requests without a first token have
-    `window_tokens` prompt tokens, or while its free KV cache is below `headroom` (a share of the cache). They wait in
-    the hold queue, which is fair. A replica without such requests gets at least one, whatever its length.
+    Engines start requests in order of arrival, so every request that has been sent and has not started delays all
+    later requests, of any tenant. A replica has no room while its requests without a first token have `window_tokens`
+    prompt tokens, or while its free KV cache is below `headroom` (a share of the cache). Requests without room wait
+    in the hold queue, which is fair. A replica without unstarted requests gets at least one request of any length.
     """
 
     def __init__(self, window_tokens: int | None, headroom: float) -> None:
@@ -141,7 +142,8 @@ class SentPrompts:
         return excess
 
     def soonest(self, replicas: Sequence[ReplicaView], live: Live) -> Sequence[ReplicaView]:
-        """The replicas, without those at which the request would surely start later than at another of their pool.
+        """The replicas that may start the request soonest: a replica is left out if the request would surely start
+        later there than at another replica of the same pool.
 
         A later start is certain if the prompt tokens before the request exceed those at the other replica plus the
         request's own, even if the first replica has the whole prompt cached.

@@ -1,4 +1,5 @@
-"""The replicas that serve one model: which may take a request, which one gets it, and the hold queue."""
+"""The replicas of one model: which replicas may take a request, which replica gets the request, and the hold
+queue."""
 
 from __future__ import annotations
 
@@ -51,14 +52,15 @@ class Member:
         self.is_up = True
         self.is_draining = False
         self.is_unready = False
-        """The cluster reports the replica as not ready: it keeps its requests, and gets new ones only if no other
-        replica is ready."""
+        """Whether the cluster reports the replica as not ready. An unready replica keeps its requests, and gets new
+        requests only if no replica is ready."""
         self.is_gone = False
         """Released for good."""
         self.num_switches = 0
         """Role changes in progress; meanwhile the replica takes no new request."""
         self.is_single_phase = False
-        """The engine was started for one phase, so it serves only while its combo has a replica for the other phase."""
+        """Whether the engine was started for prefill only or decode only. It serves only while its combo has a
+        replica for the other phase."""
 
     @property
     def is_ready(self) -> bool:

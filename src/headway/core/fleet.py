@@ -58,10 +58,10 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
 class Speculative(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Speculative decoding: how an engine drafts tokens, and how many it accepts.
 
-    In one iteration a decoding sequence verifies k drafted tokens and gains the accepted ones plus one, so 1 to k + 1
-    tokens. If S_i is the probability that the first i drafted tokens are accepted, the mean is 1 + S_1 + ... + S_k;
-    with the same rate a at each position it is (1 - a**(k + 1)) / (1 - a) (Leviathan et al., arXiv 2211.17192, equation
-    1). Fields are named as in vLLM's `SpeculativeConfig`.
+    In one iteration a decoding sequence verifies k drafted tokens, and gains the accepted tokens plus one: 1 to k + 1
+    tokens. Let S_i be the probability that the first i drafted tokens are accepted. The mean gain is 1 + S_1 + ... +
+    S_k tokens; with the same acceptance rate a at each position, the mean gain is (1 - a**(k + 1)) / (1 - a)
+    (Leviathan et al., arXiv 2211.17192, equation 1). Fields are named as in vLLM's `SpeculativeConfig`.
     """
 
     method: DraftMethod
@@ -155,8 +155,8 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     response_overhead_s: float = 0.0
     """Time from the end of an iteration until the client has its tokens: sampling, detokenizing, HTTP."""
     token_overhead_s: float = 0.0
-    """Time per output token in the process that sends tokens to clients. It sends an iteration's tokens one by one; if
-    iterations produce tokens faster, they queue up."""
+    """Time per output token in the process that sends tokens to clients. The process sends an iteration's tokens one
+    by one; if iterations produce tokens faster, the tokens queue up."""
     kv_dtype_bytes: float = 2.0
     passes_by_slot: bool = False
     """Each slot has its own KV cache, and only neighbouring slots share a pass: llama.cpp with `--parallel` and without
@@ -275,7 +275,7 @@ class ScheduledMinimum(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     duration_s: float
     """Length, as in `10h`."""
     replicas: int
-    """The minimum meanwhile; if entries overlap, the largest applies."""
+    """Minimum number of replicas during `duration_s`. If entries overlap, the largest minimum applies."""
     time_zone: str = "UTC"
     """Time zone of `cron`: a name of the IANA database, as in Europe/Berlin."""
 
@@ -445,8 +445,8 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True):
     (Cauchy, section 3.6). The transfers resume after `down_s`: `layerwise` ones skip the layers that arrived
     completely, `bulk` ones start again. Without `down_s`, the prefill replica decodes.
 
-    With `slowdown` there is no crash either: for `down_s` (None: permanently) the replica's iteration times are
-    multiplied by this factor, as on a throttled GPU. Policies do not see it.
+    With `slowdown` there is no crash either: the replica's iteration times are multiplied by `slowdown` for `down_s`
+    (None: permanently), as on a throttled GPU. Policies do not see the slowdown.
     """
 
     at_s: float

@@ -191,7 +191,7 @@ class ReplicaView(Protocol):
 
     @property
     def is_single_phase(self) -> bool:
-        """Whether its engine was started for the phase of its role and cannot serve the other one."""
+        """Whether the engine was started for prefill only or decode only, and cannot serve the other phase."""
 
     @property
     def is_shared(self) -> bool:
@@ -247,8 +247,8 @@ class ReplicaView(Protocol):
 
     @property
     def loras(self) -> Collection[str]:
-        """LoRA adapters known to be in the engine's slots: the running ones by its metrics, and the last placed
-        ones."""
+        """LoRA adapters that are probably in the engine's slots: the adapters of running requests, by the engine's
+        metrics, and the adapters of the requests placed last."""
 
     @property
     def loras_waiting(self) -> Collection[str]:

@@ -2,8 +2,9 @@
 
 An engine that has computed a prompt for another engine keeps the blocks until they are fetched, or for `keep_s`. The
 decode engine reserves blocks, fetches the cache, reports the fetch, and continues from the cache. All caches that an
-engine sends share its link, and so do all that it fetches; a copy takes the longer of the times at both ends. Caches
-are requested over HTTP at the engine's own address; a GET is answered when everything has been sent.
+engine sends share the engine's link, and so do all caches that it fetches. A copy takes the longer of the sender's
+and the receiver's time. Caches are requested over HTTP at the engine's own address; a GET is answered when the whole
+cache has been sent.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ class Admission:
         self._least_limits.clear()
 
     async def features(self, request: ClientRequest, has_cost: bool = True) -> Features:
-        """The features of a request that arrives now: with the blocks of its prompt if engines publish theirs, and its
-        tokens by an engine's count if the number matters. Raises ApiError if the request is quarantined."""
+        """The features of a request that arrives now. They include the prompt's blocks if engines publish theirs, and
+        the prompt's token count by an engine if the number matters. Raises ApiError if the request is quarantined."""
         now = self._clock.now
         if self._quarantine.until_s:
             self._quarantine.check(request.raw, now)

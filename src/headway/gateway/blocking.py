@@ -14,8 +14,8 @@ T = TypeVar("T")
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     """The function's result or exception, from a separate daemon thread.
 
-    `asyncio.to_thread` has few threads. Calls that hang would block them for all others, and the end of the process
-    would wait for them.
+    `asyncio.to_thread` has few threads: hanging calls would occupy all of them, and the end of the process would wait
+    for the hanging calls.
     """
     return await start_in_thread(function, *arguments)
 
@@ -51,7 +51,7 @@ def _end(ended: asyncio.Future[Any], result: Any, error: BaseException | None) -
 
 
 class OneAtATime:
-    """Runs one call at a time, so that calls that hang occupy one thread. Belongs to one event loop."""
+    """Runs one call at a time, so that hanging calls occupy only one thread. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._running: asyncio.Future[Any] | None = None

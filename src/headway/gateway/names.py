@@ -12,7 +12,7 @@ import re
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 MAX_CHARS = 128
 OTHER = "other"
-"""The name under which further names are counted."""
+"""The name that stands for all names beyond the limit."""
 _DIGITS = 16
 
 

@@ -72,7 +72,7 @@ class PeerSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     lease_s: _Seconds = 2.0
     """How long a gateway's reports count after its last message."""
     streams: bool = True
-    """Whether named streams are also kept in the store, so that another gateway can continue them for their client."""
+    """Whether named streams are also kept in the store. Another gateway can then continue a stream for its client."""
     leader: Literal["store", "kubernetes"] = "store"
     """Where the scaling gateway holds its lease: in the store, or as a Lease of the pods' cluster."""
 
@@ -139,17 +139,19 @@ class TimeLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     factor: Annotated[float, Meta(gt=1)] = 10.0
     """Multiple of the expected time to the next token for which an engine may be silent."""
     silence_s: _Seconds = 3.0
-    """Minimum time for which an engine may be silent. Then it is sent a one-token request; without an answer it is
-    down."""
+    """Minimum time for which an engine may be silent. After a longer silence, the engine is sent a one-token request;
+    without an answer the engine is down."""
     cold_s: _Seconds = 30.0
     """As `silence_s`, while no replica of the pool has answered yet: engines compile at their first requests."""
     stuck_s: _Seconds = 15.0
     """While the engine generates for others, one request may be silent for at least this time, and 5 times as long as
-    an engine. Then it continues at another engine; if there is none, after four times as long."""
+    an engine. After a longer silence the request continues at another engine. Without another engine, the limit is
+    four times as long."""
 
 
 class Outliers(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a replica that passes its health checks is ejected, because it serves worse than its pool's others."""
+    """When a replica is ejected that passes its health checks but serves worse than the other replicas of its
+    pool."""
 
     failures: Annotated[int, Meta(ge=1)] = 5
     """Number of failed requests in a row."""

@@ -30,8 +30,8 @@ class Valkey:
     """One gateway's connections to a server, in one event loop, opened on demand.
 
     Every method raises an OSError if the server cannot be used. Commands are never repeated, because after an error it
-    is unknown whether the server has executed them. All keys have one hash tag, so one node of a cluster has them; the
-    other nodes redirect to it.
+    is unknown whether the server has executed them. All keys have the same hash tag, so one node of a cluster holds
+    all keys; the other nodes redirect to that node.
     """
 
     def __init__(self, location: str, timeout_s: float, most: int = 3) -> None:

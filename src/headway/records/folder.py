@@ -1,4 +1,4 @@
-"""A records folder: one gateway at a time writes to it, and no run's files replace those of an earlier one."""
+"""A records folder: one gateway at a time writes to the folder, and no run replaces the files of an earlier run."""
 
 from __future__ import annotations
 

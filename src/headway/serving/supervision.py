@@ -68,8 +68,8 @@ class _Ending:
 
 
 class _Child:
-    """One process of the gateway, as the supervising process sees it, or (`is_child`) as that process sees itself at
-    its end."""
+    """One process of the gateway, as the supervising process sees it. In the process itself, the constructor returns
+    when the gateway has ended, and `is_child` is true."""
 
     def __init__(self, run: Callable[[bool], None], is_restart: bool, hangup: Hangup, ending: _Ending) -> None:
         alive, self._held = os.pipe()  # its other end closes when the supervising process ends

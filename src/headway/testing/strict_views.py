@@ -90,7 +90,8 @@ class StrictView:
     def _method(self, name: str) -> Callable[[Any], float]:
         """A method of a replica's view.
 
-        It returns a share of a request's tokens, the factor of a number, or the seconds to another region.
+        The method returns, by its name: seconds of KV transfer, seconds to another region, or a share of a request's
+        tokens.
         """
         value, call = self._values[name], self._call
 

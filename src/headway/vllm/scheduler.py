@@ -144,9 +144,8 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         self.running[:] = [request for request in self.running if request.request_id not in gone] + victims[::-1]
 
     def _displace(self, free: int) -> None:
-        """Preempt running requests that rank behind waiting ones, if the waiting ones can then start in this step.
-
-        `free` are the blocks that running requests leave free.
+        """Preempt running requests that rank behind waiting requests, if the waiting requests can then start in this
+        step. `free`: number of blocks that running requests leave free.
         """
         seats = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
         seats -= len(self.kv_holding_waiting)

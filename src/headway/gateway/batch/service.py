@@ -1,7 +1,7 @@
 """Answers the lines of batches: reads them from the database, relays them like other requests, and writes the answers.
 
 Lines that are in flight when the gateway dies have no answer in the database, so the next gateway sends them again.
-An answer is written only to a line without one, so that each line has one answer.
+An answer is written only if the line has no answer, so that each line has one answer.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class ActuatorHost(Protocol):
         """A replica exists, or soon will."""
 
     def replica_lost(self, replica: LiveReplica, at_once: bool = True) -> bool:
-        """A replica has ended by itself, or will end unless `at_once`: it gets no new requests and keeps its current
-        ones. Returns whether to start a replacement."""
+        """A replica has ended by itself (`at_once`), or will end soon: then it gets no new requests and keeps its
+        current requests. Returns whether to start a replacement."""
 
     def start_failed(self, pool: str, why: str) -> None:
         """A replica fails to start. The attempts go on."""
@@ -59,8 +59,8 @@ class ActuatorHost(Protocol):
         """Report the pods requested from a cluster in all, and how many existing or coming pods are not up."""
 
     def set_unready(self, replica: LiveReplica, on: bool) -> None:
-        """A replica is not ready, or is ready again. While not ready, it keeps its requests, and gets new ones only if
-        no other replica is ready."""
+        """A replica is not ready, or (not `on`) is ready again. An unready replica keeps its requests, and gets new
+        requests only if no replica is ready."""
 
     def retire(self, replica: LiveReplica) -> None:
         """Drain a replica, then stop it."""

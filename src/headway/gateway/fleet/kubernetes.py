@@ -198,7 +198,7 @@ class Pods:
             self._give_up(pod)
 
     def cancel(self, num: int) -> None:
-        """Request `num` pods less: failed ones first, then unused ones."""
+        """Ask for `num` fewer pods: failed pods go first, then unused pods."""
         for uid in [*self._failures.reported][: max(num, 0)]:
             num -= 1
             self._recover(uid)

@@ -19,8 +19,8 @@ _PERIOD_S, _TIMEOUT_S = 1.0, 2.0
 _MOST_FAILURES = 3
 """The engine of a pod that has left counts as gone after this many failed health checks in a row."""
 LEAST_READY = 0.5
-"""Minimum share of the once ready pods that must be ready. Below it, readiness reflects the load or the probe rather
-than the pods, and moving all load to the remaining pods would overload them."""
+"""Minimum share of ready pods among the pods that were ever ready. With a lower share, the load or the probe is the
+likely cause rather than the pods, and moving all load to the ready pods would overload them."""
 
 
 class Readiness:

@@ -1,4 +1,5 @@
-"""Carries out control's scaling decisions: starts replicas, counts them once they are up, drains and stops them."""
+"""Carries out control's scaling decisions: starts replicas, counts replicas that are up, drains and stops
+replicas."""
 
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ class ScalingWithFailures(Scaling):
         self._num_logged = 0
         self._last_error = ""
         self.leads: Callable[[], bool] = lambda: True
-        """Whether this gateway scales, among those that share the fleet. Every gateway calls its scaler, so that a new
-        leader's scaler knows the past."""
+        """Whether this gateway does the scaling for all gateways that share the fleet. Every gateway calls its
+        scaler, so that a new leader's scaler has the same state."""
         self.settle_s = 0.0
         """Time from a decision to drain until every gateway that shares the fleet knows of it."""
         self._drained_s: dict[int, float] = {}
@@ -416,7 +417,8 @@ class LiveScaling:
         replica.is_starting = False
 
     def _replica_removed(self, replica: LiveReplica) -> None:
-        """A replica was removed. The other parts of a starting instance are used as they are."""
+        """A replica was removed. If its instance was still starting, the instance's other parts are used as they
+        are."""
         state, instance = self._states.get(replica.deployment), self._fleet.combos.of(replica)
         was_starting = replica.is_starting or replica.id in self._waiting
         self._leave(replica)

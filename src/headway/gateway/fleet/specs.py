@@ -80,7 +80,7 @@ class InferencePool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class ServedPool(Struct, frozen=True):
-    """One pool, or one part of a combo, with what the gateway needs to serve it."""
+    """One pool, or one part of a combo, with the data that the gateway needs to serve it."""
 
     pool: Pool
     endpoints: tuple[str, ...]

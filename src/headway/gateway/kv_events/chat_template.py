@@ -19,7 +19,7 @@ from headway.core.errors import HeadwayError
 
 _MESSAGE_FIELDS = {"role", "content", "name"}
 _OTHER_FIELDS = ("tools", "documents", "chat_template", "continue_final_message")
-"""Fields that each engine checks and completes in its own way before it renders them."""
+"""Request fields that each engine checks and completes in its own way before it renders the prompt."""
 _ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 

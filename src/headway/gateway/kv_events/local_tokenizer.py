@@ -1,7 +1,7 @@
 """A model's own tokenizer, from its files, in place of the engine's `/tokenize`.
 
-Prompts are tokenized in pieces that begin at special tokens, as the messages of a chat do. The tokens of such a piece
-do not depend on the text around it, so that only the new messages of a continued chat are tokenized.
+Prompts are tokenized in pieces that begin at special tokens, as the messages of a chat do. A piece's tokens do not
+depend on the text around the piece, so only the new messages of a continued chat are tokenized.
 """
 
 from __future__ import annotations

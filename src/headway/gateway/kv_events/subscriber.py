@@ -185,7 +185,7 @@ class KvEventSubscriber:
                 self._count_malformed(f"a message of {len(parts)} parts; expected topic, sequence number and batch")
                 if self._num_malformed >= MAX_MALFORMED:
                     self._distrust()
-                continue  # the next batch then shows that this one is missing
+                continue  # the next batch's number then shows that this batch is missing
             await self._take(int.from_bytes(parts[1], "big"), parts[2])
 
     async def _take(self, number: int, payload: bytes) -> None:

@@ -153,8 +153,8 @@ class EngineStream:
             self._meter.partial.forget_end(sse.read_chunk(payload)[0])
 
     def _write_out(self, output: list[bytes], is_end: bool) -> None:
-        """Write the events of a read. Keep them if the engine has not begun to answer, or for the end of the
-        response."""
+        """Write the events of a read. Keep events while the engine has not begun to answer, and keep the last events
+        for the end of the response."""
         kept, meter = self._kept, self._meter
         if kept is not None:
             kept += output

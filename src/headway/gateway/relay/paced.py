@@ -19,8 +19,8 @@ from headway.gateway.relay.writer import Headers, ResponseWriter
 class PacedWriter:
     """Sends at most one answer token per `pace_s` seconds. Implements `ResponseWriter` and `TokenWriter`.
 
-    Other data, such as reasoning, is sent as soon as the data before it is sent. The engine is read at its own speed,
-    so that it is free as soon as it has generated the answer.
+    Other data, such as reasoning, is sent as soon as the data before it is sent. The engine's answer is read as fast
+    as the engine generates it, so the engine is not occupied longer than needed.
     """
 
     def __init__(self, writer: ResponseWriter, pace_s: float) -> None:

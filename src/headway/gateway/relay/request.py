@@ -246,8 +246,8 @@ class ClientRequest(Struct):
 
     @property
     def can_be_split(self) -> bool:
-        """Whether the request is one sequence of several tokens, so that one replica can prefill it and another decode
-        it."""
+        """Whether one replica can prefill the request and another can decode it: it must be one sequence of several
+        tokens."""
         body = self.body
         if self.is_passthrough or self.max_tokens == 1 or any(body.get(name) for name in _UNSPLITTABLE_OPTIONS):
             return False

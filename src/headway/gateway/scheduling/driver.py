@@ -418,7 +418,7 @@ class Driver:
         self.control.on_cancelled(live, now)
 
     def move(self, live: Live, target: int, stage_blocks: int | None, now: float) -> None:
-        """Abort the request at its replica, so that it continues at the target from its tokens so far."""
+        """Abort the request at its replica. The request then continues at the target from its tokens so far."""
         request = self.requests.get(live.id)
         if request is None or not request.can_move or not request.is_streaming:
             return
@@ -428,7 +428,7 @@ class Driver:
         request.abort("the request moves")
 
     def pause(self, live: Live, now: float) -> None:
-        """Abort the request at its replica, so that it is held and later continues from its tokens so far."""
+        """Abort the request at its replica. The request is then held, and later continues from its tokens so far."""
         request = self.requests.get(live.id)
         if request is not None and not request.is_moving:
             self.move(live, live.replica, None, now)

@@ -397,8 +397,8 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def adapters(self) -> frozenset[str]:
-        """The adapters that requests for this replica may name: the listed ones, or the declared ones if the engine
-        lists none."""
+        """The adapters that requests for this replica may name: the adapters that the engine lists, or the declared
+        adapters if the engine lists none."""
         listed = self.listed_loras
         if listed is None:
             return self._declared_adapters

@@ -81,7 +81,7 @@ class Roster:
         self._services[replica.model].start_slowly(replica.id, self._clock.now, duration_s)
 
     def set_draining(self, replica: LiveReplica, on: bool) -> None:
-        """Place no requests at a replica while others can take them; or undo it."""
+        """Place no requests at a replica while others can take them. With `on` false, place requests there again."""
         service = self._services[replica.model]
         member = service.member(replica.id)
         assert member is not None
@@ -91,7 +91,8 @@ class Roster:
             self._control.release_held(service, self._clock.now)
 
     def set_unready(self, replica: LiveReplica, on: bool) -> None:
-        """Place no requests at a replica while others can take them; its current requests stay. Or undo it."""
+        """Place no requests at a replica while others can take them; its current requests stay. With `on` false,
+        place requests there again."""
         service = self._services[replica.model]
         member = service.member(replica.id)
         if member is not None and member.is_unready != on:
@@ -101,8 +102,8 @@ class Roster:
                 self._control.release_held(service, self._clock.now)
 
     def limit_to_slots(self, replica: LiveReplica) -> None:
-        """Send a replica no more requests than it has slots. Others wait in the gateway, where they survive its
-        failure."""
+        """Send a replica no more requests than it has slots. Further requests wait in the gateway, where they survive
+        a failure of the replica."""
         service = self._services[replica.model]
         member = service.member(replica.id)
         if member is not None and member.window != replica.num_slots:

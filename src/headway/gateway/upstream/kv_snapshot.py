@@ -173,7 +173,7 @@ def delete_stale(folders: Collection[Path]) -> None:
                 if _is_stale(file):
                     file.unlink()
                     log.info("%s: %s was left by a gateway that is gone, and is removed", folder, file.name)
-            except OSError as error:  # one that cannot be removed must not protect the others
+            except OSError as error:  # a file that cannot be removed must not protect the other files
                 if error.errno not in _IN_USE:
                     log.warning("%s cannot be removed: %s", file, error)
 

@@ -126,7 +126,7 @@ def _added(samples: list[Sample]) -> list[Sample]:
 
 
 def _copy(labels: dict[str, str]) -> tuple[tuple[int, str], ...]:
-    """The order of a process among those that work on the same requests."""
+    """The rank of a process among the processes that work on the same requests, as a sort key."""
     return tuple([(len(rank := labels.get(name, "")), rank) for name in _COPIES])
 
 

@@ -423,7 +423,7 @@ class WorkerSession:
             self._unapplied.popleft().set_result(None)
         for arriving in self._arriving.values():
             arriving.cancel()
-        # Held requests first, so that none of them is placed in the room freed by the others.
+        # Held requests first, so that no held request is placed in the room freed by the other requests.
         requests = sorted(self._requests.values(), key=lambda request: request.reservation is not None)
         self._requests = {}
         for request in requests:

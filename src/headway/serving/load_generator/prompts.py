@@ -92,7 +92,7 @@ class Prompts:
     """Prompts of the requests of one load. Loads with different seeds or numbers share no text."""
 
     def __init__(self, words: Vocabulary, seed: int, is_chat: bool, num: int = 0) -> None:
-        """`num`: number of the load among those with its seed."""
+        """`num`: number of this load among the loads with the same seed."""
         self._words, self._seed, self._is_chat, self._name = words, seed, is_chat, f"load/{num}"
         self._answers: dict[int, str] = {}
         """Answers that later prompts contain, by their segment's id."""

@@ -23,8 +23,8 @@ SHARES = (0.2, 0.4, 0.6, 0.75, 0.9, 1.05, 1.25)
 FURTHER, MOST_FURTHER = 1.4, 4
 """Factor to the next rate while waits do not grow, and how often a higher rate is tried."""
 PRECISION = 1.1
-"""The search ends when the lowest rate that misses its SLOs is at most this factor above the highest that meets
-them."""
+"""Precision of the search: it ends when the lowest rate that misses the SLOs is at most this factor above the highest
+rate that meets them."""
 MOST_TRIALS = 6
 BELOW = 0.5
 """If all rates miss the SLOs, this share of the lowest rate is tried next."""
@@ -102,7 +102,7 @@ Measure = Callable[[float | None, int | None], Awaitable[Load]]
 
 async def sweep(measure: Measure, many: int, attainment: float | None = None) -> Sweep:
     """Run one client, then `many`, then rates up to beyond saturation. With an `attainment`, also search the highest
-    rate that reaches it.
+    rate with at least that SLO attainment.
 
     A stopped load ends the sweep. Raises HeadwayError if no request of the closed loop is answered.
     """
