@@ -1,6 +1,5 @@
-"""Builds the parts of control for one model: its service, and the policies that act on its requests.
-
-Each part draws random numbers from its own stream, so another part does not change them.
+"""Builds the parts of control for one model: its service, and the policies that act on its requests. Each part has its
+own random number stream, so adding a part does not change the other parts' random numbers.
 """
 
 from __future__ import annotations

@@ -167,10 +167,10 @@ class PlacedPrompt(Protocol):
 
 
 class LayerGroup:
-    """The blocks of one layer group that a replica caches, besides the main group.
+    """The cached blocks of one layer group of a replica, other than the main group.
 
-    Sliding-window layers need the KV of the tokens in their window; layers with a state need the one block that holds
-    it. A prompt is cached up to the last position at which every group has its blocks, as in vLLM
+    Sliding-window layers need the KV of the tokens in their window; layers with a state need only the block that holds
+    the state. A prompt is cached up to the last position at which every group has its blocks, as in vLLM
     (`find_longest_cache_hit` of the managers in `vllm/v1/core/single_type_kv_cache_manager.py`).
     """
 
@@ -358,8 +358,8 @@ class CacheIndex:
 class RanksIndex(CacheIndex):
     """The caches of one replica's data-parallel ranks. One rank serves a request.
 
-    A prompt counts with the rank that caches most of it. A placed prompt may be at any rank until one reports it. While
-    no rank's cache is known, the index treats them as one cache.
+    A prompt's cached tokens are those of the rank that caches the most of the prompt. A placed prompt may be at any
+    rank until a rank reports it. While no rank's cache is known, the index treats all ranks as one cache.
     """
 
     __slots__ = ("ranks",)
@@ -417,7 +417,8 @@ class RanksIndex(CacheIndex):
 
 
 class SchedulersIndex(CacheIndex):
-    """One replica's cache as each of several schedulers knows it: own placements at once, others' when reported."""
+    """One replica's cache as each of several schedulers knows it. A scheduler knows its own placements at once, and
+    other schedulers' placements when they are reported."""
 
     __slots__ = ("_of", "_placed_by")
 

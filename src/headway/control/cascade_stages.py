@@ -1,4 +1,4 @@
-"""The stages of a model cascade: which model answers first, whether its answer is accepted, and which model is next."""
+"""The stages of a model cascade: the model that answers first, whether its answer is accepted, and the next model."""
 
 from __future__ import annotations
 

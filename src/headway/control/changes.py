@@ -1,8 +1,8 @@
 """Caches per-replica values that a router reads, until the replicas change.
 
-For a router, reading hundreds of replicas per request takes several times as long as simulating the request, although
-few replicas have changed since the last request. A simulated replica notes its changes here. For a value that changes
-with time, such as KV blocks in use, the replica also states until when it holds.
+A router that reads hundreds of replicas per request takes several times as long as the simulation of the request,
+although few replicas have changed since the last request. A simulated replica notes its changes here. For a value that
+changes with time, such as KV blocks in use, the replica also states the time until which the value holds.
 """
 
 from __future__ import annotations
@@ -94,15 +94,16 @@ class KeptValues:
         self._ends: list[tuple[float, int]] = []
         """Heap of (end time, position); may contain outdated entries with times before those in `_ends_s`."""
         self._order: list[tuple[Any, int]] = []
-        """Heap of (value, position), if the least value is asked for. Values that grew are corrected only at the top of
-        the heap, so few updates touch it."""
+        """Heap of (value, position), if the least value is asked for. A value that grew is corrected only when it
+        reaches the top of the heap, so few updates change the heap."""
         self._entered: list[Any] = []
         """Maps each position to its value in the heap (the least, if it has several entries); at most the current
         value."""
 
     def values(self, replicas: Sequence[ReplicaView], now: float) -> Sequence[Any]:
         """The values at `now`, in the order of `replicas`."""
-        # a one-off selection, such as replicas with room: cache values from its second use on
+        # These replicas may be asked for only once, such as the replicas with room: cache their values from the second
+        # use on.
         if not self._reader.follows(replicas):
             key = self._key
             return [key(replica) for replica in replicas]

@@ -88,8 +88,8 @@ class Control:
         exclude: int | None = None,
         fallback: Service | None = None,
     ) -> None:
-        """Start a request on the replica that the router chooses, or hold it, or reject it. `fallback` is the service
-        that answers instead of the request's own."""
+        """Start a request on the replica that the router chooses, or hold it, or reject it. `fallback`: the service
+        that answers in place of the request's own service."""
         service = self.service_of(live) if fallback is None else fallback
         if fallback is None and self.fallbacks.are_used:
             service = self.fallbacks.answering(live, service, now)
@@ -308,7 +308,8 @@ class Control:
         self.on_room(service, now)
 
     def on_paused(self, live: Live, now: float) -> None:
-        """A request has been paused off its replica to make room for a held one; hold it until there is room."""
+        """A request was paused at its replica to make room for a held request. Hold the paused request until there is
+        room."""
         live.preemptions += 1
         service = self.service_of(live)
         service.hold(live, now)
@@ -441,7 +442,7 @@ class Control:
             self.by_model.setdefault(name, service)
 
     def use_slo(self, policies: Policies) -> None:
-        """From now on, requests without their own SLOs get those of `policies`."""
+        """Give requests without their own SLOs the SLOs of `policies` from now on."""
         is_none = policies.slo_ttft_s is policies.slo_tpot_s is policies.slo_e2e_s is None
         self._slo = None if is_none else policies
 
@@ -464,8 +465,8 @@ class Control:
         return CascadeStages(config, config.policy(), stages, random)
 
     def write_unfinished(self, unfinished: Sequence[Live], now: float) -> None:
-        """Record every request in the system as unfinished: `unfinished` at the replicas, and those that control
-        holds."""
+        """Record every request in the system as unfinished: the `unfinished` requests at the replicas, and the requests
+        that control holds."""
         judged = [] if self.parts.cascade is None else self.parts.cascade.judged.values()
         for live in sorted([*unfinished, *judged, *self.parts.held_requests()], key=attrgetter("id")):
             live.forget_after(now)

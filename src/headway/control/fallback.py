@@ -1,6 +1,5 @@
-"""Fallbacks: when another model, or another pool of the same model, answers instead of a model.
-
-A request may change its model only before its first token, because one answer cannot mix two models' tokens.
+"""Fallbacks: when another model, or another pool of the same model, answers in place of the requested model. A request
+may change its model only before its first token, because one answer cannot mix two models' tokens.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Fallback:
         self._watch = TtftWatch(config) if "slow" in config.when else None
 
     def is_like(self, other: Fallback) -> bool:
-        """Whether another fallback has the same configuration, whatever state either has."""
+        """Whether another fallback has the same configuration. The state of the two may differ."""
         same = self.home is other.home and self.targets == other.targets
         return same and self._config == other._config and self._fallbacks == other._fallbacks
 
@@ -98,8 +97,8 @@ class Fallback:
 class TtftWatch:
     """Detects whether too many of a model's requests miss their TTFT SLO.
 
-    A request is judged when its SLO's time is over: by then it has its first token or has missed the SLO. Requests that
-    end earlier without a token do not count, nor do unstreamed answers, because their TTFT is unknown.
+    A request counts when its SLO's time is over: by then the request has its first token or has missed the SLO.
+    Requests that end earlier without a token do not count, nor do unstreamed answers, because their TTFT is unknown.
     """
 
     def __init__(self, config: FallbackConfig) -> None:

@@ -13,7 +13,7 @@ from headway.core.policy import MovingOrdering, Ordering, SharingOrdering
 _MIN_STALE = 64
 """Minimum number of outdated entries before a rebuild, so that a few shares do not cause frequent rebuilds."""
 _MOST_TRIED = 8
-"""Number of shares to check for one below its fair part when the first request finds no room. Such shares rank
+"""Number of shares to check, when the first request finds no room, for a share below its fair part. Such shares rank
 first."""
 
 
@@ -184,8 +184,8 @@ class SharedHoldQueue(HoldQueue):
         return [live for line in self._lines.values() for _, _, live in line if live.stage is HELD]
 
     def num_before(self, live: Live, now: float) -> int:
-        """An estimate: all of the request's own line, and the same number from each line of its tier that ranks before
-        it."""
+        """Estimated number of held requests that rank before this request: all of its own line, all of more urgent
+        tiers, and from each other line of its tier about as many as from its own."""
         own, rank, tier = self._ordering.share(live), self._ordering.rank(live, now), live.tier
         num = len(self._lines.get(own, ()))
         most, found = num + 1, num

@@ -1,7 +1,8 @@
 """Requests that were paused at a replica and are held until there is room.
 
-Their KV cache is gone, and another replica may resume them. Until then they count at their old replica, because
-PASCAL's placement counts all answers and KV cache of an instance, including preempted requests (IV-B).
+A paused request's KV cache is gone, and another replica may resume the request. Until the request resumes, it counts at
+its old replica, because PASCAL's placement counts all answers and KV cache of an instance, including preempted requests
+(IV-B).
 """
 
 from __future__ import annotations

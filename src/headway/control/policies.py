@@ -44,19 +44,20 @@ class FallbackConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """When a model's fallbacks answer."""
 
     when: tuple[FallbackReason, ...] = ("down", "rejects")
-    """`down`: no replica of the model is up. `rejects`: its queues are full, the request is too long for it, or every
-    attempt at it has failed. `slow`: too many of its recent requests missed their TTFT SLO."""
+    """`down`: no replica of the model is up. `rejects`: the model's queues are full, the request is too long for the
+    model, or every attempt at the request has failed. `slow`: too many recent requests of the model missed their TTFT
+    SLO."""
     ttft_s: _Positive | None = None
-    """TTFT SLO for `slow`, for requests without their own. Without it, such requests do not count."""
+    """TTFT SLO that `slow` uses for requests without their own. Unset: such requests do not count."""
     miss_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
-    """Share of requests missing their SLO from which the model is slow, until the share falls to half of this."""
+    """The model is slow from this share of requests that miss their SLO, until the share falls to half."""
     window_s: _Positive = 30.0
     """Time window of that share, and the shortest time for which the model is slow."""
     min_requests: Annotated[int, Meta(ge=1)] = 10
     """Requests needed in the window to judge the model."""
     return_s: Annotated[float, Meta(ge=0)] = 60.0
-    """A slow model keeps a tenth of its requests, so that its TTFT stays known. When it recovers, this tenth grows to
-    all over this time."""
+    """Time over which a recovered model gets its requests back. A slow model keeps a tenth of its requests, so that its
+    TTFT stays known; after the recovery, this share grows to all requests."""
 
 
 class Policies(Struct, frozen=True):
@@ -76,8 +77,9 @@ class Policies(Struct, frozen=True):
     shed_ttft_share: float | None = None
     """A request is rejected when its expected TTFT exceeds this share of its TTFT SLO. None = no request is shed."""
     prompt_window: int | None = None
-    """If the hold queue shares service: maximum prompt tokens, at one replica, of requests without a first token;
-    beyond it, shares that have their fair part wait. None = no limit. The ordering may set another value."""
+    """Maximum prompt tokens, at one replica, of requests without a first token. Beyond it, requests of shares that have
+    their fair part wait. Applies if the hold queue shares service. None = no limit. The ordering may set another
+    value."""
     migration: Callable[[], Migration] | None = None
     """One policy per model; None = no migration."""
     admission: Callable[[], Admission] | None = None

@@ -30,11 +30,11 @@ class Preemptions:
         self._queued = ordering if isinstance(ordering, QueuedOrdering) else None
         self._stepped = ordering if isinstance(ordering, SteppedOrdering) else None
         self._turns: dict[int, tuple[int, int | None]] = {}
-        """Maps each request to its queue, and the token count at which its turn ends."""
+        """Maps each request to (its queue, its token count at the end of its turn)."""
         self._pausing: set[int] = set()
 
     def enter(self, live: Live, now: float) -> None:
-        """A request is held. Its turn begins, unless it was paused during one."""
+        """A request is held. Its turn begins now, unless the request has a turn already, because it was paused."""
         if live.id not in self._turns:
             self._begin_turn(live, now)
 

@@ -1,7 +1,7 @@
-"""The LoRA adapters of the latest requests placed at a replica: the router's own, never stale knowledge.
-
-Engines report running and waiting adapters, but not idle ones that remain in a slot. An engine that evicts the least
-recently used adapter still has the adapters of the latest requests. Simulator and gateway use this same estimate.
+"""The LoRA adapters of the latest requests placed at a replica: an estimate of the adapters in the engine's slots.
+Engines report the adapters of running and waiting requests, but not the idle adapters that remain in a slot. An engine
+that evicts the least recently used adapter still has the adapters of the latest requests. The estimate needs no report,
+so it is never stale. Simulator and gateway use the same estimate.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Unit = list[Member]
 
 
 class PoolState:
-    """One pool, or the combos of one name, as control knows it. Implements `core.view.PoolView`."""
+    """The state of one pool, or of all combos of one name. Implements `core.view.PoolView`."""
 
     def __init__(self, deployment: Pool | Combo, services: Mapping[str, Service]) -> None:
         parts = unit_of(deployment)
@@ -190,7 +190,7 @@ class Scaling:
         return sum(pool.gpus.get(gpu, 0) * pool.num_held for pool in local)
 
     def _drain_units(self, pool: PoolState, num: int) -> None:
-        """Drain the least loaded units. Starting units cannot be stopped; one unit stays up while others start."""
+        """Drain the least loaded units. A starting unit cannot be stopped, and one unit stays up while others start."""
         serving = sorted((unit for unit in pool.units() if not unit[0].is_draining), key=_load)
         for unit in serving[: min(num, len(serving) - bool(pool.num_starting))]:
             self._drain(pool, unit, True)

@@ -52,7 +52,8 @@ class Search:
         self, replicas: Sequence[ReplicaView], weights: tuple[float, float, float], score: Callable[[Any], float]
     ) -> int:
         """The position of the least score (the lowest id on ties); -1 if these replicas are not cached yet."""
-        # a one-off selection, such as replicas with room: keep bounds from its second use on
+        # These replicas may be asked for only once, such as the replicas with room: keep their bounds from the second
+        # use on.
         if not self._reader.follows(replicas):
             return -1
         self._update()

@@ -96,8 +96,8 @@ class SlowStart:
 
 
 class _OpenMembers:
-    """Members that may get new requests: those up that are neither draining nor unready; else those not draining; else
-    all."""
+    """Members that may get new requests: the members that are up, and neither draining nor unready; if there are none,
+    those that are not draining; if there are none, all that are up."""
 
     __slots__ = ("all", "has_roles", "has_single_phase", "ids", "start", "views")
 
@@ -108,7 +108,8 @@ class _OpenMembers:
         staying = _complete([member for member in ready if not member.is_draining]) or ready
         self.all = _complete([member for member in staying if not member.is_unready]) or staying
         self.start = self.all
-        """Members at which a request can start: all except decode-only ones, unless the router chooses decoders."""
+        """Members at which a request can start: all members except decode-only ones. If the router chooses decoders:
+        all members."""
         if self.has_roles and not names_decoder:
             self.start = [member for member in self.all if member.view.role != "decode"] or self.all
         self.views: Sequence[ReplicaView] = [member.view for member in self.start]
@@ -156,7 +157,8 @@ class Service:
         """Policies that learn from every ended request."""
         self.add_learner(router)
         self.sharing = hold_ordering if isinstance(hold_ordering, SharingOrdering) else None
-        """The hold queue's ordering, if it counts the service of all requests, including those that never waited."""
+        """The hold queue's ordering, if the ordering counts the service of all requests, including requests that were
+        never held."""
         self.hold_ordering = hold_ordering
         if self.sharing is None:
             self.add_learner(hold_ordering)
@@ -246,7 +248,7 @@ class Service:
         return bool(_complete([member for member in self.members if member.is_up and member.view.id != exclude]))
 
     def up_views(self) -> list[ReplicaView]:
-        """Views of the replicas that are up, including draining ones."""
+        """Views of the replicas that are up. Draining replicas are included."""
         return [member.view for member in self.members if member.is_up]
 
     def member(self, replica: int) -> Member | None:
@@ -545,7 +547,8 @@ def _complete(members: list[Member]) -> list[Member]:
 
 
 def _views(members: list[Member], opened: _OpenMembers) -> Sequence[ReplicaView]:
-    """The members' views; the unchanged `opened` views if `members` are those at which a request can start."""
+    """The members' views. If `members` are the members at which a request can start, these are the unchanged `opened`
+    views."""
     return opened.views if members == opened.start else [member.view for member in members]
 
 

@@ -40,7 +40,7 @@ class ShadowPlan(Struct, frozen=True):
 
 
 class ShadowCounts(Struct):
-    """How many decisions of a candidate agreed with the actual ones."""
+    """Counts of a candidate's decisions, by agreement with the actual decisions."""
 
     agreed: int = 0
     """Decisions equal to the actual ones."""
@@ -50,7 +50,7 @@ class ShadowCounts(Struct):
 
     @property
     def agreement(self) -> float | None:
-        """Share of decisions equal to the actual ones; None: no decisions yet."""
+        """Share of the candidate's decisions that were equal to the actual decisions; None: no decisions yet."""
         num = self.agreed + self.differed + self.failed
         return self.agreed / num if num else None
 

@@ -28,8 +28,8 @@ _PRIOR_S = 0.5
 _MOST = 20.0
 """Largest correction factor."""
 _STEPS_BEFORE = 1.5
-"""Iterations until a new prompt's iteration begins: on average half of the current one, and the next one, which an
-engine schedules ahead."""
+"""Iterations until a new prompt's iteration begins: on average half of the current iteration, plus the next iteration,
+which an engine schedules ahead."""
 
 
 class Shedding:
@@ -46,7 +46,7 @@ class Shedding:
         self._expected_s: dict[int, float] = {}
         """Maps each request in flight to its predicted TTFT."""
         self._told_s = self._took_s = 0.0
-        """Sums over recent requests: the predicted TTFTs, and the actual ones."""
+        """(sum of predicted TTFTs, sum of actual TTFTs) over recent requests."""
         self._learnt_s = 0.0
 
     def learn(self, record: Ended) -> None:
@@ -89,7 +89,7 @@ class Shedding:
         self._computed_tokens += (computed - self._computed_tokens) / self._num_seen
 
     def _waits_s(self, live: Live, replicas: Sequence[ReplicaView], now: float) -> float:
-        """Predicted seconds until the first token of a request that one of these replicas will serve."""
+        """Predicted seconds from now to the request's first token, if one of these replicas serves the request."""
         queue = self.service.hold_queue
         num_before = queue.num_before(live, now) if queue.num else 0
         hold_s = 0.0

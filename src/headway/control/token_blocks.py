@@ -1,7 +1,6 @@
-"""Names the KV blocks of a prompt by its token ids.
-
-Engines name blocks by their own hashes, with different seeds. The names here are the same for all engines and
-processes, so one set of names serves to look up a prompt at many replicas.
+"""Names the KV blocks of a prompt by its token ids. Engines name blocks by their own hashes, with different seeds. The
+names made here are the same for all engines and processes, so that a prompt's names are computed once and looked up at
+many replicas.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ def root(lora: str = "", salt: str = "") -> int:
 
 
 def name(before: int, token_ids: Sequence[int]) -> int:
-    """The name of a block, identifying its tokens and all before them. `before` is the previous block's name."""
-    return hash((before, tuple(token_ids))) & _NAME_BITS  # a hash of integers, so it is the same in every process
+    """The name of a block. It identifies the block's tokens and all tokens before them. `before` is the previous
+    block's name."""
+    return hash((before, tuple(token_ids))) & _NAME_BITS  # a hash of integers, because it is the same in every process
 
 
 def names(before: int, token_ids: Sequence[int], block_size_tokens: int) -> list[int]:

@@ -17,10 +17,9 @@ class Placement(Struct, frozen=True, gc=False):
 
 
 class Release(Struct, frozen=True, gc=False):
-    """Release a held request, with this tier from now on (None: its own).
-
-    In a new tier it queues behind earlier arrivals, as if it arrived now. With `region`, the request goes to a replica
-    there if one can take it.
+    """Release a held request. `tier`: the request's tier from now on; None: its own. In a new tier the request queues
+    behind earlier arrivals, as if it arrived now. With `region`, the request goes to a replica there if one can take
+    it.
     """
 
     request: int
@@ -29,10 +28,9 @@ class Release(Struct, frozen=True, gc=False):
 
 
 class Move(Struct, frozen=True, gc=False):
-    """Move a request to another replica, with its KV cache if it has one.
-
-    With `stage_blocks`, a decoding request keeps decoding while this many KV blocks are copied at a time, and pauses
-    only for the last stage. Without `stage_blocks`, it pauses, is copied, and continues at the target.
+    """Move a request to another replica, with its KV cache if there is one. With `stage_blocks`, a decoding request
+    keeps decoding while its cache is copied in stages of this many KV blocks, and pauses only for the last stage.
+    Without `stage_blocks`, the request pauses, its cache is copied, and the request continues at the target.
     """
 
     request: int

@@ -10,7 +10,7 @@ _MAX_NAME_CHARS = 64
 _MIN_LIKENESS = 0.5
 """Similarity below which no name is suggested."""
 _MAX_LISTED = 60
-"""Number of names above which only the most similar ones are listed."""
+"""With more names than this, only the most similar names are listed."""
 
 
 class HeadwayError(Exception):
@@ -30,7 +30,8 @@ class LeftOutWarning(HeadwayWarning):
 
 
 def unknown(kind: str, name: str, options: Iterable[str], where: str = "") -> HeadwayError:
-    """An error for a name that is not among `options`, with the closest option. A long name is shortened first."""
+    """The error for a name that is not in `options`. Its message gives the closest option. A long name is shortened
+    first."""
     name = name if len(name) <= _MAX_NAME_CHARS else f"{name[:_MAX_NAME_CHARS]}..."
     names = sorted(options)
     near = max(names, key=lambda each: _likeness(name, each), default="")

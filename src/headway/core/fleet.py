@@ -20,7 +20,7 @@ from headway.core.model import Sampling as Sampling
 Batching = Literal["chunked", "prefill-first", "whole-prompt", "request-level"]
 Preemption = Literal["recompute", "swap"]
 Role = Literal["mixed", "prefill", "decode"]
-"""The request phases that a replica serves: both, or one of them."""
+"""The request phases that a replica serves: `mixed` serves both, `prefill` and `decode` serve only one."""
 DraftMethod = Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"]
 """What drafts tokens: a text match of the last tokens, a smaller model, or a head on the model's own layers."""
 DraftSchedule = tuple[tuple[int, int, int], ...]
@@ -104,7 +104,8 @@ class Speculative(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """KV slots that a speculating sequence needs beyond a normal one.
 
         The drafted tokens occupy slots while they are verified. A draft model also writes the KV of the next draft in
-        the same iteration, for which vLLM reserves the same number again (`num_lookahead_tokens` of its scheduler).
+        the same iteration; vLLM reserves the same number of slots again for that KV (`num_lookahead_tokens` of its
+        scheduler).
         """
         return self.num_speculative_tokens * (1 if self.draft is None else 2)
 
@@ -120,7 +121,8 @@ class Speculative(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 def by_rate(rate: float, num_tokens: int) -> tuple[float, ...]:
-    """S_i if each drafted token is accepted with probability `rate` once the previous ones are."""
+    """S_i if each drafted token is accepted with probability `rate` given that all previous drafted tokens are
+    accepted."""
     return tuple(accumulate([rate] * num_tokens, mul))
 
 
@@ -162,11 +164,12 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     """Each slot has its own KV cache, and only neighbouring slots share a pass: llama.cpp with `--parallel` and without
     `--kv-unified`."""
     kv_keep_s: float | UnsetType = UNSET
-    """Seconds to keep the prefix cache blocks of a request that a later one will continue (a turn, a call before a
-    tool): until then or their next use, all other blocks are evicted first. An agent's client can send engines such a
-    hint. Unset: blocks are evicted in order of use."""
+    """Seconds for which the prefix cache blocks of a request are kept if a later request will continue it (a turn, a
+    call before a tool). Until this time or their next use, all other blocks are evicted first. An agent's client can
+    send engines such a hint. Unset: blocks are evicted in order of use."""
     kv_keep_share: float | UnsetType = UNSET
-    """Maximum share of KV blocks kept this way; unset: 0.5. Beyond it, the oldest ones are no longer kept."""
+    """Maximum share of KV blocks kept by `kv_keep_s`; unset: 0.5. Beyond this share, the oldest of these blocks are no
+    longer kept."""
     speculative: Speculative | UnsetType = UNSET
     """Set by pools; engine profiles do not set it."""
     orderings: tuple[str, ...] | None = None
@@ -216,7 +219,8 @@ class LoraConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     adapters: tuple[LoraAdapter, ...] = ()
     max_loras: Annotated[int, Meta(ge=1)] = 1
-    """Slots on the GPU, which limit the adapters in one batch. Each slot takes the memory of the largest adapter."""
+    """Number of adapter slots on the GPU: the maximum number of adapters in one batch. Each slot takes the memory of
+    the largest adapter."""
     max_cpu_loras: Annotated[int, Meta(ge=1)] | None = None
     """Adapters kept in host memory, from which they load faster. Without it: as many as slots."""
 
@@ -243,8 +247,8 @@ class Handover(Struct, frozen=True, forbid_unknown_fields=True):
     stream_overhead_s: float = 0.0
     """Time that each stream adds to a transfer."""
     landing: Literal["gpu", "host"] = "gpu"
-    """Where the cache waits for its first decode step. `gpu`: in GPU blocks if enough are free, else in host memory.
-    `host`: always in host memory, from which it is then copied."""
+    """Where the KV cache is stored before its first decode step. `gpu`: in GPU blocks if enough are free, else in host
+    memory. `host`: always in host memory; the cache is later copied to the GPU."""
     first_token: Literal["prefill", "decode", "sent"] = "prefill"
     """The replica that produces the client's first token. `decode`, as in vLLM: the prefill replica's token is dropped,
     and the decode replica computes the prompt's last token again. `sent`, as in SGLang: the prefill replica's token,
@@ -259,7 +263,7 @@ class Hosted(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tokens_per_s: Annotated[float, Meta(gt=0)] | None = None
     """Output tokens per second of one request. `headway serve` does not need it."""
     max_concurrent: Annotated[int, Meta(ge=1)] | None = None
-    """Maximum concurrent requests at each endpoint; further ones wait. Without it: no limit."""
+    """Maximum concurrent requests at each endpoint; further requests wait. Unset: no limit."""
     max_context_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Maximum prompt plus answer tokens. Without it: no known limit."""
     prompt_cache_block_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -299,7 +303,7 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     kv_capacity_tokens: int | None = None
     """Upper limit of the KV cache, for experiments under memory pressure; None: what the GPU memory allows."""
     network_bytes_per_s: float = 12.5e9
-    """Bandwidth from one replica to others, in each direction. The default is 100 Gbit/s."""
+    """Network bandwidth of one replica to all other replicas, in each direction. The default is 100 Gbit/s."""
     min_replicas: int = 1
     scheduled_min_replicas: tuple[ScheduledMinimum, ...] = ()
     """Lower limits of scaling at scheduled times, in addition to `min_replicas`."""
@@ -324,8 +328,8 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     fallback: tuple[str, ...] = ()
     """Pools whose models answer when no pool of this model can."""
     is_standby: bool = False
-    """The pool is a fallback with the same model as the pool it stands by for, and serves only in its place. Its model
-    is named `MODEL@POOL`."""
+    """Whether the pool is a fallback for another pool of the same model, and serves only in that pool's place. The
+    pool's model is named `MODEL@POOL`."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -369,7 +373,8 @@ class Combo(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def unit_of(deployment: Pool | Combo) -> list[Pool]:
-    """The pools of all replicas that start and stop together: one replica, or those of a combo."""
+    """The pools of the replicas that start and stop together, one entry per replica: a single entry for a pool, all
+    parts of a combo."""
     if isinstance(deployment, Pool):
         return [deployment]
     return [part for part in deployment.parts for _ in range(part.replicas)]
@@ -490,8 +495,9 @@ class Fallbacks(Struct, frozen=True):
 class KvStoreConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """In simulations: a KV store that replicas share over the network, such as LMCache's or Mooncake's.
 
-    It extends the prefix caches of replicas with `prefix_caching`. A prompt's blocks are written while later ones are
-    computed. Blocks that a replica lacks are read when a request is admitted, before its next iteration.
+    It extends the prefix caches of replicas with `prefix_caching`. A prompt's blocks are written while the prompt's
+    later blocks are computed. A block that the replica lacks is read when the request is admitted, before the replica's
+    next iteration.
     """
 
     capacity_bytes: Annotated[float, Meta(gt=0)]

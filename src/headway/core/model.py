@@ -19,7 +19,7 @@ class Moe(Struct, frozen=True, forbid_unknown_fields=True):
     num_dense_layers: int = 0
     """Leading layers with a dense feed-forward, of the model's `intermediate_size`."""
     moe_layer_every: int = 1
-    """1: every layer after the dense ones is MoE; 2: every second."""
+    """1: every layer after the dense layers is MoE; 2: every second layer is MoE."""
     hidden_size: int = 0
     """Input and output width of a routed expert that works on a projection of the hidden state; 0: the model's
     width."""

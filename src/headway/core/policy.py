@@ -49,7 +49,7 @@ class Ordering(Protocol):
     """Ranks the requests of a queue."""
 
     quantum: int | None
-    """Tokens after which a running request goes to the end of the queue if others wait; None = no quantum."""
+    """Tokens after which a running request goes to the end of the queue if other requests wait; None = no quantum."""
     preemptive: bool
     """Whether a waiting request preempts running requests that rank behind it."""
 
@@ -135,7 +135,7 @@ class WeightedOrdering(Protocol):
     """A sharing ordering with weights per tenant, which may change while it is used."""
 
     def set_weights(self, weights: Mapping[str, float], /) -> None:
-        """Use these weights from the next request on; tenants missing here keep theirs."""
+        """Use these weights from the next request on. Tenants without a new weight keep the old one."""
 
 
 @runtime_checkable
@@ -161,7 +161,7 @@ class Migration(Protocol):
     def at_phase(self, request: RequestView, view: MigrationView) -> Move | None:
         """The move of a request that has just finished its reasoning; None = it stays.
 
-        `view.replicas` contains its own replica and the replicas that can take it.
+        `view.replicas` contains the request's own replica and the replicas that can take the request.
         """
 
 
@@ -225,8 +225,8 @@ class ChangesSettings(Protocol):
     """The arguments that may change."""
 
     def go_on(self, before: Any, /) -> None:
-        """Take over the state of the scaler that this one replaces: same class, perhaps other `live_settings`. Called
-        once, before the first `scale`."""
+        """Take over the state of `before`, the scaler that this scaler replaces. Both have the same class, and perhaps
+        different `live_settings`. Called once, before the first `scale`."""
 
 
 # Services passed to a policy's constructor.

@@ -85,8 +85,8 @@ first token are those of the last stage; `segments` has the others.
 """
 
 FALLBACK = "fallback"
-"""Optional column of `requests`, if the fleet has fallbacks: why a fallback answered. 0: none did, 1: the requested
-model was down, 2: it rejected the request, 3: it was slow."""
+"""Optional column of `requests`, if the fleet has fallbacks: why a fallback answered. 0: no fallback answered, 1: the
+requested model was down, 2: the model rejected the request, 3: the model was slow."""
 FALLBACK_REASONS = ("down", "rejects", "slow")
 REFUSED = "refused"
 """Optional column of `requests`, if tenants have limits: the limit that denied the request, counted from 1 in
@@ -100,7 +100,7 @@ replica had begun."""
 OPTIONAL_COLUMNS = (FALLBACK, REFUSED, LONGEST_GAP, RESUMED)
 """Columns of `requests` that only some runs have. Where missing they read as 0, or NaN if they are seconds."""
 DURATIONS = (LONGEST_GAP,)
-"""Columns of seconds that are durations rather than times."""
+"""Columns whose seconds are durations. All other columns of seconds are times."""
 REQUEST_ID = "request_id"
 """Optional column of `requests.parquet` in a gateway's records: the client's request id, else the gateway's."""
 
@@ -141,7 +141,7 @@ MOVE_COLUMNS = ("request", "source", "target", "start_s", "paused_s", "end_s", "
 decoding)."""
 
 DRAFT_COLUMNS = ("request", "replica", "tick", "tokens")
-"""Columns of `drafts`. `tokens` is the number of tokens accepted at this tick, beyond the one that every tick gives."""
+"""Columns of `drafts`. `tokens`: accepted drafted tokens of the tick, without the one token that every tick gives."""
 
 
 class ReplicaPower(Struct, frozen=True):
@@ -173,7 +173,7 @@ class ReplicaPower(Struct, frozen=True):
     sequence_s: float
     """Seconds of a decoding sequence's further products at peak FLOP/s, per token of the sequence."""
     tokens_per_sequence: int
-    """Tokens of a decoding sequence in one iteration: 1 plus the drafted ones."""
+    """Tokens that a decoding sequence computes in one iteration: 1 plus the drafted tokens."""
 
 
 class ReplicaRecord(Struct, frozen=True):

@@ -8,17 +8,16 @@ from msgspec import Struct
 
 
 class Phase(IntEnum):
-    """What the tokens that a request currently generates are for."""
+    """The use of the tokens that a request currently generates: reasoning or answer."""
 
     REASONING = 0
     ANSWERING = 1
 
 
 class Segment(Struct, frozen=True, gc=False):
-    """A run of prompt tokens with a content identity.
-
-    Requests whose leading segments have equal ids share these tokens, so a prefix cache can serve them. An id
-    identifies its tokens *and all before them*, as a chained block hash does.
+    """A run of prompt tokens with a content identity. Requests whose leading segments have equal ids share these
+    tokens, so a prefix cache can serve the tokens. An id identifies the segment's tokens *and all tokens before the
+    segment*, as a chained block hash does.
     """
 
     id: int
@@ -58,6 +57,6 @@ class Request(Struct, frozen=True, gc=False):
     tenant: str = ""
     """The sender: in a gateway, the name of its API key; "": unknown."""
     acceptance: float | None = None
-    """Probability that a drafted token is accepted if those before it are; None: the engine's setting."""
+    """Probability that a drafted token is accepted if all drafted tokens before it are; None: the engine's setting."""
     lora: str = ""
     """The LoRA adapter that answers; "": the base model."""

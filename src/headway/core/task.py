@@ -1,4 +1,5 @@
-"""Long computations, such as planning: a simulation runs them at once, a gateway beside its event loop."""
+"""Long computations, such as planning: a simulation runs them at once, a gateway runs them while its event loop goes
+on."""
 
 from __future__ import annotations
 

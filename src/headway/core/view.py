@@ -129,7 +129,7 @@ class PlacedRequestView(RequestView, Protocol):
 
     @property
     def is_moving(self) -> bool:
-        """Whether a move is in progress; another one cannot begin before it ends."""
+        """Whether a move of the request is in progress. Another move cannot begin before this move ends."""
 
 
 class OracleRequestView(RequestView, Protocol):
@@ -204,9 +204,8 @@ class ReplicaView(Protocol):
 
     @property
     def times(self) -> EngineTimes | None:
-        """The expected times of its engine, one object for all equal replicas; None = unknown.
-
-        They come from a model and are not corrected by observations.
+        """The expected times of the replica's engine, one object for all equal replicas; None = unknown. The times come
+        from a model, and are not corrected by observations.
         """
 
     @property
@@ -268,8 +267,8 @@ class ReplicaView(Protocol):
 
     @property
     def answers_on_pace(self) -> bool:
-        """Whether every reader of an answer generated here, `paused` ones included, has unread tokens
-        (`core.pacer`)."""
+        """Whether every reader of an answer generated at this replica has unread tokens (`core.pacer`). Answers of
+        `paused` requests are included."""
 
     @property
     def num_arriving(self) -> int:
@@ -285,7 +284,8 @@ class ReplicaView(Protocol):
 
     @property
     def paused(self) -> Sequence[RequestView]:
-        """Requests that were paused here for others, have no KV cache now, and are held until there is room."""
+        """Requests that were paused at this replica to make room for other requests. They have no KV cache now, and are
+        held until there is room."""
 
     @property
     def prefill_tokens_left(self) -> int:
@@ -356,7 +356,7 @@ class FleetView(PolicyView, Protocol):
 
     @property
     def wants_scores(self) -> bool:
-        """Whether the scores of the decision may be read, so that the policy must return them."""
+        """Whether the driver may read the scores of the decision, so that the policy must return scores."""
 
     def map(self, key: Callable[[ReplicaView], T]) -> Sequence[T]:
         """`[key(replica) for replica in replicas]`; do not change it.
@@ -406,9 +406,9 @@ class MigrationView(FleetView, Protocol):
     """What a migration policy sees."""
 
     def num_reasoning(self, replica: ReplicaView, /) -> int:
-        """Reasoning requests placed or paused at a replica, except those that the ordering puts behind answers.
-
-        Takes constant time if the ordering has queues at the replica, else linear time in its requests.
+        """Number of reasoning requests placed or paused at a replica, without those that the ordering puts behind
+        answers. Takes constant time if the ordering has queues at the replica, else linear time in the replica's
+        requests.
         """
 
 

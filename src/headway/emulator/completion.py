@@ -35,7 +35,7 @@ class SurfaceConfig(msgspec.Struct, frozen=True):
     confidence: tuple[float, float] = (1.0, 1.0)
     """Bounds of the probability reported for the tokens of an answer."""
     address: tuple[str, int] = ("127.0.0.1", 0)
-    """Host and port at which other engines reach this one."""
+    """Host and port at which other engines reach this engine."""
     reasoning_key: str = "reasoning"
     """JSON key of the reasoning in a chat."""
     has_token_ids: bool = True

@@ -180,9 +180,9 @@ class EmulatedEngine:
     ) -> GeneratedTokens:
         """Begin to serve a request.
 
-        `kv_name`: keep its KV for another engine under this name. `blocks`: its fetched KV is in these reserved blocks,
-        with its first token if `has_token`. `received_s`: when its head arrived; the time since then is part of the
-        engine's overhead. `prefix`: the prompt's blocks (`blocks_of`).
+        `kv_name`: keep the request's KV for another engine under this name. `blocks`: reserved blocks that hold the
+        request's fetched KV, and its first token if `has_token`. `received_s`: arrival time of the HTTP request's head;
+        the time from then to now is part of the engine's overhead. `prefix`: the prompt's blocks (`blocks_of`).
         """
         now = self._run()
         live = Live(

@@ -191,7 +191,7 @@ class _SinglePhaseEndpoint(_SglangEndpoint):
         await send_answer(completion, [_SingleToken()], send)
 
     async def _decode(self, completion: Completion, send: Send) -> None:
-        """Let the other engine compute the prompt, fetch its KV, and decode from it."""
+        """Let the other engine compute the prompt, fetch the prompt's KV from that engine, and decode."""
         body, engine = completion.body, self.engine()
         blocks = None
         if body["bootstrap_host"] != FAKE_BOOTSTRAP_HOST:

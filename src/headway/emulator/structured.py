@@ -30,7 +30,7 @@ _FORMATS = {
     "uuid": "12345678-1234-4234-8234-123456789abc",
 }
 _MAX_DEPTH = 6
-"""Below this depth objects have only their required properties and arrays as few items as allowed, so that recursion
+"""Depth below which objects have only their required properties, and arrays the fewest allowed items, so that recursion
 ends."""
 
 

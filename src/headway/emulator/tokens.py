@@ -116,7 +116,7 @@ class TokenSequence:
         return "".join(self._words[id] if id in self._words else decode([id]) for id in ids)
 
     def _next_of_script(self, script: list[str]) -> int:
-        """The next token of the script. It gets an id of its own, which maps to its text."""
+        """The next token of the script, with a token id of its own that maps to the token's text."""
         word = script[self._num_scripted]
         self._num_scripted += 1
         id = _VOCABULARY + crc32(word.encode()) % _VOCABULARY

@@ -35,7 +35,7 @@ def start_in_thread(function: Callable[..., T], *arguments: Any) -> asyncio.Futu
             outcome = None, error
         with suppress(RuntimeError):  # the loop may be closed by now
             loop.call_soon_threadsafe(_end, waiting.pop(), *outcome)
-        del outcome  # an error refers to this frame, which would refer back to it and to its future
+        del outcome  # an error refers to this frame, and this frame would refer back to the error and its future
 
     threading.Thread(target=run, name=f"call of {getattr(function, '__name__', function)}", daemon=True).start()
     return ended

@@ -1,4 +1,4 @@
-"""The cost of a request: its reservation in its key's budgets, and the charges for its use."""
+"""The cost of a request: the reservation in its key's budgets, and the charges for its use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FREE = TokenPrices()
 
 
 class Charges:
-    """Prices requests by the pools that serve them, and charges the accounts of their keys."""
+    """Prices requests by the pools that serve them, and charges the costs to the accounts of the requests' keys."""
 
     def __init__(self, accounts: Accounts, pools: Mapping[str, ServedPool], plan: Callable[[], ServingPlan]) -> None:
         """`pools` are the current pools by name; `plan()` returns the current plan."""

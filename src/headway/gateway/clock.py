@@ -32,9 +32,8 @@ class Clock:
         return monotonic() - self.start_s
 
     def at(self, time_s: float, action: Action, argument: Any) -> asyncio.TimerHandle:
-        """Call `action(time_s, argument)` at a time on this clock, or as soon as possible if that has passed.
-
-        The action gets the time for which it was scheduled, which is a little before `now`.
+        """Call `action(time_s, argument)` at a time on this clock, or as soon as possible if the time has passed. The
+        action gets the scheduled time, which is a little before `now`.
         """
         return self._loop.call_later(max(time_s - self.now, 0.0), action, time_s, argument)
 

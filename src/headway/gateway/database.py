@@ -50,12 +50,12 @@ class Database:
         options: dict[str, Any]
         if "://" in location:
             url = postgres_url(location)
-            # a server that hangs must fail like one that is down
+            # a hanging server must fail like a server that is down
             options = {"pool_pre_ping": True, "connect_args": {"timeout": 10, "command_timeout": 60}}
         else:
             self.path = Path(location)
             url = make_url(f"sqlite+aiosqlite:///{self.path}")
-            # one connection, because SQLite has one writer at a time
+            # only one connection, because SQLite has one writer at a time
             options = {"pool_size": 1, "max_overflow": 0}
         # clients' data must not appear in logs
         self._engine = create_async_engine(url, hide_parameters=True, **options)
@@ -84,14 +84,16 @@ class Database:
                 yield connection
 
     async def open(self) -> None:
-        """Create the tables if they do not exist. Called repeatedly for a long-lived database: if another file has
-        taken its place, that file is opened. Raises one of `UNAVAILABLE` if the database, or its file, is gone."""
+        """Create the tables if they do not exist. Called repeatedly while the database is in use: if another file has
+        taken the place of the database's file, the other file is opened. Raises one of `UNAVAILABLE` if the database,
+        or its file, is gone."""
         async with self._turn():
             await self._open()
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Exclusive use of SQLite's connection, or of opening the database. Raises TimeoutError if others keep it."""
+        """Exclusive use of SQLite's connection, or of opening the database. Raises TimeoutError if others do not
+        release it in time."""
         async with asyncio.timeout(_TURN_S):
             await self._turns.acquire()
         try:
@@ -126,7 +128,8 @@ class Database:
         self._files, self.num_opened = found, self.num_opened + 1
 
     async def _leave_file(self, has_own_log: bool) -> None:
-        """Complete the file that is replaced, and delete its write-ahead log, which SQLite would apply to the new file.
+        """Complete the replaced file, and delete its write-ahead log, because SQLite would apply the log to the new
+        file.
 
         `has_own_log`: the log belongs to the replaced file, and did not come with the new one.
         """

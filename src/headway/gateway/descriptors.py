@@ -1,6 +1,6 @@
 """File descriptors of this process: whether they are exhausted, and for how many clients they suffice.
 
-A process without free descriptors can open no connection, which is not the engine's fault.
+A process without free descriptors can open no connection; the engine has no part in this failure.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ class ApiError(Exception):
         return msgspec.json.encode(self.body())
 
 
-# Functions, not constants: a raised exception keeps its traceback, and with it the request, as long as it lives.
+# Functions, not constants: a raised exception keeps its traceback as long as the exception lives, and the traceback
+# keeps the request.
 
 
 def internal_error() -> ApiError:
@@ -90,5 +91,6 @@ def logged(message: str) -> Iterator[None]:
 
 
 def line_of(error: BaseException) -> str:
-    """An error on one line for the log: the first line of its message, or its type without one."""
+    """An error as one line of the log: the first line of the error's message, or the error's type if it has no
+    message."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -61,7 +61,7 @@ _DRAIN_POLL_S = 0.05
 
 
 class Gateway:
-    """One gateway. Create it in the event loop in which it runs."""
+    """One gateway. It must be created in the event loop in which it runs."""
 
     def __init__(
         self, plan: ServingPlan, recording: Recording, decision_log: Callable[[Decision], None] | None = None
@@ -179,7 +179,8 @@ class Gateway:
         return tracing, tracing.relay
 
     def _make_cache_feeds(self) -> CacheFeeds | None:
-        """The readers of KV cache events; None if no engine publishes them. A reload cannot add the first ones."""
+        """The readers of KV cache events; None if no engine publishes events. A reload cannot add readers if there are
+        none."""
         if all(served.kv_events is None for served in self.plan.pools):
             return None
         from headway.gateway.kv_events.feeds import CacheFeeds
@@ -357,7 +358,7 @@ class Gateway:
     def _admit_copied(
         self, client_request: ClientRequest, features: Features, caller: Caller, request_id: str
     ) -> InFlightRequest:
-        """Admit a request whose stream is copied, or that continues such a stream."""
+        """Admit a request whose stream is copied, or a request that continues a copied stream."""
         key = client_request.stream_key = self.stream_key(client_request.stream_key, client_request.model)
         copy, restored = self.copies.begin(key)
 

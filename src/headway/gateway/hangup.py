@@ -1,6 +1,5 @@
-"""The meaning of SIGHUP: either the terminal was closed, or the fleet file must be read again.
-
-A closed terminal sends it to all processes in it, and `kill -HUP` sends it to reload, as with other servers.
+"""The meaning of SIGHUP: either the terminal was closed, or the fleet file must be read again. A closed terminal sends
+SIGHUP to all its processes; an operator sends it with `kill -HUP` for a reload, as with other servers.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ class Hangup:
     """Created at the start of a process to interpret a later SIGHUP."""
 
     def __init__(self) -> None:
-        """A process that ignores SIGHUP at its start, as under `nohup`, does not depend on its terminal."""
+        """A process that ignores SIGHUP at its start, as under `nohup`, is taken as independent of its terminal."""
         self._had_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
 
     def is_end(self) -> bool:

@@ -23,7 +23,7 @@ class ServedModels:
         self._dual_dispatch = _dual_dispatch_models(plan)
 
     def use(self, plan: ServingPlan) -> None:
-        """Serve the models of another plan under its names, and refuse the names that it lacks."""
+        """Serve the models of another plan under the plan's names, and refuse names that the plan lacks."""
         before, services = self._plan, self._driver.services
         for model in plan.names.keys() - before.names.keys() - self._retired:
             self._driver.add_model(model, plan.names[model], plan.policies)

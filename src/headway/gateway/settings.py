@@ -21,7 +21,7 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     sha256: _Sha256
     """The key's SHA-256 in hexadecimal."""
     name: str = ""
-    """The tenant, in records, metrics and the ordering `fair`. Keys of one name are one tenant. Without one: the first
+    """The tenant, in records, metrics and the ordering `fair`. Keys with the same name are one tenant. Unset: the first
     digits of the sum."""
     weight: Annotated[float, Meta(gt=0)] = 1.0
     """The tenant's share of the service while several tenants have waiting requests, relative to the others."""
@@ -41,7 +41,7 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def key_id(sha256: str) -> str:
-    """The name of a key in logs and metrics: the first digits of its hash, from which nobody can find the key."""
+    """The name of a key in logs and metrics: the first digits of its hash. The key cannot be computed from them."""
     return sha256[:_ID_DIGITS]
 
 
@@ -60,10 +60,10 @@ class KeyStoreSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class PeerSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Other gateways, or pickers, that serve the same fleet as this one."""
+    """Other gateways, or pickers, that serve the same fleet as this gateway."""
 
     store: str
-    """The database through which they exchange data: `postgresql://user@host/database`, or
+    """The database through which the gateways exchange data: `postgresql://user@host/database`, or
     `redis://user:password@host:port/0` of Valkey or Redis."""
     name: str = ""
     """Name of this gateway in logs; default: the host's name."""
@@ -129,7 +129,7 @@ class Judge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     timeout_s: _Seconds = 30.0
     """Time limit for a score."""
     on_failure: Literal["escalate", "accept"] = "escalate"
-    """What to do with an answer that could not be scored."""
+    """The action for an answer that could not be scored."""
 
 
 class TimeLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -164,7 +164,8 @@ class Outliers(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     window_s: _Seconds = 30.0
     """Time window of these comparisons."""
     ejection_s: _Seconds = 10.0
-    """Length of the first ejection. Later ones are twice, three times, ... as long."""
+    """Length of the first ejection. The second ejection is twice as long, the third is three times as long, and so
+    on."""
     max_ejection_s: _Seconds = 300.0
     """Longest ejection. After serving well for this long, a replica starts again with the first length."""
     max_ejected_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
@@ -220,16 +221,16 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Deadline of a request with `service_tier: flex`, from its arrival, at most `timeout_s`. Until shortly before the
     deadline, the admission policy may hold the request while it would delay others."""
     hold_s: Annotated[float, Meta(ge=0)] | None = None
-    """Longest wait for a replica while none is up. Unset: 0.2 s if all are lost (none can be reached, or passes its
-    health check); 30 s while one starts, waits for its check, or is suspended."""
+    """Longest wait for a replica while none is up. Unset: 0.2 s if all replicas are lost (no replica can be reached or
+    passes its health check); 30 s while a replica starts, waits for its check, or is suspended."""
     max_held: Annotated[int, Meta(ge=0)] = 10_000
     """Largest number of held requests per model; more are rejected."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 32 << 20
     """Largest request body."""
     max_bodies_bytes: Annotated[int, Meta(ge=1)] = 512 << 20
-    """Largest total of request bodies over 64 KiB that each process holds while it reads or serves them; the same again
-    for shorter bodies. A request whose body does not fit gets a 503, and so does one of a key whose bodies occupy half
-    of the limit."""
+    """Largest total of request bodies over 64 KiB that each process holds while it reads or serves the requests.
+    Shorter bodies have a separate limit of the same size. A request whose body does not fit gets a 503. A request of a
+    key whose bodies occupy half of the limit gets a 503, too."""
     scrape_period_s: _Seconds = 1.0
     """Time between two probes of an engine's health and metrics."""
     models_period_s: _Seconds = 10.0
@@ -271,7 +272,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     peers: PeerSettings | None = None
     """Other gateways of the same fleet, through a shared store. Without it: the only gateway."""
     cors: Cors | None = None
-    """Web pages of other hosts that may send requests. Without it, browsers withhold the answers from such pages."""
+    """Origins of other hosts' web pages that may send requests. Unset: browsers withhold the answers from such
+    pages."""
     admin_keys: tuple[_Sha256, ...] = ()
     """SHA-256 hashes of the keys that permit viewing and changing the replicas. Without any: nobody may."""
     dashboard: Literal["key", "open", "off"] = "key"

@@ -36,6 +36,6 @@ class TenantLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 def rates_of_keys(rates: list[float | None]) -> float | None:
-    """The rate of a tenant whose keys have these rates; None if one of them is unlimited."""
+    """The rate of a tenant whose keys have these rates; None if any of the keys has no limit."""
     limited = [each for each in rates if each is not None]
     return sum(limited) if len(limited) == len(rates) else None

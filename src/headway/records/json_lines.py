@@ -40,8 +40,8 @@ class JsonLinesFile:
     def __init__(
         self, path: Path, max_bytes: int | None = None, is_continued: bool = False, is_shared: bool = False
     ) -> None:
-        """`is_continued`: append to an existing file. `is_shared`: other processes append to it, too, and a new file
-        begins when log rotation has renamed it."""
+        """`is_continued`: append to an existing file. `is_shared`: other processes append to the file, too, and a new
+        file begins when log rotation has renamed the file."""
         self.path, self._max_bytes, self._is_shared = path, max_bytes, is_shared
         self._encoder = msgspec.json.Encoder()
         self._unwritten = bytearray()

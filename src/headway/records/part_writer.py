@@ -27,7 +27,7 @@ HINT = "`python -m headway.records FOLDER` makes them files of a run that has en
 _PAUSE_S = 1.0
 """Time between two attempts to write."""
 _MAX_PARTS = 60
-"""Parts that are merged into one, so that a long run has few files."""
+"""Number of parts that are merged into one part, so that a long run has few files."""
 
 
 class PartWriter:

@@ -60,7 +60,7 @@ class Rows(Struct, frozen=True):
 
 
 def write(folder: Path, number: int, tables: Tables, state: RunState) -> None:
-    """Write a part. Raises OSError if it cannot be written; nothing of it then remains."""
+    """Write a part. Raises OSError if the part cannot be written; then no file of the part remains."""
     with _new_part(folder, number) as beside:
         for name, table in tables.items():
             described = table.replace_schema_metadata(_metadata(state))
@@ -68,8 +68,8 @@ def write(folder: Path, number: int, tables: Tables, state: RunState) -> None:
 
 
 def combine(folder: Path, chosen: Sequence[int], state: RunState) -> None:
-    """Merge several parts of one run, with the memory of one part. OSError or ArrowException if they cannot be read or
-    written; the parts then stay unchanged."""
+    """Merge several parts of one run. Takes as much memory as one part. OSError or ArrowException if they cannot be
+    read or written; the parts then stay unchanged."""
     sources = [folder / FOLDER / f"{number:06d}" for number in chosen]
     with _new_part(folder, chosen[-1] + 1) as beside:
         for name in TABLES:

@@ -20,7 +20,7 @@ from headway.gateway.settings import Judge
 from headway.serving.pools import uses_engine_priority
 
 _PORTS = range(18_000, 32_000)
-"""Ports below those that operating systems assign to clients."""
+"""Ports of emulated engines, below the ports that operating systems assign to clients."""
 _NUM_SCALED_UP = 8
 """Replicas that scaling may add if the scenario sets no limit."""
 

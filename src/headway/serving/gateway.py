@@ -133,8 +133,8 @@ def _check_starts(scenario: Scenario, declared: list[DeclaredPool], starts: Sequ
 
 
 def _checked_policies(scenario: Scenario, declared: list[DeclaredPool], planners: PlannerProcesses) -> Policies:
-    """The policies, with one for batches. Raises HeadwayError if they need abilities that engines lack, or data that
-    nobody has."""
+    """The policies, with one for batches. Raises HeadwayError if the policies need abilities that engines lack, or data
+    that is not available."""
     spec, places = scenario.spec, scenario.places
     policies = policies_of(scenario, planners)
     batches = spec.gateway.batches

@@ -66,15 +66,15 @@ class FleetFile:
         return changed
 
     def policies_of(self, version: Path, present: ServingPlan) -> Policies:
-        """The policies of another version of the file, to replace the current ones. Raises HeadwayError if the version
-        cannot be served, needs a restart, or differs in more than policies."""
+        """The policies of another version of the file, to replace the current policies. Raises HeadwayError if the
+        version cannot be served, needs a restart, or differs in more than policies."""
         found, _, changed = self._checked(version, present)
         if replace(self._read.spec, policies=found.spec.policies, name=found.spec.name) != found.spec:
             raise HeadwayError(f"{version}: differs from {self.path.name} in more than its policies")
         return changed.policies
 
     def _checked(self, path: Path, present: ServingPlan) -> tuple[Scenario, Scenario, ServingPlan]:
-        """A file as read, the same with `change`, and its plan to replace the current one."""
+        """(the file as it is, the file with `change`, the changed file's plan to replace the current plan)."""
         found = read(path)
         before, after = self._read.spec, found.spec
         places = found.places

@@ -118,7 +118,7 @@ def announces_changes_with_tokens(make: Make, seed: int) -> None:
 
 
 def ranks_by_its_queues(make: Make, seed: int) -> None:
-    """An ordering with several queues assigns each request to one of them, and ranks begin with the queue."""
+    """An ordering with several queues assigns each request to one of its queues, and ranks begin with the queue."""
     ordering: Ordering = make()
     if not isinstance(ordering, QueuedOrdering):
         return

@@ -30,7 +30,8 @@ class BrokenPolicyError(AssertionError):
 
 
 class PolicyCall:
-    """One call of a policy: the values that the policy may read, until when, and which it has read."""
+    """One call of a policy: the values that the policy may read, whether the call is over, and the values that it has
+    read."""
 
     def __init__(self, oracle: bool = False) -> None:
         self.oracle = oracle

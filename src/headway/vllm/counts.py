@@ -27,5 +27,5 @@ class TierCounts:
         self._tiers[tier] -= 1
 
     def named(self) -> dict[str, int]:
-        """Counts by name for all tiers seen so far, including those without requests."""
+        """Maps names to counts, for all tiers seen so far. Tiers without requests are included."""
         return {f"{TIER}/{tier}": number for tier, number in self._tiers.items()}

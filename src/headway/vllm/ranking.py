@@ -84,7 +84,7 @@ class Ranking:
         return request.key
 
     def ordered(self, requests: Iterable[VllmRequest], after: VllmRequest | None = None) -> list[VllmRequest]:
-        """Requests ordered by rank; with `after`, only those that rank behind it."""
+        """The requests ordered by rank. With `after`, only the requests that rank behind it."""
         requests = list(requests)
         while True:
             version, key = self.version, self.key

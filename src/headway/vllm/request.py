@@ -102,7 +102,8 @@ class EngineRequest:
         self.key: tuple[Any, int] = (0, 0)
         self.epoch = -1
         self.is_late = False
-        """Whether it waits while some of its tokens are still being generated: its rank then changes in the queue."""
+        """Whether the request waits while some of its tokens are still being generated. Its rank then changes in the
+        queue."""
 
     @property
     def generated_tokens(self) -> int:

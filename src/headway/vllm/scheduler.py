@@ -1,9 +1,9 @@
 """vLLM's own scheduler with a Headway ordering, which orders its queues and selects requests to preempt.
 
-vLLM admits the head of its queue, which is ordered by rank here, and preempts from the end of `running` when KV blocks
-run out: so requests that rank last are moved to that end first. `_displace` adds a function that vLLM lacks: under a
-preemptive ordering, a waiting request takes the batch slot or the KV blocks of running requests that rank behind it.
-The rest is vLLM's code.
+vLLM admits the head of its queue; here the queue is ordered by rank. When KV blocks run out, vLLM preempts from the end
+of `running`; here the requests that rank last are moved to the end first. `_displace` adds a function that vLLM lacks:
+under a preemptive ordering, a waiting request takes the batch slot or the KV blocks of running requests that rank
+behind it. The rest is vLLM's code.
 """
 
 from __future__ import annotations

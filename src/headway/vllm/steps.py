@@ -29,7 +29,8 @@ FILES = 8
 """Files kept for one engine; the oldest is removed."""
 FLUSH_S = 1.0
 MOST_PENDING = 64
-"""Maximum number of iterations whose output is awaited. An engine has one or two, or one for each pipeline stage."""
+"""Maximum number of iterations whose output is awaited. An engine has one or two such iterations, or one for each
+pipeline stage."""
 
 
 def install() -> None:

@@ -32,7 +32,8 @@ QUOTA_CODE, UNAVAILABLE_CODE = "insufficient_quota", "key_store_unavailable"
 
 
 class StoredAccount(Account):
-    """The budget of one key or one team in the database. `used` is the use that is not in the database yet."""
+    """The budget of one key or one team in the database. The inherited `used` counts only the use that is not in the
+    database yet."""
 
     def __init__(self, what: str, budget: Budget) -> None:
         """`what`: "key" or "team", for messages."""
@@ -75,7 +76,7 @@ class Charge(Struct, frozen=True):
 
 
 class BudgetHold:
-    """A request's share of its accounts, from its admission to its end."""
+    """A request's reservation in the budgets of its key and team, from its admission to its end."""
 
     __slots__ = ("accounts", "owner", "team", "tokens", "usd")
 

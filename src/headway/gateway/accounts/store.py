@@ -70,7 +70,7 @@ Spent = dict[str, tuple[int, float]]
 
 class AccountStore(ABC):
     """A store of keys that several gateways and `headway keys` may share. Every method except `find` is one
-    transaction, and raises one of `database.UNAVAILABLE` if the store cannot be used."""
+    transaction, and raises an error of `database.UNAVAILABLE` if the store cannot be used."""
 
     num_opened = 0
     """How often the store was opened. Grows when another store has taken its place."""

@@ -19,7 +19,7 @@ OTHER_KEYS = "other"
 
 
 class KeyCounts:
-    """What one key has used since the gateway's start."""
+    """Counts of one key's use since the gateway's start."""
 
     __slots__ = ("num_requests", "num_tokens", "refused")
 
@@ -86,7 +86,7 @@ class Caller:
 
 
 class RateHold:
-    """A request's tokens in the rates of its caller, from its admission to its end."""
+    """A request's reservation in its caller's rates, from its admission to its end."""
 
     __slots__ = ("caller", "tokens")
 
@@ -131,7 +131,7 @@ class ApiKeys:
         self._collect()
 
     def replace_stored(self, keys: Sequence[Key]) -> None:
-        """Accept these keys of the database from now on, besides those of the fleet file."""
+        """From now on, accept these keys of the database in addition to the keys of the fleet file."""
         self.stored = tuple(keys)
         self._collect()
 
@@ -146,8 +146,8 @@ class ApiKeys:
         self.anonymous = None if self._callers or self._has_store else self._without_key
 
     def authenticate(self, headers: MutableMapping[str, str]) -> Caller:
-        """The caller that a request's key belongs to. The key is removed from the headers, so that engines do not see
-        it. ApiError (401)."""
+        """The caller of a request, by its key. The key is removed from the headers, so that engines do not see it.
+        Raises ApiError if the key is unknown or expired, or the key store cannot be used."""
         if self.anonymous is not None:
             return self.anonymous
         # The lookup time may depend on the digest, but nobody can find the key from a digest.

@@ -11,7 +11,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 def limit_headers(limits: Iterable[RateLimit]) -> list[tuple[bytes, bytes]]:
-    """OpenAI's `x-ratelimit-*` headers: the limit of each quantity, what remains, and when it is full again."""
+    """OpenAI's `x-ratelimit-*` headers. For each quantity: the limit, the remaining amount, and the time until the full
+    limit is available again."""
     headers: list[tuple[bytes, bytes]] = []
     for each in limits:
         quantity = each.quantity.encode()

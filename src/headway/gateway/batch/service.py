@@ -77,7 +77,7 @@ class _CollectedAnswer:
 
 
 class BatchService:
-    """Runs the batches of one database, in the one gateway that holds the database's lock."""
+    """Runs the batches of one database. Only the gateway that holds the database's lock runs them."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class BatchService:
                 with suppress(*UNAVAILABLE):
                     await self.store.release_lock()
                 await asyncio.sleep(_IDLE_S)
-            except Exception:  # a defect in one batch must not stop the others
+            except Exception:  # a defect in one batch must not stop the other batches
                 log.exception("batches")
                 await asyncio.sleep(_IDLE_S)
             await asyncio.sleep(_PASS_S)
@@ -152,7 +152,7 @@ class BatchService:
             self._changed.clear()
 
     def _seconds_left(self, batch: ActiveBatch) -> float:
-        """Seconds until the batch expires. Later changes of the wall clock do not matter."""
+        """Seconds until the batch expires. Later changes of the wall clock do not change the expiry."""
         key, now_s = (batch.id, batch.expires_at), time.monotonic()
         return self._deadlines.setdefault(key, now_s + batch.expires_at - time.time()) - now_s
 
@@ -184,7 +184,7 @@ class BatchService:
         await queue.finish_batch(self.store, batch, status)
 
     async def _start_lines(self, batch: ActiveBatch, share: int) -> None:
-        """Start lines up to the batch's share, so that a long batch does not delay a short one."""
+        """Start lines of a batch, no more than the batch's share, so that a long batch does not delay a short one."""
         num_of_batch = sum(id == batch.id for id, _ in self._open)
         room = min(share - num_of_batch, self.settings.max_open - len(self._open))
         if room <= 0:

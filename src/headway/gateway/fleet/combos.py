@@ -11,7 +11,7 @@ from headway.gateway.scheduling.replica import LiveReplica
 
 
 class ComboInstance:
-    """One instance of a combo, or one replica of a pool."""
+    """One instance of a combo, or (in a pool) one replica."""
 
     def __init__(self, number: int, served: ServedPool) -> None:
         self.number, self.name = number, served.deployment.name

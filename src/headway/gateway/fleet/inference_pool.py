@@ -1,6 +1,6 @@
 """Replicas that are the pods of an InferencePool of the Kubernetes Gateway API Inference Extension.
 
-The pool's selector and ports determine the endpoints. Pods are listed, and watched until one changes or `poll_s` have
+The pool's selector and ports determine the endpoints. Pods are listed, and watched until a pod changes or `poll_s` have
 passed; then they are listed again.
 """
 
@@ -99,7 +99,7 @@ class PoolApi:
 
 
 class InferencePoolPods:
-    """Follows one pool's endpoints, whose number others set. Implements `Actuator`."""
+    """Follows the endpoints of one pool. The gateway does not set their number. Implements `Actuator`."""
 
     def __init__(self, served: ServedPool, spec: InferencePool, host: ActuatorHost) -> None:
         self._name, self._spec, self._host = served.pool.name, spec, host

@@ -1,4 +1,5 @@
-"""Replicas that are pods. A workload's scale subresource sets their number, and its selector identifies them.
+"""Replicas that are pods. The workload's scale subresource sets the number of pods, and the workload's selector
+identifies the pods.
 
 The gateway follows the cluster's changes: it uses new pods once they are healthy, and removes replicas whose pods
 disappear.
@@ -25,7 +26,7 @@ from headway.gateway.scheduling.replica import LiveReplica
 log = logging.getLogger("headway.gateway")
 _TIMEOUT_S = 10.0
 _DELETE_FIRST = {"controller.kubernetes.io/pod-deletion-cost": "-1000"}
-"""The annotation that makes a shrinking ReplicaSet delete this pod before others."""
+"""The annotation with which a shrinking ReplicaSet deletes this pod before the other pods."""
 
 
 class Pod(Struct, frozen=True):
@@ -311,7 +312,7 @@ class Pods:
         self._departures.watch(replica)
 
     def _use(self, pods: list[Pod], num_requested: int) -> None:
-        """Use new pods, and drained pods that survived because others were deleted instead."""
+        """Use new pods. Use drained pods again that survived because the cluster deleted other pods."""
         num_free = num_requested - len(self._used)
         unused = [pod for pod in pods if pod.uid not in self._used]
         unused.sort(key=lambda pod: (pod.uid in self._leaving, pod.uid in self._given_up))

@@ -35,7 +35,7 @@ class KubernetesLease:
         return await asyncio.to_thread(self._call, self._acquire, lease_s)
 
     async def release(self) -> None:
-        """Release the Lease, so that another gateway can take it at once. Raises OSError if the cluster does not
+        """Release the Lease, so that another gateway can take the Lease at once. Raises OSError if the cluster does not
         answer."""
         await asyncio.to_thread(self._call, self._release)
 
@@ -64,8 +64,8 @@ class KubernetesLease:
         if spec.holder_identity not in (None, "", self._holder) and not self._has_lapsed(spec):
             return False
         self._take(spec, lease_s)
-        # The request names the version that was read: of two gateways that take the Lease at the same time, one gets a
-        # conflict.
+        # The request names the version of the Lease that was read: if two gateways take the Lease at the same time, one
+        # of them gets a conflict.
         self._api.replace_namespaced_lease(self._name, self._namespace, lease, _request_timeout=_TIMEOUT_S)
         return True
 

@@ -25,7 +25,8 @@ from headway.limits.budgets import TokenPrices
 from headway.perf.engine_times import pool_times
 
 MAX_FAILED_STARTS = 16
-"""Failed starts whose ids are not reused yet: attempts never end, and the logs of the last ones stay unambiguous."""
+"""Number of failed starts whose ids are not reused yet. Attempts at a start never end, so ids are reused; the logs of
+the last starts stay unambiguous."""
 Status = Literal["up", "starting", "down", "ejected", "draining", "unready", "leaving"]
 
 
@@ -47,7 +48,7 @@ class LiveFleet:
         self.pools = {served.pool.name: served for served in plan.pools}
         self.replicas: list[LiveReplica] = []
         self._served: list[ServedPool] = []
-        """Each replica's pool at the time when the replica was created."""
+        """Maps each replica to its pool at the time when the replica was created."""
         self.times = {served.pool.name: pool_times(served.pool, served.coefficients) for served in plan.pools}
         """Expected service times of replicas, by pool."""
         self.combos = ComboInstances()
@@ -248,14 +249,15 @@ class LiveFleet:
         return [f"fleet: {pool}: {replica.url} is drained and removed" for replica in gone]
 
     def drain(self, replica: LiveReplica, on: bool) -> None:
-        """Drain a replica, or end the drain. A draining replica gets no new requests while others can take them, and
-        movable requests move out."""
+        """Drain a replica, or (not `on`) end the drain. A draining replica gets no new requests while other replicas
+        can take them, and its movable requests move out."""
         if replica.id in self.leaving:
             raise ApiError(409, f"{replica.name} is being removed", "conflict")
         self._host.driver.drain(replica, on)
 
     def set_unready(self, replica: LiveReplica, on: bool) -> None:
-        """Mark a replica as not ready, or as ready again. It gets no requests while others are ready."""
+        """Mark a replica as not ready, or as ready again. An unready replica gets no requests while other replicas are
+        ready."""
         if not replica.is_removed:
             self._host.driver.roster.set_unready(replica, on)
 

@@ -69,7 +69,8 @@ class Departures:
         self._watching: set[asyncio.Task[None]] = set()
 
     def watch(self, replica: LiveReplica) -> None:
-        """Abort the replica's requests, so that they continue elsewhere, once its engine does not answer."""
+        """Watch a replica's engine. When the engine stops answering, abort the replica's requests, so that they
+        continue elsewhere."""
         task = asyncio.get_running_loop().create_task(self._watch(replica))
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)

@@ -34,7 +34,7 @@ _MAX_LOG_LINE_BYTES = 4096
 
 
 class _ReplicaSlot:
-    """One wanted replica, through all its restarts."""
+    """One replica that is wanted, with all its restarts."""
 
     def __init__(self) -> None:
         self.is_up, self.stops = asyncio.Event(), asyncio.Event()
@@ -67,7 +67,7 @@ class LocalProcesses:
         self._tasks[slot] = asyncio.create_task(self._keep(slot))
 
     def cancel(self, num: int) -> None:
-        """Give up `num` replicas that have no process at present, failed ones first."""
+        """Give up `num` replicas that have no process at present. Failed replicas are given up first."""
         idle = [slot for slot in self._tasks if slot not in self._by_replica.values() and not slot.stops.is_set()]
         for slot in sorted(idle, key=lambda slot: not slot.has_failed)[: max(num, 0)]:
             self._stop(slot)

@@ -266,7 +266,8 @@ class LiveScaling:
         return [f"policies: scaling is {before} -> {make}"]
 
     def _use_scaler(self, made: Scaler, control: Scaling) -> None:
-        """Replace the scaler by one of the same class with other settings, which takes over the state."""
+        """Replace the scaler by a scaler of the same class with other settings, which takes over the old scaler's
+        state."""
         before: object = control.scaler
         if isinstance(made, ChangesSettings):
             made.go_on(before)
@@ -359,7 +360,8 @@ class LiveScaling:
         return {state.model: state.num_queued - state.num_queued_at_peers for state in self._states.values()}
 
     def use_peers(self, num_held: Mapping[str, int], drained: set[int]) -> None:
-        """Take over the reports of other gateways: their held requests by model, and the replicas that they drain."""
+        """Take over the reports of other gateways: their numbers of held requests by model, and the replicas that they
+        drain."""
         for state in self._states.values():
             state.num_queued_at_peers = num_held.get(state.model, 0)
         if self.control is not None:

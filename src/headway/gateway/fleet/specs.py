@@ -39,8 +39,8 @@ class Processes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ready_s: _Seconds = 600.0
     """A replica that is not healthy after this time is stopped and restarted."""
     tries: Annotated[int, Meta(ge=1)] = 3
-    """After this many failed starts in a row, a replica counts as failed: it is restarted at growing intervals, up to a
-    minute, but scaling does not wait for it."""
+    """Number of failed starts in a row after which a replica counts as failed. A failed replica is restarted at growing
+    intervals, up to a minute, and scaling does not wait for it."""
     stop_s: _Seconds = 30.0
     """Time from SIGTERM to SIGKILL."""
     log: str = ""
@@ -68,8 +68,8 @@ class Kubernetes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class InferencePool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """For `headway epp`: replicas are the ready pods that an InferencePool selects, at its target ports. Others set
-    their number."""
+    """For `headway epp`: the replicas are the ready pods that an InferencePool selects, at the pool's target ports.
+    The gateway does not set the number of pods."""
 
     name: str
     namespace: str = "default"

@@ -28,8 +28,8 @@ class Agreement:
         self._reports = False
 
     def add(self, expected: Sequence[int], reported: int, block_tokens: int) -> None:
-        """Compare one answer. `expected`: tokens at each data-parallel rank; the engine chose one rank. Counts that
-        differ by one block agree, because a speculating engine computes the last block again."""
+        """Compare one answer. `expected`: tokens at each data-parallel rank; the engine chose one of the ranks. Counts
+        agree if they differ by at most one block, because a speculating engine computes the last block again."""
         self._reports |= reported > 0
         if not self._reports:
             return

@@ -33,7 +33,8 @@ _KINDS = {"prompt": "texts", "messages": "chats"}
 
 
 class CheckedTokenizer:
-    """One tokenizer. Engines tokenize until it is read and checked, and for prompts that it cannot tokenize."""
+    """One tokenizer. Until the tokenizer is read and checked, and for prompts that it cannot tokenize, the engines
+    tokenize."""
 
     def __init__(self, path: str, read: Callable[[Path], LocalTokenizer] = read) -> None:
         self.path, self._read = path, read

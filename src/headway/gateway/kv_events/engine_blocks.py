@@ -1,9 +1,7 @@
-"""One engine's blocks: changes its events, which use the engine's hashes, into changes of the index, which uses common
-names.
-
-Models with several kinds of layers have one group of blocks for each kind. The first group whose layers need the KV of
-all earlier tokens leads the index: a prompt's leading blocks count. The other groups limit how far a prompt can be
-reused (`cache_index.LayerGroup`).
+"""One engine's blocks. Translates the engine's events, with the engine's own hashes, into changes of the index, with
+common names. Models with several kinds of layers have one group of blocks for each kind. The leading group is the first
+group whose layers need the KV of all earlier tokens: the index holds its blocks. The other groups limit how much of a
+prompt can be reused (`cache_index.LayerGroup`).
 """
 
 from __future__ import annotations
@@ -117,7 +115,7 @@ class EngineBlocks:
             group.layers.held.clear()
 
     def changes(self, events: Sequence[Event]) -> list[BlockChange]:
-        """The changes that the events make, in order. If `AllBlocksCleared` is among them, `clear` has been called."""
+        """The changes of the index that the events cause, in order. After `AllBlocksCleared`, no block is known."""
         found: list[BlockChange] = []
         others: list[BlockStored | BlockRemoved] = []
         for event in events:

@@ -73,7 +73,7 @@ class ReplicaFeed:
         self._reported = found
 
     def answered(self, expected: Sequence[int], reported_tokens: int) -> None:
-        """Compare an ended request: the expected cached tokens at each rank with the reported ones."""
+        """Compare the reported cached tokens of an ended request with the expected cached tokens at each rank."""
         agreement = self.agreement
         agreement.add(expected, reported_tokens, self.subscribers[0].blocks.block_size_tokens)
         share = agreement.share
@@ -155,7 +155,7 @@ class CacheFeeds:
         self._follow(replica, events, num_ranks)
 
     def answered(self, replica: LiveReplica, expected: Sequence[int], reported_tokens: int) -> None:
-        """Compare the cached tokens that an engine reports with the expected ones (`ReplicaFeed.answered`)."""
+        """Compare the cached tokens that an engine reports with the expected cached tokens (`ReplicaFeed.answered`)."""
         if (feed := self.of.get(replica.id)) is not None and feed.state in ("live", "incomplete"):
             feed.answered(expected, reported_tokens)
 

@@ -142,7 +142,7 @@ class LocalTokenizer:
             if key not in self._prefixes:
                 self._prefixes[key] = prefix
                 self._num_blocks += len(prefix.blocks)
-        for key in reversed(keys):  # so that a piece is forgotten before the pieces in front of it
+        for key in reversed(keys):  # forget a piece before the pieces in front of it
             if key in self._prefixes:
                 self._prefixes.move_to_end(key)
         while len(self._prefixes) > _MOST_PIECES or self._num_blocks > _MOST_BLOCKS:

@@ -1,9 +1,9 @@
 """Reads one engine's KV cache events into its cache index, over ZeroMQ.
 
-A missing or malformed batch is requested from the engine's replay endpoint. When the events pause, so are batches that
-may have followed the last one. After a new connection, which may lead to a restarted engine, and after events that
-could not be trusted, the index is rebuilt from all batches that the engine still has. Without events, the index guesses
-from the requests that were placed.
+A missing or malformed batch is requested from the engine's replay endpoint. When the events pause, batches that may
+have followed the last received batch are requested, too. After a new connection, perhaps to a restarted engine, and
+after inconsistent events, the index is rebuilt from all batches that the engine still has. Without events, the index
+guesses from the requests that were placed.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class KvEventSubscriber:
         self._guess()
 
     def doubt(self, why: str) -> None:
-        """Ignore the events for a while and guess, because they disagree with the engine's answers; then reread
-        them."""
+        """Ignore the events for a while, because they disagree with the engine's answers. The index guesses meanwhile;
+        then the events are read again."""
         if self._has_index:
             self._doubted_until_s = time.monotonic() + self._doubt_s
             self._doubt_s = min(2 * self._doubt_s, LONGEST_DOUBT_S)

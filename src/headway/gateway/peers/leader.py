@@ -28,7 +28,7 @@ class Lease(Protocol):
         """Take or renew the lease for `lease_s`, unless another gateway holds it."""
 
     async def release(self) -> None:
-        """Release the lease, so that another gateway can take it at once."""
+        """Release the lease, so that another gateway can take the lease at once."""
 
 
 class StoreLease:
@@ -45,7 +45,7 @@ class StoreLease:
 
 
 class Leader:
-    """Whether this gateway leads. It leads from a granted request on, for the duration that it requested."""
+    """Whether this gateway leads. It leads from the time of a granted request, for the requested duration."""
 
     def __init__(self, name: str, lease: Lease, lease_s: float, now_s: Callable[[], float] = uptime_s) -> None:
         """`now_s()` must count time in suspension, because the lease may expire meanwhile."""

@@ -16,7 +16,7 @@ MAX_BYTES = 7_900
 """A payload of PostgreSQL's NOTIFY is shorter than 8,000 bytes."""
 _HEADER_BYTES = 200
 MAX_SEGMENTS = 128
-"""Leading segments of a prompt that are sent; later ones are left out."""
+"""Maximum number of a prompt's segments in a message. Only the leading segments are sent."""
 
 
 @lru_cache(maxsize=4096)

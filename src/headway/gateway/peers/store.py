@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from headway.gateway.scheduling.stream_copy import KEEP_S
 
 OVER = -1
-"""Number of the part that marks a stream which its gateway will not continue."""
+"""Part number of a marker: the stream's own gateway will not continue the stream."""
 KEEP_PARTS_S = 2 * KEEP_S
 """How long a stream is kept after its last part."""
 StoredPart = tuple[int, str, bytes]
@@ -42,7 +42,7 @@ class PeerStore(ABC):
 
     @abstractmethod
     async def remove_streams(self, digests: Sequence[bytes]) -> None:
-        """Remove streams, except those that another gateway has taken over."""
+        """Remove streams. Streams that another gateway has taken over are kept."""
 
     @abstractmethod
     async def resume_streams(self, digests: Sequence[bytes]) -> None:

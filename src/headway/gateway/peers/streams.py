@@ -30,7 +30,7 @@ class StoredStream:
         self._streams.changed[self._digest] = self
 
     def kept(self) -> None:
-        """The stream is over at this gateway. Any gateway that its client asks may continue it."""
+        """The stream is over at this gateway. Any gateway may continue the stream when the client asks for it."""
         self._streams.over.add(self._digest)
 
     def resumed(self) -> None:
@@ -74,7 +74,7 @@ class StoredStreams:
         return StoredStream(self, digest, self._restored.pop(digest, 0))
 
     async def write(self) -> None:
-        """Write the changes. Content that cannot be written is lost; a retry then gets its answer generated again."""
+        """Write the changes. Content that cannot be written is lost; the answer to a retry is then generated again."""
         changed, self.changed = self.changed, {}
         over, self.over = self.over, set()
         resumed, self.resumed = self.resumed - over, set()

@@ -37,7 +37,7 @@ from headway.gateway.upstream.hints import add_order
 
 log = logging.getLogger("headway.gateway")
 _NUM_FALLBACKS = 2
-"""Addresses after the first one. Envoy tries them in turn if its route retries."""
+"""Number of further addresses after the chosen one. Envoy tries them in turn if its route retries."""
 _RETRY_S = 1.0
 """Time in which Envoy should notice a dead engine and try another one."""
 _MAX_PARTS = 64

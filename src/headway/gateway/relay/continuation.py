@@ -152,8 +152,8 @@ class PartialResponse:
         return self.prompt_ids is not None and self.token_ids is not None
 
     def unread_ids(self) -> list[int]:
-        """Ids that may contain the reasoning's unseen end tag: they came in one chunk with reasoning text, or without
-        text. An answer that continues after the tag is not marked as answer."""
+        """Token ids that may contain the unseen end tag of the reasoning: ids that came in a chunk with reasoning text,
+        or in a chunk without text. An answer that continues after the tag is not marked as answer."""
         if self.token_ids is None or not self.goes_on_from_ids or not self._may_end_reasoning:
             return []
         return self.token_ids[self._ids_read : self._ids_of_reasoning]

@@ -100,7 +100,7 @@ def is_replicas_fault(failure: Failure) -> bool:
 
 
 def is_failed(status: int, has_begun: bool) -> bool:
-    """Whether a status other than 200 means a failed attempt, rather than an answer for the client."""
+    """Whether a status other than 200 means that the attempt failed. Otherwise the response is the client's answer."""
     return has_begun or is_retryable(status)
 
 

@@ -60,7 +60,8 @@ def _may_be_deep(raw: bytes) -> bool:
     if len(raw) <= _COUNTED_BYTES:
         return raw.count(b"{") + raw.count(b"[") > MAX_DEPTH
     num = 0
-    for bracket in (b"{", b"["):  # searched one by one: most bodies have few, and counting reads every byte
+    # searched one by one, because most bodies have few matches, and counting reads every byte
+    for bracket in (b"{", b"["):
         at = raw.find(bracket)
         while at >= 0 and num <= MAX_DEPTH:
             num += 1

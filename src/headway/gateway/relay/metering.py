@@ -289,11 +289,9 @@ def _of_all_prompts(prompts: object, first_tokens: int) -> int:
 
 
 class ChoiceCounts:
-    """Counts the tokens of an answer with several choices, for every way in which engines report usage.
-
-    vLLM and SGLang report the total at the end and, on request, each choice's tokens with its chunks. llama.cpp reports
-    one choice's tokens in `timings`, which no other engine has: at the end of each choice, and in an answer that is not
-    streamed.
+    """Counts the tokens of an answer with several choices, for each engine's way to report usage. vLLM and SGLang
+    report the total at the end and, on request, each choice's tokens with the choice's chunks. llama.cpp reports one
+    choice's tokens in `timings`, a field of no other engine: at the end of each choice, and in an unstreamed answer.
     """
 
     def __init__(self, num_choices: int, num_prompts: int = 1) -> None:
@@ -303,7 +301,7 @@ class ChoiceCounts:
         self._finished: set[int] = set()
         self._by_choice: dict[int, int] = {}
         self._total = self._sum = 0
-        """The last usage that belongs to no choice, and the sum of all such usages."""
+        """(last usage that belongs to no choice, sum of all usages that belong to no choice)."""
         self._is_of_choices = False
         """Whether usages without a choice cover one choice each."""
         self._are_usages_of_choices = False

@@ -101,7 +101,8 @@ class BrokenEngines:
         self._names: list[str] = []
 
     def count(self, name: str, generated_tokens: int) -> None:
-        """Count an engine that broke after it had generated this many tokens of the request in this attempt."""
+        """Count an engine that broke. `generated_tokens`: tokens that it had generated for the request in this
+        attempt."""
         if generated_tokens < SURVIVED_TOKENS:
             if name not in self._names:
                 self._names.append(name)

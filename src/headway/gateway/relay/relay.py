@@ -146,7 +146,8 @@ class Relay:
             self._scheduler.drop(self.in_flight)
 
     async def _respond(self) -> ApiError | RefusedError | None:
-        """Write the whole response. Returns the error that must be written in its place or at its end."""
+        """Write the whole response. Returns an error that the caller must write in place of the response or at its
+        end."""
         try:
             if self.in_flight.restored is not None:
                 self._replay(self.in_flight.restored)
@@ -421,8 +422,8 @@ class Relay:
         self._response.writer.write(b"")
 
     def _end_too_long(self) -> None:
-        """End a stream that its engine does not end, and abort it at the engine. Raises EngineError for an API in which
-        only the engine can end the answer."""
+        """End a stream that is too long, because its engine does not end it, and abort the request at the engine.
+        Raises EngineError for an API in which only the engine can end the answer."""
         replica = self.in_flight.replica
         name = "the replica" if replica is None else replica.name
         log.warning("%s generates more tokens than request %s allows", name, self.in_flight.request_id)

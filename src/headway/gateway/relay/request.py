@@ -67,7 +67,7 @@ _MEDIA_FIELDS = (
 _MAX_MEDIA_DEPTH = 4
 """Depth of nested contents: in messages, and in results of tools in them."""
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict", "min_tokens")
-"""Fields that limit an answer. If there are several, engines differ in which one they prefer."""
+"""Fields that limit an answer's length. If a request has several, engines differ in the field that they prefer."""
 _REASONING_BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget")
 _COST_FIELDS = frozenset((
     *_LIMITS[1:], *_REASONING_BUDGETS, "thinking", "reasoning", "n", "best_of", "n_cmpl", "echo", "input",
@@ -79,7 +79,7 @@ _UNSPLITTABLE_OPTIONS = ("echo", "prompt_logprobs", "use_beam_search")
 
 _COMPARING = frozenset((*RERANK, *SCORE))
 _OF_ONE_MODEL = frozenset((EMBEDDINGS, *RERANK, *SCORE, TOKENIZE, DETOKENIZE, POOLING, *CLASSIFY))
-"""Endpoints whose answers are compared with other answers of the same model, or returned to it."""
+"""Endpoints whose answers are compared with other answers of the same model, or are sent back to the model."""
 
 
 class CostFeatures(Struct, frozen=True, array_like=True, gc=False):
@@ -124,7 +124,7 @@ class Features(Struct, array_like=True, gc=False):
     """Whether the service tier is `flex`: the request may then wait until a deadline."""
     cost: CostFeatures = _NO_COST
     response_id: str | None = None
-    """The response that the request continues. The engine that made it stores it."""
+    """The id of the earlier response that the request continues. The engine that made the response stores it."""
 
 
 class ClientRequest(Struct):
@@ -321,7 +321,7 @@ def _num_nested_ids(body: dict[str, Any]) -> int:
 
 
 def _repeated(body: dict[str, Any]) -> tuple[int, int]:
-    """Characters and media that an engine reads repeatedly, because it compares one text with many."""
+    """(characters, media) that an engine reads again, because it compares one text with many."""
     num_chars = num_media = 0
     for names in _PAIRS:
         values = [value if isinstance(value := body.get(name), list) else [value] for name in names]

@@ -54,8 +54,9 @@ class RequestBuilder:
         self.is_prefill, self.hidden_fields, self._meter = False, (), meter
 
     async def learn_prompt(self, replica: EngineEndpoint) -> None:
-        """Let an engine render the chat if it returns no token ids. Rendering starts when the chat is sent, because the
-        engine may be gone or busy when the prompt is needed; only then is it awaited."""
+        """Let the engine render the chat as a prompt if it returns no token ids. Rendering starts when the chat is
+        sent, because the engine may be gone or busy when the prompt is needed. The result is awaited when the prompt is
+        needed."""
         partial, request = self._meter.partial, self._request
         if not partial.tokens:
             if request.stream and request.can_resume and self.rendering is None:

@@ -48,7 +48,8 @@ _STATEFUL_OPTIONS = frozenset((
     "repetition_penalty", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "structured_outputs", "grammar", "json_schema", "tools", "functions", "min_tokens", "best_of", "prompt_embeds",
 ))  # fmt: skip
-"""Options that depend on all tokens so far, or on a parser's state, so that no other engine can continue the answer."""
+"""Options that depend on all tokens so far or on a parser's state. With such an option, no other engine can continue
+the answer."""
 _FORWARDED_HEADERS = frozenset(
     (
         "authorization",
@@ -164,7 +165,8 @@ def _integer(name: str, value: float) -> int:
 
 
 def _can_resume(path: str, body: dict[str, Any], prompt_ids: list[int] | None) -> bool:
-    """Whether the answer is one sequence that depends only on its tokens, and the prompt could be read."""
+    """Whether another engine can continue the answer: it is one sequence that depends only on its tokens, and the
+    prompt could be read."""
     if path not in (CHAT, COMPLETIONS) or body.get("n") not in (None, 1):
         return False
     if path == COMPLETIONS and not isinstance(body.get("prompt"), str) and not prompt_ids:
@@ -247,7 +249,7 @@ def _token_ids(values: list[Any]) -> list[int] | None:
 
 
 def _completion_prompt(body: dict[str, Any]) -> Prompt:
-    """Text or token ids. Other prompts, such as embeddings, are left to the engine."""
+    """The prompt if it is text or token ids. Other prompts, such as embeddings, are left to the engine."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return prompt, None

@@ -40,7 +40,7 @@ class ClientResponse:
         """`writer` is the destination of the current model's answer: the client, or a buffer until the answer is
         accepted."""
         self.is_paced = isinstance(client, PacedWriter)
-        """Whether the client gets answer tokens one by one, at their pace."""
+        """Whether the client gets the answer tokens at a fixed pace."""
 
     def begin_model(self, is_buffered: bool) -> None:
         """Begin the response of a cascade's next model, or of a fallback."""

@@ -1,6 +1,5 @@
-"""The state of an answer that the process which relays it knows, besides its tokens.
-
-Apart from `in_flight.py`, as that module is compiled, and msgspec needs the annotations of the fields.
+"""The state of an answer, besides its tokens, that only the process that relays the answer knows. This module is
+separate from `in_flight.py`, because that module is compiled, and msgspec needs the annotations of the fields.
 """
 
 from __future__ import annotations

@@ -195,9 +195,8 @@ class LiveControl(Control):
         return True
 
     def failed(self, live: Live, now: float, replica: int | None = None) -> None:
-        """Place the request at another replica than the failed one (by default its own), or reject it.
-
-        Tokens already sent are kept.
+        """Place the request at another replica than the failed replica (by default the request's own), or reject the
+        request. Tokens already sent are kept.
         """
         service = self.service_of(live)
         failed = live.replica if replica is None else replica

@@ -33,7 +33,7 @@ class ReleaseReason(IntEnum):
     FAILED = auto()
     """The replica failed, and the request is placed again."""
     FAILED_BEFORE_FETCH = auto()
-    """The decode replica failed before it fetched the KV cache, which another one can still fetch."""
+    """The decode replica failed before it fetched the KV cache. Another replica can still fetch the cache."""
     MOVED = auto()
     """The connection aborted by a move is closed."""
     PREFILLED = auto()
@@ -73,7 +73,7 @@ class State(IntEnum):
     PLACED = auto()
     """Counted at a replica, and not sent yet."""
     PREFILLING = auto()
-    """Sent to a replica that computes its prompt for another one, or to both replicas of a pair."""
+    """Sent to a replica that only computes the prompt, or to both replicas of a pair."""
     SENT = auto()
     """Sent to the replica that answers."""
     MOVING = auto()
@@ -192,9 +192,9 @@ class InFlightRequest:
     owner: str = ""
     """Owner of the request's key; empty without a key."""
     has_left: bool = False
-    """Whether the request has left a replica before its end, so that its stays are recorded."""
+    """Whether the request has left a replica before its end. The stays of such a request are recorded."""
     is_away: bool = False
-    """Whether it has left its last replica and is at none."""
+    """Whether the request has left its last replica and is at no replica."""
     needs_score: bool = False
     """Whether a score of the current model's answer decides on escalation."""
     awaits_score: bool = False
@@ -203,7 +203,7 @@ class InFlightRequest:
     retry_after_s: int = 1
     """The wait advised to a rejected client."""
     is_shed: bool = False
-    """Whether it was rejected because its first token was expected too late."""
+    """Whether the request was rejected because its expected TTFT was too long."""
     rate_hold: RateHold | None = None
     """Its reservation in the rates of the caller's key."""
     budget_hold: BudgetHold | None = None

@@ -18,8 +18,8 @@ class _Kept(NamedTuple):
 
 
 class KeptPolicies:
-    """Instances by model, kind and choice. Choices are compared by value, because each read of a file creates new
-    ones."""
+    """Policy instances by model, kind and choice. Choices are compared by value, because each read of a file creates
+    new choice objects."""
 
     def __init__(self) -> None:
         self._kept: list[_Kept] = []

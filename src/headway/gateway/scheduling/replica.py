@@ -33,8 +33,8 @@ def _ignore() -> None:
 
 
 _EXPECTED_ONE_IN, _MOST_EXPECTED = 8, 4096
-"""One in how many requests is compared with the cache index if routers do not query it; and the number that are
-kept."""
+"""(one in this many requests is compared with the cache index if routers do not query it, maximum number of stored
+expectations)."""
 
 
 class ReplicaReservation:
@@ -78,7 +78,8 @@ class ReplicaReservation:
 
 
 class Slots:
-    """The slots of one llama.cpp server: one request runs in each, and others wait in order of arrival."""
+    """The slots of one llama.cpp server. One request runs in each slot, and further requests wait in order of
+    arrival."""
 
     def __init__(self) -> None:
         self._num = 0
@@ -146,11 +147,12 @@ class LiveReplica(EngineEndpoint):
     num_slots: int | None = None
     """Requests that the engine runs at a time, if it reports the number (llama.cpp)."""
     on_prompt: Callable[[Live], None] | None = None
-    """Called when the prompt of a streamed request is computed. For other requests, their end shows it."""
+    """Called when the prompt of a streamed request is computed. For an unstreamed request, its end shows the computed
+    prompt."""
     on_placed: Callable[[LiveReplica, Live], None] | None = None
     """Called when a request is placed here, if other gateways must know."""
     _other_ordering: str | None = None
-    """The engine's ordering by its last answer, if it is the wrong one."""
+    """The ordering that the engine last reported, if it is not the wanted ordering."""
     _matched_request = -1
     """The last request whose prefix a router matched, with its cached and loadable tokens."""
     _matched_cached = 0
@@ -435,7 +437,8 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def is_saturated(self) -> bool:
-        """Whether requests wait at the engine, or may wait: without metrics, if it has more than one of them."""
+        """Whether requests wait at the engine, or may wait. Without metrics of the engine: whether it has more than one
+        request."""
         waiting = self.load.waiting
         return len(self._reservations) > 1 if waiting is None else waiting > 0
 
@@ -479,7 +482,8 @@ class LiveReplica(EngineEndpoint):
     def head_demand_blocks(self) -> int:
         """Blocks of the first request that waits at the engine, as scraped.
 
-        If unknown, of the gateway's first waiting request: among those without a token, the last `num_waiting` wait.
+        If unknown: blocks of the first request that waits by the gateway's count. Of the requests without a token, the
+        last `num_waiting` are taken to wait.
         """
         head_share = self.load.head_share
         if head_share is not None:

@@ -51,7 +51,7 @@ class Roster:
         return member
 
     def add(self, replica: LiveReplica) -> None:
-        """Add a replica that is not up yet. It may reuse the number of one that failed to start."""
+        """Add a replica that is not up yet. The replica may reuse the number of a replica that failed to start."""
         self.replicas[replica.id : replica.id + 1] = [replica]
         self._watch_prompts(replica)
         service = self._services[replica.model]
@@ -134,7 +134,7 @@ class Roster:
 
     def place_pairs_at_once(self) -> None:
         """From now on, reserve both replicas of a prefill and decode pair when a request is placed. Used with a proxy
-        that sends the request to one replica, after which the engines hand the KV cache over by themselves."""
+        that sends the request to only one replica: the engines then hand the KV cache over by themselves."""
         self.places_pairs_at_once = True
         self._watch_all()
 
@@ -149,7 +149,8 @@ class Roster:
 
     def _watch_prompts(self, replica: LiveReplica) -> None:
         """Report computed prompts to control if it limits the prompts at a replica."""
-        # A pair of single-phase replicas computes a prompt at one replica, and counts it as computed at the other.
+        # With a pair of single-phase replicas, the prompt is computed at one replica, and counts as computed at the
+        # other.
         is_pair = replica.is_single_phase or (self.places_pairs_at_once and replica.role != "mixed")
         is_watched = self._has_prompt_window and not is_pair
         replica.on_prompt = self._prompt_computed if is_watched else None

@@ -25,9 +25,11 @@ from headway.gateway.upstream.errors import EngineError, RefusedError, is_retrya
 
 _MAX_ANSWER_BYTES = 64 << 20
 _GRACE_S = 0.1
-"""If one engine fails, both requests may fail in any order. After this time it is clear which one failed first."""
+"""When one engine fails, its request and the other engine's request may fail in any order. After this time, the engine
+that failed first is known."""
 _TRANSFER_GRACE_S = 5.0
-"""The decode replica reports every broken KV transfer. If the prefill replica broke it, its own answer ends soon."""
+"""The decode replica reports every broken KV transfer. If the prefill replica broke the transfer, the prefill replica's
+own answer ends soon."""
 _ROOMS = SystemRandom()
 Send = Callable[[EngineEndpoint, str, bytes], Awaitable[None]]
 
@@ -161,7 +163,7 @@ class DualDispatch:
 def check_answer(answer: bytes, content_type: str) -> None:
     """Raises EngineError if an answer with status 200 reports an error or an abort, or is not a JSON object.
 
-    Such an answer does not show that the prompt was computed, and the decode replica would wait for minutes.
+    After such an answer, the prompt may not be computed, and the decode replica would wait for minutes.
     """
     if "event-stream" not in content_type:
         _, unread = sse.read_chunk(answer)

@@ -26,7 +26,7 @@ NAMES: dict[Kind, str] = {"routing": "router", "ordering": "ordering", "admissio
 
 
 class ShadowedDecisions(Struct, forbid_unknown_fields=True):
-    """Decisions of one kind for one model by the candidate of `--shadow`."""
+    """Decisions of the candidate of `--shadow`, of one kind and for one model."""
 
     model: str
     kind: str

@@ -27,11 +27,12 @@ from headway.perf.engine_times import PoolTimes
 PERIOD_S = 0.25
 _STUCK_FACTOR, _SILENT_FACTOR = 5, 2
 _MIN_BEGUN, _BEGUN_CHECKS = 3, 4
-"""Streams that represent an engine's pace, and the number of checks after their first tokens from which they count."""
+"""(number of begun streams that represent an engine's pace, number of checks after its first token from which a stream
+counts as begun)."""
 _ALONE_FACTOR = 4
 _CANARY_SHARE = 1 / 3
-"""Time that a silent engine has for a request of one token, as a share of its limit. If it answers, begun streams that
-are silent for so much longer are aborted: their tokens should have come, too."""
+"""Time that a silent engine has for a request of one token, as a share of its limit. If the engine answers the request,
+begun streams that stay silent for this additional time are aborted, because their tokens should have come, too."""
 _MAX_LEARNT = 4
 """Maximum number of finished requests of a replica to learn from between two checks."""
 _WEIGHT = 0.2
@@ -73,7 +74,7 @@ class _Stay:
         self.has_tokens = has_tokens
         """Whether a token has come from this replica."""
         self.num_checks = 0
-        """Checks since the one that saw its first tokens here."""
+        """Number of checks since the check that first saw tokens of the stream at this replica."""
 
     @property
     def has_begun(self) -> bool:
@@ -108,7 +109,7 @@ class StallWatch:
         self._silent_s: dict[int, float] = {}
         """Maps each replica with requests to the time since the last sign of life."""
         self._streams_silent_s: dict[int, float] = {}
-        """Maps each replica with several begun streams to the time since one of them brought a token."""
+        """Maps each replica with several begun streams to the time since any of these streams brought a token."""
         self._silence_suspected_s: dict[int, float] = {}
         """Maps each replica to how long it had been silent when it was last suspected."""
         self._ratios: dict[int, float] = {}
@@ -184,7 +185,7 @@ class StallWatch:
         return max(self._silent_s.get(replica, 0.0), self._streams_silent_s.get(replica, 0.0))
 
     def abort_stuck(self, requests: Iterable[InFlightRequest]) -> None:
-        """Abort requests that have been silent for too long at engines that generate for others."""
+        """Abort requests that have been silent for too long while their engines generate for other requests."""
         for request in requests:
             stay, replica = self._stays.get(request.live.id), _waits_on(request)
             if stay is None or replica is None or stay.replica is not replica or not stay.silent_s:

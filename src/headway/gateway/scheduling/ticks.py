@@ -15,7 +15,7 @@ class PolicyTicks:
         self._ticking: list[Ticking] = []
 
     def start(self) -> None:
-        """Call the current policies from now on. Later calls start new ones."""
+        """Call the current policies from now on. A later call switches to the policies that are then current."""
         ticking = self._control.parts.ticking()
         for policy in ticking:
             if policy.interval_s is not None and policy not in self._ticking:

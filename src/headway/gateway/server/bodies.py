@@ -133,7 +133,8 @@ async def _read_slowly(
 
 
 async def _whole(receive: Receive) -> bytes:
-    """A body in one piece, even if it comes in short parts. ClientDisconnect if the client leaves before its end."""
+    """A body as one bytes object, even if it comes in short parts. ClientDisconnect if the client leaves before its
+    end."""
     body = bytearray()
     while await _add_part(body, receive):
         pass

@@ -38,8 +38,8 @@ async def _page(request: Request, gateway: Gateway) -> Response:
 
 @cache
 def _page_and_policy() -> tuple[str, str]:
-    """The page with its chart library, and a content security policy that allows only these two scripts and requests to
-    this gateway."""
+    """The page with its chart library, and a content security policy. The policy allows only the page's two scripts,
+    and requests to this gateway."""
     folder = files("headway.gateway.server")
     text = folder.joinpath("dashboard.html").read_text(encoding="utf-8")
     uplot = {each.name: each.read_text(encoding="utf-8") for each in folder.joinpath("uplot").iterdir()}

@@ -21,9 +21,9 @@ up an enum's members takes a tenth of a request's time here."""
 class RequestFraming:
     """Divides a connection's bytes at the ends of heads, chunk headers, chunks, trailers and bodies.
 
-    The parser gets each part by itself. The same bytes are therefore the same requests with the same limits, however
-    the network divides them into segments. The parser decides what is valid. A request that the parser and this class
-    divide differently is refused.
+    The parser gets each part by itself. The same bytes therefore give the same requests with the same limits, for any
+    division into network segments. The parser decides what is valid. A request that the parser and this class divide
+    differently is refused.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,8 @@ class RequestFraming:
     def agrees(self, part: int, data: bytes, start: int, end: int, is_complete: bool, num_body: int) -> bool:
         """Whether the parser, which accepted `data[start:end]` of `part`, found the same end as this class.
 
-        `is_complete`: the parser found the end of the request; `num_body`: the bytes of the body that it found so far.
+        `is_complete`: whether the parser found the end of the request; `num_body`: number of body bytes that the parser
+        found so far.
         """
         if part == BODY:
             self._num_left -= end - start

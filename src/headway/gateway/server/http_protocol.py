@@ -1,10 +1,9 @@
 """HTTP/1.1 for clients, with limits on everything outside of bodies.
 
-An application with `takes_writer` is called with the request's cycle as a fourth argument, to which it writes directly.
+An application with `takes_writer` gets the request's cycle as a fourth argument, and writes to the cycle directly.
 
 Requests of one connection are parsed one at a time: the next request waits until the client has read the last answer,
-and reading pauses. The memory of a connection is therefore bounded, whatever its client sends and does not read
-(`ConnectionMemory`).
+and reading pauses. The memory of a connection is therefore bounded for any client (`ConnectionMemory`).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from headway.gateway.server.http_cycle import HttpCycle
 _ASGI: Any = {"version": "3.0", "spec_version": "2.3"}
 _HEAD_TIMEOUT_S = 30.0
 _IDLE_S = 1.0
-"""A connection that has been idle for this time is closed if others wait."""
+"""Idle time after which a connection is closed if other connections wait."""
 _LAST_REQUEST_S = 2.0
 """How long an ending server waits for a request that is on its way."""
 _SINGLE_HEADERS = frozenset((b"host", b"authorization", b"x-api-key", b"content-type", b"origin", b"transfer-encoding"))
@@ -90,7 +89,7 @@ class HttpProtocol(asyncio.Protocol):
     _has_ended = False
     """Whether the client will send nothing more."""
     _is_ending = False
-    """Whether the server ends, so that the next request is the last one."""
+    """Whether the server is ending. The next request is then the connection's last."""
 
     # Times.
     _timer: asyncio.TimerHandle | None = None
@@ -228,8 +227,8 @@ class HttpProtocol(asyncio.Protocol):
         return bool(poll.poll(0))
 
     def make_room(self) -> None:
-        """Make room for waiting connections: close this one after the current answer, or now if it has been idle for a
-        while."""
+        """Make room for waiting connections: close this connection after the current answer, or now if it has been idle
+        for a while."""
         cycle, framing = self._cycle, self._framing
         if cycle is not None and not cycle.is_complete:
             cycle.shut_down()

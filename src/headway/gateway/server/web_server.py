@@ -21,7 +21,7 @@ from headway.gateway.termination import ignore_sigterm
 
 _GC_THRESHOLDS = 2000, 100, 10
 """Python's defaults are 700, 10 and 10. Requests leave no reference cycles (tests/gateway/server/test_garbage.py), so
-collections find nothing, but pause all streams. These thresholds keep collections short, and full ones rare."""
+collections find nothing, but pause all streams. These thresholds keep collections short, and full collections rare."""
 _BACKLOG = 4096
 """Connections that may wait to be accepted."""
 _TCP = socket.IPPROTO_TCP

@@ -35,7 +35,7 @@ class AutopilotState(Struct, forbid_unknown_fields=True):
     version: str | None
     """The file that contains the change."""
     share: float | None
-    """Share of time, and so of traffic, that runs under the change while it is staged."""
+    """Share of the time, and therefore of the traffic, during which the change is in effect while it is staged."""
     pairs: _Num
     """Number of pairs of periods with and without the change."""
     gain: float | None

@@ -1,13 +1,13 @@
-"""Predicted over observed latencies of each replica: whether its step-time model still holds, and which term is wrong.
+"""Ratios of predicted to observed latencies of each replica: they show whether its step-time model still holds, and
+which term is wrong.
 
 Ended requests are collected. Every few seconds their latencies are compared with the step-time model's prediction for
 their load: the requests that decoded at the same time, and the prompts computed meanwhile. A replica's ratio is the
 median over its last requests, so that outliers do not matter. Waiting for a batch slot is not predicted: a request that
 arrived at a full batch counts only for its time between tokens. Prompt tokens that an answer reports as cached cost no
 compute; where answers report none, all tokens count as new. Times that end while the gateway itself was late are left
-out.
-
-From the same times `perf.term_factors` estimates the factors of decoding, prompts and the time outside the batch.
+out. From the remaining times, `perf.term_factors` estimates the factors of decoding, prompts and the time outside the
+batch.
 """
 
 from __future__ import annotations
@@ -143,9 +143,9 @@ class PredictionDrift:
         correct: Callable[[int, float, float], None] = lambda replica, prefill, decode: None,
         late_s: Callable[[float], float] = lambda time_s: 0.0,
     ) -> None:
-        """`served` finds a pool by name, with its step times; None if its GPU is unknown, and its requests are then not
-        compared. `correct` is called with a replica and the factors of its prefill and decode. `late_s(time_s)` is the
-        largest delay of the gateway at that time."""
+        """`served` finds a pool by name, with its step times. If the pool's GPU is unknown, the step times are None,
+        and the pool's requests are not compared. `correct` is called with a replica and the factors of its prefill and
+        decode. `late_s(time_s)` is the largest delay of the gateway at that time."""
         self._served, self._correct, self._late_s = served, correct, late_s
         self._models: dict[str, tuple[Pool | None, AnyStepModel | None]] = {}
         self._replicas: dict[int, _Replica] = {}

@@ -30,7 +30,8 @@ _SHORT_BODY_BYTES = 1 << 16
 _MAX_OVERHEAD_BYTES = 1 << 18
 """Bytes of headers, or of framing between two pieces of a body."""
 _MAX_IDLE_CONNECTIONS = 256
-"""Idle connections kept to one server. Without a limit, a burst of streams would leave one open for each of them."""
+"""Maximum number of idle connections kept to one server. Without a limit, a burst of streams would leave one open
+connection for each stream."""
 _STALE_S = 0.05
 """If the server closes a kept connection this soon after a request, it had closed it before the request came."""
 _MAX_STATUS_BYTES, _STATUS_BODY_S = 1 << 16, 0.5
@@ -360,12 +361,11 @@ class Client:
         on_connection: Callable[[Connection], None] | None = None,
         may_resend: Callable[[], bool] = lambda: True,
     ) -> Connection:
-        """Send a request and wait for its status. `headers` are lines that end in CRLF. Raises EngineError if none
-        comes.
-
-        `on_connection` is called before anything is sent, so that the caller can abort the connection while it waits. A
-        request is sent a second time, on a new connection, only if the server closed a kept connection at once and
-        without a byte of an answer, and `may_resend()` agrees: the server may have begun to process it after all.
+        """Send a request and wait for its status. `headers` are lines that end in CRLF. Raises EngineError if no status
+        comes. `on_connection` is called before anything is sent, so that the caller can abort the connection while it
+        waits. A request is sent a second time, on a new connection, only if the server closed a kept connection at once
+        and without a byte of an answer, and `may_resend()` returns True, because the server may have begun to process
+        the request nevertheless.
         """
         if self._drops_client_key:
             headers = _CLIENT_KEY.sub("", headers) + self._authorization

@@ -34,7 +34,8 @@ class Adapter(Struct, frozen=True):
     host_share: tuple[str, ...] = ()
     """Share of the host memory for preempted requests in use."""
     loras: str = ""
-    """A metric whose labels are the LoRA adapters that run and wait, and whose value is the time at which they did."""
+    """Name of a metric. Its labels are the LoRA adapters of running and waiting requests, and its value is the time of
+    that state."""
     lists_adapters: bool = False
     """Whether /v1/models lists all LoRA adapters that the engine serves, each with its model as `parent`."""
     ordering: str = ""
@@ -60,9 +61,10 @@ class Adapter(Struct, frozen=True):
     continue_options: dict[str, bool] | None = None
     """Options that continue the last message of a chat instead of answering it; None: not supported."""
     transfers_kv: bool = False
-    """Whether one engine can prefill and another decode, with the `kv_transfer_params` that the first one returned."""
+    """Whether one engine can prefill and another can decode. The `kv_transfer_params` of the prefill engine's answer go
+    to the decode engine."""
     dual_dispatch: bool = False
-    """Whether each engine runs one phase, so that a request is sent to a prefill and a decode engine at the same
+    """Whether each engine runs one phase. A request is then sent to a prefill engine and a decode engine at the same
     time."""
 
 

@@ -27,7 +27,8 @@ _MAX_NOTED = 32
 _CANARY_TOKEN_S = 0.2
 """Time for each token of a canary."""
 _HOSTED_HEALTHY = (404, 405, 429)
-"""Statuses of healthy hosted services that do not list their models (404, 405), or limit how often they do (429)."""
+"""Statuses that show a healthy hosted service: 404 and 405 if it does not list its models, 429 if it limits such
+requests."""
 _COUNTED_FIELDS = ("prompt", "messages", "tools", "chat_template_kwargs", "add_special_tokens", "add_generation_prompt")
 """The fields of a request on which its number of prompt tokens depends."""
 

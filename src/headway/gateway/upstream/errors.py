@@ -27,8 +27,8 @@ class EngineError(Exception):
 
 
 def without_frames(error: EngineError) -> EngineError:
-    """The error, ready to be stored. Its traceback frames are removed, because they may refer to the object that stores
-    it and to the whole request; such a cycle lives until the garbage collector runs."""
+    """The error, ready to be stored. The frames of its traceback are removed, because they may refer to the object that
+    stores the error and to the whole request. Such a reference cycle lives until the garbage collector runs."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
 

@@ -2,9 +2,9 @@
 
 A breaker opens at once when a connection cannot be opened or is broken off, when health checks fail, and after several
 failed requests in a row; then the replica gets no requests. After a pause, a probe is sent. The pause doubles each
-time, and is zero at first after a broken connection. The probe is the health check and, if requests had failed, a
-canary completion: of one token or, if streams had broken, a stream of more tokens than they had. The breaker closes
-only if the whole probe succeeds.
+time, and is zero at first after a broken connection. The probe is the health check. If requests had failed, the probe
+is also a canary completion of one token. If streams had broken, the canary completion is a stream with more tokens than
+the broken streams had. The breaker closes only if the whole probe succeeds.
 
 A replica whose breaker is closed may still be ejected (`outliers`), or be suspected of generating nothing
 (`scheduling.stalls`): then a canary decides.
@@ -241,7 +241,7 @@ class HealthMonitor(Generic[Replica]):
         if isinstance(error, ExhaustedError):
             return
         is_refusal = isinstance(error, RefusedError) and (400 <= error.status < 500 or error.status == NOT_IMPLEMENTED)
-        # All streams of an engine that ends break at once, which counts as one failure.
+        # When an engine ends, all of its streams break at once. They count as one failure.
         is_known = isinstance(error, BrokenOffError) and self.breakers[replica.id].is_open
         if (
             not is_refusal and not is_known

@@ -26,7 +26,8 @@ _MIN_LATENCIES = 5
 _MIN_SLOW_S = 2.0
 """Minimum total time of the replica's observations, in seconds."""
 _MIN_SLOW_BUCKETS = 2
-"""Buckets of the window in which the replica must be slow, because one pause of an engine delays all of its streams."""
+"""Number of the window's buckets in which the replica must be slow. One pause of an engine delays all of its streams,
+so one bucket is not enough."""
 Latency = Literal["first token", "between tokens"]
 Reason = Literal["failures in a row", "failures", "latency"]
 
@@ -127,7 +128,7 @@ class OutlierDetector:
         self._hosts: dict[int, _Host] = {}
 
     def add(self, replica: int, group: Hashable) -> None:
-        """Observe a replica, whose peers are the others of its group."""
+        """Start to observe a replica. Its peers are the other replicas of its group."""
         self._hosts[replica] = _Host(group, self.settings.window_s)
 
     def remove(self, replica: int) -> None:
@@ -146,7 +147,7 @@ class OutlierDetector:
             host.num_answered += 1
 
     def failed(self, replica: int, now: float) -> bool:
-        """Record that a replica has failed a request, or refused one that a peer has answered. True if `check` is
+        """Record that a replica has failed a request, or refused a request that a peer has answered. True if `check` is
         due."""
         host = self._hosts.get(replica)
         if host is None:

@@ -29,7 +29,7 @@ class RenderedPrompt(Struct):
 
 
 class Tokens(Struct):
-    """The tokens of a text: vLLM counts them, llama.cpp lists them."""
+    """An engine's report of the tokens of a text: vLLM gives their number, llama.cpp lists them."""
 
     count: int | None = None
     tokens: list[Any] | None = None

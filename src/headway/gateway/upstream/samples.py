@@ -117,7 +117,7 @@ def _differing(samples: Sequence[Sample]) -> list[str]:
 
 
 def _added(samples: list[Sample]) -> list[Sample]:
-    """The samples, with those that differ only by priority added up."""
+    """The samples without the priority label. Samples that differ only by priority are added up."""
     by_rest: dict[frozenset[tuple[str, str]], float] = {}
     for labels, value in samples:
         rest = frozenset((name, text) for name, text in labels.items() if name != _PRIORITY)

@@ -178,8 +178,8 @@ class RepeatedEvent:
     _after = b""
 
     def learn(self, event: bytes, chunk: Chunk) -> bool:
-        """Recognise events like this one, which has this chunk. False if it has more than text, or is written
-        differently."""
+        """Recognise events like `event` from now on. `chunk`: the decoded event. Returns False if the event has more
+        than text, or an unexpected form."""
         text, key = _text_alone(chunk)
         if not text or not event.startswith(_DATA) or event.find(b"\n") != len(event) - 2:
             return False

@@ -1,7 +1,6 @@
-"""Which engine stores which response of /v1/responses: each engine stores the responses that it generated.
-
-The gateway notes the ids of ended answers. It may lack an id because it was restarted or another gateway relayed the
-answer; then it asks all engines.
+"""Finds the engine that stores a response of /v1/responses: each engine stores the responses that it generated. The
+gateway notes the ids of ended answers. If it lacks an id, because it was restarted or another gateway relayed the
+answer, it asks all engines.
 """
 
 from __future__ import annotations

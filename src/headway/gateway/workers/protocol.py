@@ -143,8 +143,8 @@ class PrefillLegDone(Struct, array_like=True, tag=9, gc=False):
 
 
 class BodyQuarantined(Struct, array_like=True, tag=20, gc=False):
-    """Copies of a request that broke engines are barred. Sent by the process that found it, and passed on to the
-    others."""
+    """Bars copies of a request that broke engines. Sent by the process that found the request, and passed on to the
+    other processes."""
 
     digest: bytes
     until_s: float
@@ -408,8 +408,8 @@ class Link(asyncio.Protocol):
 
 
 class HeartbeatMonitor:
-    """One end's heartbeats. Periods are counted rather than timed, so that a pause of the whole machine does not look
-    like a hanging end."""
+    """One end's heartbeats. Periods are counted rather than timed, so that after a pause of the whole machine the other
+    end does not seem to hang."""
 
     def __init__(
         self,

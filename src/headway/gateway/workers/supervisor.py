@@ -1,4 +1,4 @@
-"""Starts a gateway's worker processes, and restarts those that end."""
+"""Starts a gateway's worker processes, and restarts worker processes that have ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from headway.gateway.workers.session import WorkerSession
 
 log = logging.getLogger("headway.gateway")
 _STABLE_S = 5.0
-"""A worker that lasted this long is restarted at once; others after pauses that double."""
+"""A worker that has run this long is restarted at once after its end. Other workers are restarted after pauses that
+double."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 MAX_FAILED_STARTS = 5
 """The gateway ends after this many failed starts of a worker in a row, because connections that Linux gives to its
@@ -99,7 +100,7 @@ class WorkerSupervisor:
 
     async def _keep(self, index: int) -> None:
         await self._run_until_stopped(index)
-        self._listeners[index].close()  # once its worker has ended, connections go to the others
+        self._listeners[index].close()  # once its worker has ended, its connections go to the other workers
 
     async def _run_until_stopped(self, index: int) -> None:
         pause_s, num_failed, loop = _FIRST_PAUSE_S, 0, asyncio.get_running_loop()

@@ -117,7 +117,7 @@ def _pools(path: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _pool_of(found: FoundPool, pools: Mapping[str, Mapping[str, Any]], listed: Mapping[str, str]) -> str | None:
-    """The file's pool that lists one of these engines, otherwise the pool with the same name."""
+    """The file's pool that lists one of these engines. If there is none: the file's pool with the same name."""
     known = (listed[url] for url in found.entry["endpoints"] if url in listed)
     return next(known, found.entry["name"] if found.entry["name"] in pools else None)
 

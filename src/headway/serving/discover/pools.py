@@ -26,7 +26,8 @@ UNMEASURED = 0.1
 ALIKE = 0.02
 """Smallest difference at which one guess is better than another."""
 SAME_CACHE = 0.1
-"""Largest logarithmic difference between the KV caches of one pool's replicas. Those of other GPUs differ by more."""
+"""Largest difference between the logarithms of the KV cache sizes of one pool's replicas. KV cache sizes of different
+GPUs differ by more."""
 TPS = (1, 2, 4, 8)
 """Tensor parallelism values tried for engines that do not report it."""
 PROFILES = {"vllm": "vllm", "sglang": "sglang", "llama.cpp": "llama.cpp"}

@@ -91,7 +91,8 @@ def _vllm_speculation(drafts: Speculative) -> dict[str, Any]:
 
 
 def _sglang_speculation(drafts: Speculative) -> list[str]:
-    """SGLang's options for one chain of drafts. SGLang also counts the token before the drafted ones."""
+    """SGLang's options for one chain of drafts. SGLang's number of draft tokens includes the token before the drafted
+    tokens."""
     if drafts.method == "ngram":
         return ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(drafts.most_tokens)]
     args = ["--speculative-algorithm", _SGLANG_ALGORITHMS[drafts.method]]
@@ -175,7 +176,7 @@ def option_of(word: str) -> str:
 
 
 def with_own_arguments(args: Sequence[str], own: Sequence[str]) -> list[str]:
-    """The command line with the user's words at its end, without the options that they override."""
+    """The command line with the user's arguments at its end. Options that they override are left out."""
     replaced, kept, is_kept = {option_of(word) for word in own} - {""}, [], True
     for word in args:
         is_kept = option_of(word) not in replaced if option_of(word) else is_kept

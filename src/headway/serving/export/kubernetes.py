@@ -218,7 +218,7 @@ def _watches_cluster(scenario: Scenario, kind: Kind, options: ExportOptions) -> 
 
 
 def deployed_models(scenario: Scenario) -> list[str]:
-    """Returns, for each pool, the deployed model, the shape with which Headway simulates it, and settings that only
+    """For each pool: the deployed model, the shape with which Headway simulates the model, and settings that only
     engines have."""
     lines = []
     for each in _pools(scenario):
@@ -436,7 +436,7 @@ def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Man
     # The hash changes the template with the fleet file, so that Kubernetes restarts the gateway.
     annotations = {"headway/fleet-sha256": hashlib.sha256("".join([text, *configs.values()]).encode()).hexdigest()}
     template = {"metadata": {"labels": _labels(GATEWAY), "annotations": annotations}, "spec": pod}
-    # Recreate: two gateways that scale at the same time undo each other's changes, unless one leads.
+    # Recreate: two gateways that scale at the same time undo each other's changes, unless one of them leads.
     peers = scenario.spec.gateway.peers
     spec = {
         "replicas": 1 if peers is None else 2,

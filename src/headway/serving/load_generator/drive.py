@@ -79,7 +79,7 @@ class Driver:
         return None if is_late else at_s
 
     async def _step(self) -> None:
-        """Send the next request if it is due. Otherwise wait until it is due or another one ends."""
+        """Send the next request if it is due. Otherwise wait until it is due or another request ends."""
         at_s = self._next_s()
         if at_s is not None and at_s <= self.now():
             request = self._source.pop(Request)

@@ -1,6 +1,6 @@
 """Prompts with an exact number of tokens.
 
-Words that are always one token are found with a few token counts of the engine. A prompt's segment
+Words that are always one token are found through a few token counts of the engine. A prompt's segment
 (`core.request.Segment`) has the same text wherever its id occurs, so that shared text hits a prefix cache. Later turns
 of a session contain the engine's own earlier answers.
 """

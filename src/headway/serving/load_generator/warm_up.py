@@ -22,7 +22,8 @@ from headway.serving.load_generator.prompts import Vocabulary
 from headway.serving.load_generator.results import tpot_s
 
 STALL_S, STALL_FACTOR = 0.5, 3.0
-"""A round's longest wait is a stall if it exceeds the shortest such wait by this time and this factor."""
+"""The longest wait of a round is a stall if it exceeds the smallest longest wait of the rounds of the same size by this
+time and this factor."""
 LEAST_ROUNDS, MOST_ROUNDS = 4, 12
 OUTPUT_TOKENS = 32
 PAUSE_S, PAUSE_FACTOR = 1.0, 20.0
