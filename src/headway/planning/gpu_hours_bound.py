@@ -103,7 +103,8 @@ class DueWork:
     prompt_tokens: Floats
     output_tokens: Floats
     first_group: npt.NDArray[np.int64]
-    """Tier of the first token, if some first tokens of that tier may be late; -1 if this one must be in time."""
+    """Tier of the first token, if some first tokens of that tier may be late; -1 if the request's own first token must
+    be in time."""
     done_group: npt.NDArray[np.int64]
     """As `first_group`, for the request's end."""
 
@@ -312,7 +313,7 @@ def _allowed_misses(works: Mapping[str, DueWork], allowed: float) -> dict[Group,
 def _classes(
     model: str, work: DueWork, edges: Floats, kinds: Sequence[tuple[str, PeakRates]]
 ) -> Iterator[_RequestClass]:
-    """The requests of a model by what is due, the slot of arrival, and the slot by which it is due."""
+    """Classes of a model's requests: by due event (first token or end), slot of arrival, and slot of the due time."""
     last = len(edges) - 2
     arrived = np.clip(np.searchsorted(edges, work.arrival_s, "right") - 1, 0, last)
     for what, due_s, group in work.dues:
@@ -359,7 +360,8 @@ def _sizes(what: str, work: DueWork, rows: npt.NDArray[np.intp], peak: PeakRates
 
 
 def _buckets(sizes: Floats) -> tuple[Floats, Floats]:
-    """Requests in each bucket, and the largest share of the class that one of them takes of each resource."""
+    """For each bucket, its number of requests, and the largest share of the class that one of its requests takes of
+    each resource."""
     total = sizes.sum(axis=1, keepdims=True)
     shares = np.divide(sizes, total, out=np.zeros_like(sizes), where=total > 0).max(axis=0)
     buckets = np.array_split(np.argsort(shares.max(axis=1), kind="stable"), min(BUCKETS, len(shares)))

@@ -301,7 +301,8 @@ class Rehearsals:
             yield futures[future], future.result()
 
     def map(self, work: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
-        """The results of other work in the same processes, in order. Each counts as one rehearsal in the progress."""
+        """The results of other work in the same processes, in order. Each task counts as one rehearsal in the
+        progress."""
         self.expected = max(self.expected, self.num_done + len(tasks))
         results: list[R] = []
         for result in map(work, tasks) if self.resources.pool is None else self.resources.pool.map(work, tasks):
@@ -341,7 +342,8 @@ def content_key(
 
 
 def scenario_key(chosen: Scenario, *facts: Any) -> str:
-    """A digest of a scenario without its name, its coefficients, the named files, and further facts."""
+    """A digest of a scenario (without its name), its step-time coefficients, the files that it names, and further
+    facts."""
     spec, coefficients = structs.replace(chosen.spec, name=""), StepTimes(chosen).coefficients
     paths = _paths(msgspec.to_builtins([spec.workload, spec.fleet, spec.combos]))
     described = [spec, chosen.fleet, list(coefficients.values()), *facts]

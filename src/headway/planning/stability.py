@@ -100,5 +100,5 @@ def lasting(
 
 
 def lasts(run: Stability, attainment: float) -> bool:
-    """Whether the last of some runs shows a fleet that keeps up."""
+    """Whether `run`, the last of some runs, shows a fleet that keeps up."""
     return run.attainment >= attainment and not run.is_growing

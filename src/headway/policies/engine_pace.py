@@ -11,15 +11,16 @@ _UNKNOWN_TOKEN_S: Final = 1e-4
 _UNKNOWN_STEP_S: Final = 0.02
 _UNKNOWN_SEQUENCE_S: Final = 1e-4
 _UNKNOWN_CONTEXT_TOKEN_S: Final = 1e-7
-"""Assumed for every engine without a model, so that only observations distinguish such engines."""
+"""Seconds of an iteration per KV token, the same for every engine without a model, so that only observations
+distinguish these engines."""
 
 _LEAST_WINDOW_S: Final = 0.25
 _MOST_WINDOW_S: Final = 1.5
-"""Longest time between two samples for the second to count. Longer ones may contain a pause."""
+"""Maximum time between two samples that are compared. A longer time may contain a pause."""
 _LEAST_RUNNING: Final = 2
 """Minimum number of requests running at both samples. With fewer, the replica may have been idle in between."""
 _KEPT: Final = 0.9
-"""Share of the past observations that is kept at each new one. About ten windows count."""
+"""Factor on past observations at each new observation, so that about ten observations count."""
 _PRIOR_S: Final = 0.5
 """Prior weight, in seconds of expected service, mixed into the observed ratio."""
 _LIKELY: Final = 1.3
@@ -34,8 +35,8 @@ _STALE_S: Final = 60.0
 class EngineSpeed:
     """Numeric times of one kind of engine: seconds per prompt token, and the lines of iteration times.
 
-    Beyond `most` sequences, requests wait for a batch slot. The iteration time keeps growing with them, because waiting
-    costs as much.
+    Beyond `most` sequences, requests wait for a batch slot. The iteration time keeps growing with the waiting requests,
+    because waiting costs as much.
     """
 
     __slots__ = ("_lines", "_most", "first_s", "is_known", "times", "token_s")
@@ -78,7 +79,7 @@ class EngineSpeed:
 
 
 class EngineSpeeds:
-    """The speeds of many replicas. Replicas whose engines have equal expected times share one."""
+    """The speeds of many replicas. Replicas whose engines have equal expected times share one speed."""
 
     __slots__ = ("_found",)
 

@@ -30,7 +30,7 @@ _OPTIONAL = ("next_change", "next_change_tokens", "queue", "share", "started", "
 _RARE = frozenset(("moves", "release", "scale"))
 """Methods that are not called for each request: everything in their view is compared each time."""
 _LOOKS_AT_PARTS = 32
-"""Number of calls per comparison of replicas, after the first calls, for the other methods."""
+"""The other methods compare replicas in each of the first this many calls, and then once in this many calls."""
 
 
 def _names(*protocols: type) -> frozenset[str]:

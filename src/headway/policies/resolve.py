@@ -67,7 +67,8 @@ class PolicyChoice(Generic[P]):
 
 
 def identity(choice: Callable[[], object]) -> str:
-    """A policy's text, equal for arguments in any order. A gateway and an engine compare their policies by it."""
+    """A text that identifies a policy and its arguments, in whatever order they are given. A gateway and an engine
+    compare their policies by this text."""
     if isinstance(choice, PolicyChoice):
         choice = replace(choice, arguments=dict(sorted(choice.arguments.items())))
     return str(choice)

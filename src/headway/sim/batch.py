@@ -57,7 +57,7 @@ class Batch:
         self.draft_slots = 0 if drafts is None else drafts.num_slots
         """KV slots that each decoding request needs per iteration for tokens being verified or drafted."""
         self.ticks_are_plain = self.window is None and drafts is None
-        """Whether a tick needs no accounting beyond its number."""
+        """Whether a tick only increases `tick`: there is no attention window and no drafting."""
         self.kv_blocks_total = kv_blocks
         self.host = host
         self.adapters = adapters
@@ -313,7 +313,7 @@ class Batch:
         kv = self.kv
         del self.prefilling[live.id]
         kv.pinned += -live.computed_tokens // kv.block + live.shared_blocks
-        live.quantum_tick = self.tick - 1  # the token of the prefill is the first of its quantum
+        live.quantum_tick = self.tick - 1  # the prefill's token is the first token of the quantum
         self.start_decode(live)
 
     def set_check(self, live: Live) -> None:

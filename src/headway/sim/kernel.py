@@ -88,7 +88,7 @@ class Kernel:
                 self._settle()
 
     def _settle(self) -> None:
-        """Let due replicas decide; repeat while that makes others due."""
+        """Let due replicas decide; repeat while their decisions make other replicas due."""
         undecided = self.undecided
         if self.settled_s != self.now:
             self.settled_s, self.num_rounds = self.now, 0

@@ -35,7 +35,7 @@ class KvStore:
         self.read_bytes = self.written_bytes = self.evicted_bytes = 0.0
 
     def client(self, kind: int, block_bytes: float, link_bytes_per_s: float) -> StoreClient:
-        """One replica's access. `link_bytes_per_s` is the bandwidth of its network."""
+        """One replica's access to the store. `link_bytes_per_s`: bandwidth of the replica's network link."""
         self._block_bytes[kind] = block_bytes
         return StoreClient(self, kind, block_bytes, link_bytes_per_s)
 
@@ -50,7 +50,7 @@ class KvStore:
             self._held.move_to_end(key)
 
     def write(self, key: Key, blocks: int, bytes_per_s: float) -> None:
-        """Begin to write the missing ones of this many leading blocks of a segment."""
+        """Begin to write the first `blocks` blocks of a segment, without those already in the store."""
         self._settle()
         known = max(self._held.get(key, 0), self._coming.get(key, 0))
         if blocks <= known:
@@ -108,7 +108,8 @@ class StoreClient:
         self._block_bytes, self._link_bytes_per_s = block_bytes, link_bytes_per_s
 
     def reach(self, prompt: Iterable[Span], start: int) -> int:
-        """Number of gapless leading blocks of a prompt whose first `start` blocks are on the replica."""
+        """Number of leading blocks of a prompt that are available without a gap: the first `start` blocks on the
+        replica, further ones in the store."""
         return leading_blocks(prompt, start, lambda segment: self._store.blocks((self._kind, segment)))
 
     def write(self, segment: int, blocks: int) -> None:

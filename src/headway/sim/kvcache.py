@@ -37,7 +37,7 @@ class KvCache:
         self.count = 0
         self._residues = [0] * block_size_tokens
         self._counted_tick = self._held = 0
-        """A tick, and the blocks that the decoding requests hold at it."""
+        """A tick, and the blocks that the decoding requests hold at that tick."""
 
     def blocks(self, tokens: int) -> int:
         """Blocks for this many tokens."""

@@ -43,7 +43,7 @@ class PlacedRequests:
         self.num_by_tier: defaultdict[int, int] = defaultdict(int)
         ordering = self._queued_ordering
         self.queue_lengths = [0] * (0 if ordering is None else ordering.num_queues)
-        """By queue of the ordering; empty if it has none."""
+        """Number of requests in each queue of the ordering; empty without an ordering."""
         self.paused = PausedRequests(self._batch.replica)
         """Requests paused here for others, and held until there is room."""
 

@@ -25,7 +25,7 @@ from headway.sim.kvcache import KvCache
 
 
 def _own_id(live: Live) -> int:
-    """Node of content that only this request has. Segment ids are at least 0."""
+    """Id of the node for content that only this request has. Negative, because ids of segments are at least 0."""
     return -1 - live.id
 
 
@@ -221,7 +221,7 @@ class PrefixCache:
         live.shared_blocks = 0
 
     def end_keeping(self, now: float, tick: int) -> None:
-        """Evict kept blocks whose time is over in normal order from now on."""
+        """Let kept blocks whose time is over be evicted in normal order from now on."""
         self._settle(tick)
         for node_id in [each for each in self._kept if self.nodes[each].kept_until_s <= now]:
             self._no_longer_keep(node_id)

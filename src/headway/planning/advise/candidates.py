@@ -83,7 +83,8 @@ def candidates(
 
 
 def _accepted(candidate: Candidate, document: Mapping[str, Any], assemble: Assemble) -> Candidate | LeftOut:
-    """The candidate. If the engines reject its ordering, the same ordering in the gateway's queue."""
+    """The candidate if it can be assembled. Otherwise, for an ordering, a candidate with the same ordering in the
+    gateway's queue."""
     try:
         assemble(candidate.document(document))
         return candidate
@@ -144,7 +145,8 @@ def _presets(today: Scenario) -> Iterator[Candidate | LeftOut]:
 
 
 def _scalers(today: Scenario, mean_tokens: float, why_not: str, kind: str) -> Iterator[Candidate | LeftOut]:
-    """Other settings of today's scaler ("scaling.settings"), whose other arguments stay, or other scalers."""
+    """Candidates with another value of one setting of today's scaler (kind "scaling.settings"), or with another
+    scaler."""
     policies = today.spec.policies
     if policies.scaling is None:
         yield LeftOut(kind, f"all of kind {kind}", "the fleet does not scale", "`policies: scaling`, pools with bounds")

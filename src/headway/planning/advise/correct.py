@@ -35,8 +35,8 @@ CLOSE = 0.002
 """The search ends at this mean logarithm of measured over predicted E2E."""
 
 LEAST_SLOPE = -0.5
-"""Slope of these logarithms over the factor's logarithm: step times make up at least half of a latency. A flatter line
-is noise."""
+"""Slope of the mean logarithm of measured over predicted E2E, over the logarithm of the factor: step times make up at
+least half of a latency. A flatter line is noise."""
 
 Means = Mapping[str, float]
 """Mean latencies of a part of a day, by `KEYS`, and by pool if there are several."""
@@ -134,8 +134,8 @@ def _factor(tried: Sequence[float], keys: Sequence[str], off: Floats, most: floa
 
 
 def _root(tried: Sequence[float], off: Floats, most: float) -> float:
-    """Where a decreasing function is 0, from -`most` to `most`, on a line through the two nearest of its points. Its
-    values at `tried` are `off`."""
+    """The argument, from -`most` to `most`, at which a decreasing function is 0: on a line through two nearest points.
+    `off`: the function's values at `tried`."""
     points = sorted(zip(tried, map(float, off), strict=True))
     above = [point for point in points if point[1] > 0][-2:]
     below = [point for point in points if point[1] <= 0][:2]

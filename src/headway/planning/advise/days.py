@@ -94,7 +94,8 @@ class Part(Struct, frozen=True):
     lead_s: float = 0.0
     """Time before `from_s` that fills the empty fleet. Its requests do not count."""
     tail_s: float = 0.0
-    """Time after `to_s` in which counted requests are still served among uncounted ones."""
+    """Time after `to_s` whose requests are served but not counted, so that the last counted requests do not run
+    alone."""
 
     @property
     def name(self) -> str:

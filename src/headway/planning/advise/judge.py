@@ -1,9 +1,9 @@
 """Decides which chosen changes hold on unseen parts of days, and estimates their gains.
 
 The interval of a gain combines two independent errors, as the root of the sum of squares on each side. The first is due
-to few days: Student's interval of the paired differences. The second is the model's: the most extreme mean when all
-step times are as long or short as their error allows, equally for today's fleet and the changed one, so that queues
-follow.
+to few days: Student's interval of the paired differences. The second is due to the model: the most extreme mean gain
+when all step times are as long, or as short, as their error allows. Both fleets are rehearsed with these step times, so
+queues change too.
 """
 
 from __future__ import annotations

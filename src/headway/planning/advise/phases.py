@@ -18,7 +18,7 @@ _OF_COMBO = ("name", "replicas", "min_replicas", "max_replicas", "scheduled_min_
 """Keys of a pool that belong to the combo if the pool is part of one."""
 _NUMBERS = ("replicas", "endpoints")
 _ELSEWHERE = ("endpoints_file", "processes", "kubernetes", "inference_pool")
-"""Keys that locate replicas without listing them one by one for either side."""
+"""Keys that locate all replicas of a pool together, so the replicas cannot be divided between two pools."""
 _FIRST_TOKENS = {"vllm": "decode", "sglang": "sent"}
 """Maps each engine to the replica whose first token the client receives (docs/disaggregation.md)."""
 

@@ -40,9 +40,10 @@ class Rehearsed(Struct, frozen=True):
     latencies_s: dict[str, float]
     """Latencies by `KEYS`."""
     factors: dict[str, float]
-    """By the same keys: 90% of measured values are within this factor, to both sides."""
+    """Maps each latency to a factor: 90% of measured values lie between the prediction divided by the factor and the
+    prediction times the factor."""
     joint: float
-    """Power of all factors at which 90% of measured runs have all their latencies within the factors."""
+    """Exponent for all `factors`: 90% of measured runs have every latency within its factor to this power."""
     cached_share: float | None
     """Share of prompt tokens that were cached."""
     error: str = ""
@@ -71,7 +72,8 @@ class Term(Struct, frozen=True):
     error: float
     """Measured over predicted, minus 1; the geometric mean over the days."""
     band: float
-    """As a factor minus 1: 90% of measured runs have all terms' errors within their bands."""
+    """Largest usual error, as a factor minus 1: in 90% of measured runs the errors of all terms are within their
+    bands."""
 
     @property
     def is_off(self) -> bool:

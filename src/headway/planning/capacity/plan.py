@@ -66,8 +66,8 @@ class CapacityOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     situations: tuple[Situation, ...] = (Situation(load=3.0), Situation(lost_replicas=1))
     max_replicas: int = 64
     longer: int = 4
-    """The plan must also meet its targets with this many times the requests; otherwise all candidates are rehearsed
-    with that many."""
+    """The plan must also meet its targets with this many times the requests; if it does not, all candidates are
+    rehearsed with that many requests."""
     most_requests: int = 80_000
     """Maximum number of requests of the longest rehearsal."""
 
@@ -254,7 +254,7 @@ def _checked(
 
 
 def _names_gpu(document: Mapping[str, Any]) -> bool:
-    """Whether the first pool names a GPU. True without a pool, which is reported elsewhere."""
+    """Whether the first pool names a GPU. True if there is no pool, because that error is raised elsewhere."""
     pools = document.get("fleet")
     return not (isinstance(pools, list) and pools and isinstance(pools[0], dict)) or "gpu" in pools[0]
 

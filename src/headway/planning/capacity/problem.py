@@ -13,7 +13,7 @@ from headway.core.fleet import Parallel
 SLO_NAMES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99", "e2e_p99_s": "E2E p99", "attainment": "attainment"}
 """The fields of `Targets`, as in messages."""
 Speculative = Literal["on", "off", "both"]
-"""Whether the scenario's speculative decoding is used, or both are compared."""
+"""Whether candidates use the scenario's speculative decoding: all of them, none, or one of each."""
 SLOS = tuple(SLO_NAMES)
 LATENCY_SLOS = SLOS[:3]
 
@@ -236,7 +236,8 @@ class CapacityPlan(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 TIE = 0.02
-"""Policies tie if their distances from the targets differ by a smaller share: another seed changes more."""
+"""Policies tie if their distances from the targets differ by less than this share, because another seed changes a
+distance by more."""
 
 
 def distance(measured: RehearsalMetrics, targets: Targets) -> float:

@@ -43,7 +43,7 @@ FRACTION = 0.99
 
 
 def rehearsal(chosen: Scenario, targets: Targets, stops: bool) -> Rehearsal[RehearsalMetrics | None]:
-    """The rehearsal of a scenario. One that `stops` ends as soon as it is certain to miss a target, with None."""
+    """The rehearsal of a scenario. `stops`: end with None as soon as a target is certain to be missed."""
     watch = partial(_watch, chosen.spec, targets) if stops and chosen.spec.simulation.until_s is None else None
     return Rehearsal(chosen, _metrics, RehearsalMetrics, failed=_missed, failures=TargetMissedError, watch=watch)
 

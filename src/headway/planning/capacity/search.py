@@ -197,7 +197,7 @@ def _gains(before: RehearsedSize, after: RehearsedSize) -> bool:
 
 
 def _is_worse(before: RehearsedSize, after: RehearsedSize) -> bool:
-    """Whether a target that both miss is missed by more, and not only by chance."""
+    """Whether a target that both numbers of replicas miss is missed by clearly more in `after`."""
     for name in set(before.misses) & set(after.misses):
         old, new = getattr(before.measured, name), getattr(after.measured, name)
         sign = -1 if name == "attainment" else 1
@@ -207,7 +207,7 @@ def _is_worse(before: RehearsedSize, after: RehearsedSize) -> bool:
 
 
 def _below(limit: float) -> float:
-    """A limit below which costs are lower by more than rounding."""
+    """The limit, slightly reduced, so that rounding alone brings no cost below it."""
     return limit * (1 - 1e-9)
 
 
@@ -375,7 +375,7 @@ def _other_gpus(searches: Sequence[_CandidateSearch], best: _CandidateSearch) ->
 
 
 def _runner_up(search: _CapacitySearch, among: Sequence[_CandidateSearch]) -> CandidateResult:
-    """The cheapest candidate of one GPU, decided. For an infeasible GPU, the most informative candidate."""
+    """The result of the cheapest candidate of one GPU type. If none is feasible, the one examined most."""
     # for an infeasible GPU: rehearsed before bounded before merely too large
     telling = max(
         among, key=lambda one: (bool(one.sizes), one.bounds.ttft_p99_s is not None, one.candidate.parallel.num_gpus)

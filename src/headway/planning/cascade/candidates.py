@@ -33,7 +33,7 @@ from headway.planning.cascade.search import Effort, Search, SearchResult
 from headway.workload.quality import Scores
 
 RARE = 0.05
-"""A stage that a smaller share of requests reaches has less weight in a p95 over all requests."""
+"""Share of requests. A stage that fewer requests reach has less weight in a p95 over all requests."""
 MIN_DISTANCE = 0.02
 """Minimum distance between candidates: the difference in the share of requests that some stage processes."""
 NEAR = 0.5

@@ -64,7 +64,7 @@ class StageSimulator:
             }
         )
         records = simulate(fleet, TraceSource(rows), self.policies, seed=self.seed, line=self._line)
-        ended = sample(records, 0.0, None)  # a summary has token times, too, which take as long as the simulation
+        ended = sample(records, 0.0, None)  # a summary also computes token times: as long as the simulation
         e2e_s = distribution(ended.e2e_s)
         return inf if e2e_s is None or not ended.finished.all() else e2e_s.p95
 

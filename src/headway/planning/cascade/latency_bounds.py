@@ -16,8 +16,8 @@ write them in the time that prompts leave, as an answer stays there if no decode
 bound covers this case, the estimate does not. If the router may place whole requests on either (`in_place`), or the
 prefill replicas have no room for the longest request, all replicas of a combo are assumed to serve both phases.
 
-L is searched on a grid; the bound is its largest value that is impossible. The estimate is where the count crosses the
-number needed; it orders the sets.
+L is searched on a grid. The bound is the largest L on the grid for which the count is too small. The estimate is the
+interpolated L at which the count reaches the number needed; sets are tried in the order of their estimates.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class StepTimeBounds:
 
 
 def _crossing(total: Floats, needed: float, grid: Floats) -> tuple[Floats, Floats]:
-    """The crossing on the grid at which enough requests can be in time: the value before it, and the interpolated
-    value."""
+    """For each set, the latency from which enough requests can be in time: the last grid value below it, and the
+    interpolated value."""
     enough = total >= needed * (1 - 1e-9)
     first = np.where(enough.any(axis=1), enough.argmax(axis=1), len(grid))
     before = np.maximum(first - 1, 0)
@@ -241,7 +241,7 @@ class _ShapeBounds:
 
     @cached_property
     def lines(self) -> tuple[tuple[float, float], ...]:
-        """(a, b) such that a + b B is at most the step of B sequences, for every B."""
+        """Pairs (a, b): a + b B is at most the seconds of a decode step of B sequences, for every B."""
         hull = [0]
         for i in range(1, len(self.base_s)):
             while len(hull) > 1 and self._slope(hull[-2], hull[-1]) >= self._slope(hull[-2], i):
@@ -276,7 +276,7 @@ class _ShapeBounds:
         return np.maximum(found, tokens * self.prompt_token_s)
 
     def alone_s(self, lengths: Lengths, prefill_s: Floats) -> Floats:
-        """Latency of each request when it runs alone, given the time of its prompt."""
+        """Latency of each request when it runs alone. `prefill_s`: seconds of each request's prompt."""
         steps = lengths.output_tokens - 1
         contexts = steps * (lengths.prompt_tokens + steps / 2) * self.per_token_s
         return np.asarray(prefill_s + steps * float(self.base_s.min()) + contexts)

@@ -87,8 +87,8 @@ class CascadeAnswer(Struct, frozen=True, forbid_unknown_fields=True):
 def plan(request: PlanningRequest, resources: Resources) -> CascadeAnswer:
     """The best plan whose rehearsal meets the target; where none does, the one that comes nearest.
 
-    Where the problem offers combos, the plan without them is made too and taken if it is better. The best of many plans
-    is best on its own requests in part by chance, so its p95 there is lower than on others.
+    If the problem offers combos, a plan without combos is made too, and the better plan is chosen. The best of many
+    plans is the best partly by chance, so its p95 is lower on the planned requests than on others.
     """
     options, progress = request.options, resources.progress
     compare = options.alternatives

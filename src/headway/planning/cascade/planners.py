@@ -196,7 +196,7 @@ def _least_work_plan(tuned: Search, real: Search, planner: str) -> CascadePlan:
 
 @dataclass
 class SearchPlanner:
-    """The candidates of a search, which is kept from one target to the next."""
+    """Plans one problem for several targets in turn, with one search that keeps its deployments."""
 
     new_search: Callable[[CascadeProblem, StageLatencies, Bounds, Effort], Search]
     name: str

@@ -200,8 +200,8 @@ class CascadeProblem:
     judge_s: float = 0.27
     """Seconds that judging adds to every stage but the last (appendix H)."""
     span_s: float = 60.0
-    """Time for which requests arrive at this rate when a stage's latency is measured. The latency of an overloaded
-    stage grows with it."""
+    """Time for which requests arrive when a stage's latency is measured. A longer time gives an overloaded stage a
+    higher latency."""
     prefix_hit_rate: float = 0.0
     """Share of prompt tokens that prefix caches hold (appendix M)."""
     use_all: bool = False

@@ -104,7 +104,8 @@ def _with_judge(request: PlanningRequest, error: JudgeError) -> PlanningRequest:
 
 
 def judged_scores(scores: Scores, error: JudgeError, seed: int) -> Scores:
-    """The judge's scores. All judges share one draw, which more noise scales."""
+    """The scores that the judge gives. The same random numbers are used for every judge, and are multiplied by its
+    noise."""
     noise = stream(seed, "judge").normal(0.0, 1.0, scores.scores.shape)
     return replace(scores, scores=np.clip(scores.scores + error.bias + error.noise * noise, 0, 100))
 

@@ -47,7 +47,8 @@ LEADING = 3
 """This many leading plans of a search must meet the target: the one with the smallest maximum and those with the least
 work, because a single plan may have favourable requests by chance."""
 MARGIN = 0.05
-"""Points of quality beyond a shortfall that the next plan must reach; share of a latency that is near enough."""
+"""In points: quality that the next plan must gain beyond the shortfall. As a share: latencies that differ by less are
+near enough."""
 GROWTH = 1.5
 """Growth factor of the latency allowed for each stage, until a plan is not in time."""
 HALVINGS = 8

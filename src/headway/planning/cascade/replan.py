@@ -178,7 +178,7 @@ class UnrehearsedPlanner:
     def __call__(
         self, scores: Scores, rate_rps: float, corrections: Mapping[str, tuple[float, float]] | None = None
     ) -> CascadePlan:
-        """`corrections`: maps each pool to two factors, measured over expected: of its prefill and its decode times."""
+        """`corrections`: maps each pool to the ratio of measured to expected prefill time, and the same for decode."""
         by_key = {self.keys[pool]: factors for pool, factors in (corrections or {}).items() if pool in self.keys}
         if by_key:
             known = {
@@ -290,7 +290,7 @@ def _gpus(config: Replan, own: Fleet) -> dict[str, int]:
 
 
 def _named(gpu: str, own: Fleet) -> str:
-    """The plans' name of a GPU type: empty if there is only one type."""
+    """The name of a GPU type in plans; empty if the fleet has only one type."""
     return gpu if len({pool.gpu.name for pool in own.all_pools}) > 1 else ""
 
 
@@ -347,8 +347,8 @@ def _thresholds(cascade: CascadeSpec, places: Places, base_dir: Path) -> tuple[f
 
 
 def _expected(workload: WorkloadSpec, models: tuple[str, ...], base_dir: Path) -> Period | None:
-    """The requests for which the scenario's thresholds and replicas were planned, as far as the workload describes
-    them."""
+    """The requests for which the scenario's thresholds and replicas were planned; None if the workload has no scores.
+    The rate is None if it is not constant."""
     if workload.quality is None:
         return None
     scores = score_table(workload.quality, base_dir).stages(models)

@@ -106,7 +106,7 @@ class ThinnedSeries:
         return [value for at_s, value in self._items if from_s <= at_s < to_s]
 
     def num_since(self, from_s: float) -> int:
-        """The number of values added since a time, kept or not; exact if all added values are since then."""
+        """The number of values added since a time, kept or not; exact if no value is older."""
         num_kept = len(self.between(from_s))
         return self.num if num_kept == len(self._items) else num_kept * self._every
 

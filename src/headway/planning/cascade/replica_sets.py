@@ -171,8 +171,9 @@ def _rows(shapes: tuple[Parallel, ...], left: int, kinds: int) -> Iterator[tuple
 def uniform_sets(shapes: Sequence[Parallel], num_gpus: int, server: int) -> ReplicaSets:
     """One set for each number of GPUs: tensor parallelism within a server, replicas across servers (4.3).
 
-    The GPUs of each server, and of a last, partly used server, form a replica of the largest shape that fits, then one
-    of the rest, and so on. A model that fits into no part of a server becomes a pipeline over servers.
+    The GPUs of each server, and of a last, partly used server, form replicas: the largest shape that fits, then the
+    largest that fits the remaining GPUs, and so on. A model that fits into no part of a server becomes a pipeline over
+    servers.
     """
     flat = [shape for shape in shapes if shape.pp == 1] or list(shapes)
     rows: dict[tuple[int, ...], None] = {}
@@ -190,8 +191,8 @@ def uniform_sets(shapes: Sequence[Parallel], num_gpus: int, server: int) -> Repl
 
 
 def with_units(sets: ReplicaSets, units: Mapping[Unit, int | None]) -> ReplicaSets:
-    """The sets that consist of whole units: replicas of pools, and combos. By unit: its largest number; None:
-    unlimited."""
+    """The sets that consist of whole units: replicas of pools, and combos. `units` maps each unit to its maximum
+    number; None: unlimited."""
     columns = {(sets.gpu_of(j), shape, sets.role(j)): j for j, shape in enumerate(sets.shapes)}
     counts, most = sets.counts, np.zeros(len(sets.shapes), "i8")
     is_split, is_whole = sets.are_split, np.zeros(len(sets), np.bool_)
@@ -364,7 +365,8 @@ def _combo_counts(
 
 
 def _gpus_left(parts: tuple[TypedShape, TypedShape], nums: tuple[int, int], limits: Sequence[int]) -> list[int]:
-    """GPUs of each type left by such a combo; negative if there are too few."""
+    """GPUs of each type that remain beside a combo with `nums` replicas of its two parts; negative if there are too
+    few."""
     left = list(limits)
     for (t, shape), count in zip(parts, nums, strict=True):
         left[t] -= count * shape.num_gpus

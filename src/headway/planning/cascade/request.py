@@ -70,7 +70,8 @@ class PlanningRequest:
     seed: int
     template_pools: Mapping[str, int]
     """The index in the document's `fleet` of the pool from which a model's new pools copy keys: the model's own pool,
-    otherwise the first. By model; on further types of GPU, by `coefficients_key`. A GPU without a pool is missing."""
+    otherwise the first. Keyed by model, and on further types of GPU by `coefficients_key`. A GPU without a pool has no
+    entry."""
     coefficients: Mapping[str, Coefficients]
     """Step-time coefficients of the template pools, by the same keys."""
     handover_settings: HandoverSettings = field(default_factory=HandoverSettings)
@@ -250,7 +251,8 @@ def _fleet_offers(pools: tuple[Pool, ...], gpus_per_server: int | None) -> tuple
 
 
 def _priced(gpus: Sequence[Offer], fleet_offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """The offers, with the fleet's price if they have none. Raises HeadwayError if one has no limit."""
+    """The offers; an offer without a price gets the fleet's price. Raises HeadwayError if an offer does not say how
+    many GPUs there are."""
     by_name, priced = {offer.gpu.name: offer for offer in fleet_offers}, list[Offer]()
     for offer in gpus:
         if offer.limit is None:

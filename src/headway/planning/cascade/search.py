@@ -280,7 +280,8 @@ class _Rounds:
         self.made: list[Round] = []
         self.done = np.zeros(len(self.routings), np.bool_)
         self.unservable = np.zeros(len(self.routings), np.bool_)
-        """Routings that send on at least as many requests, at every stage, as one that no deployment can serve."""
+        """Routings that no deployment can serve: at every stage they have at least as many requests as a routing that
+        could not be deployed."""
 
     def run(self) -> bool:
         """Run the rounds. Returns whether every routing was solved or excluded."""

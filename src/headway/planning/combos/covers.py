@@ -27,7 +27,7 @@ FIRST = 0.001
 """Share of the bound by which the first covers may exceed the cheapest; doubled in each round."""
 WIDENINGS = 12
 SMALLEST = 1 / 300
-"""Share of a demand that the smallest candidate may serve; with smaller ones there are too many covers."""
+"""Smallest share of a demand that any candidate may serve. Smaller candidates would give too many covers."""
 ENOUGH = 1e-9
 """Share of a demand by which rounding may miss the demand."""
 

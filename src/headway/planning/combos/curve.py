@@ -95,7 +95,7 @@ class CurveAnswer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     sizings: tuple[Sizing, ...]
     """All rehearsed sizes, by way and size."""
     best: int | None
-    """Index in `sizings` of the cheapest that is met; None if none is."""
+    """Index of the cheapest met sizing in `sizings`; None if no sizing is met."""
     selection: Selection
     num_simulated: int
     num_found: int
@@ -106,8 +106,8 @@ class CurveAnswer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 def plan_curve(chosen: ServiceScenario, options: ComboOptions, resources: Resources) -> CurveAnswer:
-    """The cheapest fleet for a scenario's own arrivals, of both ways. Raises HeadwayError where the arrivals have no
-    curve."""
+    """The cheapest fleet for a scenario's own arrivals, static or scaled. Raises HeadwayError where the arrivals have
+    no curve."""
     profiler, selection = profiled([chosen], options, resources)
     rates, window_s = window_rates(chosen)
     rehearsed = CurveRehearsal(chosen, options, selection.candidates, rates, Rehearsals(resources))

@@ -59,9 +59,9 @@ LONGEST = 16
 MOST_PLANS = 12
 """Maximum number of plans that are rehearsed until one lasts."""
 MOST_RPS = 1e6
-"""Highest rate of one service, because a single combo must serve a noticeable share of it."""
+"""Maximum rate of one service. At higher rates, one combo would serve too small a share of the demand."""
 ABOVE = 1 + 1e-6
-"""A plan for this multiple of another plan's goodput counts as a different plan."""
+"""Factor on the goodput that a plan had, because the next plan must have more."""
 
 
 class ComboOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -208,7 +208,7 @@ def plan(scenarios: Sequence[ServiceScenario], options: ComboOptions, resources:
 def profiled(
     scenarios: Sequence[ServiceScenario], options: ComboOptions, resources: Resources
 ) -> tuple[GoodputProfiler, Selection]:
-    """The candidates with brief profiles, and what profiles them."""
+    """The profiler, and the candidates with brief profiles."""
     profiler = GoodputProfiler(
         {each.service.name: each for each in scenarios},
         Rehearsals(resources, remembers=True),
@@ -307,7 +307,8 @@ def _profiled(
 
 
 def _as_demanded(best: ComboPlan, scenarios: Sequence[ServiceScenario], asked: Sequence[ServiceScenario]) -> ComboPlan:
-    """The plan stated for the services' own demands, with a note for each that needs more goodput than its demand."""
+    """The plan stated for the services' own demands, with a note for each service that needs more goodput than its
+    demand."""
     demand = {each.service.name: each.rps for each in scenarios}
     notes = []
     for each in asked:

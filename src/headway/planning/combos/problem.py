@@ -273,7 +273,7 @@ class RouterResult(Struct, frozen=True, forbid_unknown_fields=True):
     is_met: bool
     """Whether enough requests were in time, and waits did not grow."""
     ties: bool
-    """Whether it is met, and its attainment is within the interval of the best one."""
+    """Whether this router's run is met, and its attainment lies within the interval of the best router's attainment."""
 
 
 class ServiceRehearsal(Struct, frozen=True, forbid_unknown_fields=True):
@@ -283,7 +283,7 @@ class ServiceRehearsal(Struct, frozen=True, forbid_unknown_fields=True):
     routing: str
     """The planned router."""
     runs: tuple[Stability, ...]
-    """Runs with that router, each longer than the one before."""
+    """Runs with the planned router, each longer than the one before."""
     is_met: bool
     """Whether enough requests of the longest run were in time, and waits did not grow."""
     routers: tuple[RouterResult, ...] = ()
@@ -298,7 +298,8 @@ class ComboBinding(Struct, frozen=True, forbid_unknown_fields=True):
     used: float
     limit: float
     objective_without: float | None
-    """Objective of the same problem without it. None under `mce`, where a limit binds if it is used up."""
+    """Objective of the same problem without this limit or demand. None under `mce`, where a limit binds if it is used
+    up."""
 
 
 class ComboPlan(Struct, frozen=True, forbid_unknown_fields=True):

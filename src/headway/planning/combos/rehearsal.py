@@ -41,8 +41,8 @@ START, LOWEST, HIGHEST = 0.97, 1 / 16, 2.0
 PRECISION = 1.06
 """A profile stops when the ratio of an unserved rate to a served one is below this."""
 GROWTH, LASTING_GROWTH = 0.02, 0.005
-"""Growth of waits, in seconds per second, up to which a rate counts as sustained, in a short and in a long profile. It
-is about the share by which the rate exceeds the served rate."""
+"""Growth of waits, in seconds per second, up to which a rate counts as sustained, in a short and in a long profile. The
+growth is about the share by which the rate exceeds the served rate."""
 NEGLIGIBLE_S = 0.05
 """Growth of waits that is ignored."""
 

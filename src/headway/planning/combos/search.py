@@ -256,7 +256,7 @@ class DeploymentProgram:
         return best
 
     def serve_most(self, limits: Floats) -> tuple[Solution, float]:
-        """The largest sum of served shares at its lowest price, and that sum."""
+        """The cheapest solution with the largest sum of served shares, and this sum."""
         num_services = len(self.demands)
         if not len(self.cost):
             return Solution("optimal", (), 0.0), 0.0
@@ -374,10 +374,10 @@ def _undominated(
     """Candidates without those that others can replace in any plan. The order of the input does not affect the result's
     order.
 
-    k of one candidate replace another of its service, where k is the number that serves at least as much, if they weigh
-    no more (in a minimised objective) and take no more GPUs of any limited type. Goodput beyond the whole demand does
-    not count. A combo that equals two smaller ones but costs more is therefore dropped; of equal combos one stays.
-    `keep`: keep all, if the objective is not a sum.
+    A candidate is left out if k combos of another candidate of its service serve at least as much, weigh no more (in a
+    minimised objective) and take no more GPUs of any limited type. Goodput beyond the whole demand does not count. A
+    combo that equals two smaller ones but costs more is therefore dropped; of equal combos one stays. `keep`: keep all,
+    if the objective is not a sum.
     """
     ordered = sorted(candidates, key=lambda each: (each.service, weights[each], each.combo.label, each.goodput_rps))
     if keep:

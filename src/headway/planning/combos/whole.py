@@ -52,7 +52,8 @@ class WholeRehearsal:
         return together_in(self.rehearsals.resources.pool)
 
     def rehearse(self, chosen: ServiceScenario, planned: Planned, routings: Sequence[str]) -> ServiceRehearsal:
-        """Rehearse with the first router that lasts; if none does, with the one that reaches the most."""
+        """Rehearse one router after the other until a run lasts. Returns the first router that lasts; if none does, the
+        one with the highest attainment."""
         tried: list[ServiceRehearsal] = []
         for routing in routings:
             runs = self._lasting(chosen, planned, routing)

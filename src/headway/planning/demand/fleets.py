@@ -152,7 +152,7 @@ def _recorded(trace: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _by_model(forecast: DemandForecast, names: Mapping[str, str], at: int, rate: float) -> dict[str, float]:
-    """The planned rate by model, in proportion to the medians of that hour."""
+    """The planned rate by model, in proportion to the medians of the hour `at`."""
     median = forecast.quantiles.index(0.5)
     medians: dict[str, float] = {}
     for each in forecast.by_model:

@@ -121,7 +121,7 @@ def _other_models(forecast: DemandForecast, document: Mapping[str, Any]) -> list
 
 
 def _at_rate_of(busiest: RecordedHour, hour: Path) -> RecordedHour:
-    """The recorded hour, whose file contains the requests of one model."""
+    """The recorded hour with the number and rate of the requests in the file `hour`, which are those of one model."""
     from headway.workload.read import read  # imports pyarrow; other plans do not need it
 
     num = len(read(hour))
@@ -189,7 +189,7 @@ class _DemandPlanner:
         )
 
     def _model_chance(self) -> tuple[float | None, list[str]]:
-        """The probability that the step times must leave, and notes on it.
+        """The minimum probability that the step times are good enough, and notes on this probability.
 
         The probability is divided evenly between demand and step times, unless step times leave less even at a low
         load.

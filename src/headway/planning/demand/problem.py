@@ -78,7 +78,7 @@ class ReservePlan(Struct, frozen=True, forbid_unknown_fields=True):
     """Share of hours above which a reserved GPU is cheaper than a rented one. None: no reserved price is known, and the
     base is the need of every hour."""
     used_share: tuple[float, ...]
-    """Share of the hours that need each replica, from the first one on."""
+    """Holds, for each replica from the first one, the share of the hours that need it."""
     usd_per_month: float
     usd_per_month_all_on_demand: float
     """Cost with the busiest week's replicas always on and rented."""
@@ -93,8 +93,8 @@ class DemandPlan(Struct, frozen=True, forbid_unknown_fields=True):
     demand_quantile: float | None
     """The planned quantile of each hour's demand."""
     model_chance: float | None
-    """Lower bound of the probability that the step times are good enough; with the quantile it gives `chance`. None:
-    the errors of these predictions are unknown, and ignored."""
+    """Lower bound of the probability that the step times are good enough; times the planned quantile, it is `chance`.
+    None: the errors of these predictions are unknown, and ignored."""
     replica: str
     """The kind of replica, such as "h100-80gb-sxm tp 1, least-loaded"."""
     gpus_per_replica: int
@@ -103,7 +103,7 @@ class DemandPlan(Struct, frozen=True, forbid_unknown_fields=True):
     """The plan for the busiest recorded hour, which determined the kind of replica."""
     weeks: tuple[WeekPlan, ...] = ()
     due: tuple[DueReplicas, ...] = ()
-    """The days from which more replicas are needed than ever before; the first entry is the beginning."""
+    """The days from which more replicas are needed than ever before; the first entry is the start of the forecast."""
     reserve: ReservePlan | None = None
     served: tuple[tuple[int, float], ...] = ()
     """(replicas, highest requests per second that they serve with `model_chance`), by rehearsal."""

@@ -55,7 +55,7 @@ class ServedRates:
         return len(self._met)
 
     def rate(self, n: int) -> float:
-        """The highest rate that n replicas serve; 0 if they serve none of the grid."""
+        """The highest rate that n replicas serve; 0 if they serve no rate of the grid."""
         if n not in self._highest:
             self._highest[n] = self._search(n)
         return self._rate(self._highest[n])
@@ -100,7 +100,7 @@ class ServedRates:
         return self._met[n, k]
 
     def _ahead(self, n: int, steps: Sequence[int]) -> None:
-        """Rehearse steps that the search may need in parallel, if calls can run in parallel."""
+        """Rehearse in parallel the steps that the search may need, if calls can run in parallel."""
         if self._together is not in_turn:
             wanted = [k for k in dict.fromkeys(steps) if (n, k) not in self._met and LOWEST <= k <= HIGHEST]
             self._together([partial(self._ok, n, k) for k in wanted])
@@ -129,7 +129,7 @@ class ServedRates:
 
 
 def used_share(needs: Sequence[int]) -> tuple[float, ...]:
-    """Share of the hours that need each replica, from the first one on."""
+    """Holds, for each replica from the first one, the share of the hours that need it."""
     return tuple(sum(need >= n for need in needs) / len(needs) for n in range(1, max(needs) + 1))
 
 

@@ -18,7 +18,7 @@ ROUNDING = 1 + 1e-9
 MOST_PLANS = 12
 Parts = tuple[FleetPart, ...]
 Holds = Callable[[Sequence[Parts]], list[bool]]
-"""Whether each of some fleets for one model keeps enough requests in time."""
+"""Returns, for each of several fleets for one model, whether enough requests are in time."""
 
 
 def cheapest(

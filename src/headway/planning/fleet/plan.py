@@ -155,7 +155,7 @@ class FleetPlanner:
         self.seeds = self.options.seeds or default
 
     def with_best_router(self, parts: Parts) -> tuple[FleetPoint, list[FleetPoint]]:
-        """The fleet with the best router, and with the others.
+        """The fleet with the best router, and the same fleet with each other router.
 
         The best router has the highest attainment. Among routers that the seeds do not distinguish, the lowest TTFT p99
         decides, then the order.
@@ -198,7 +198,8 @@ class FleetPlanner:
             yield self.point("one more", f"one more for {worst}", more, plan.policies)
 
     def tiers(self, plan: FleetPoint) -> tuple[TierVerdict, FleetPoint | None]:
-        """Whether separate classes of requests keep more of them in time, by the search of `plan tiers`."""
+        """The verdict whether service tiers keep more requests in time, by the search of `plan tiers`, and the fleet
+        with tiers."""
         num_classes = int(self.requests.table().column("tier").max(initial=0)) + 1
         if num_classes == 1:
             return TierVerdict("one class"), None
@@ -441,7 +442,8 @@ def _template(
 
 
 def _files_by_gpu(options: FleetOptions) -> dict[str, str]:
-    """The file with the coefficients of each GPU at hand. HeadwayError for a file with those of none."""
+    """The file with the coefficients of each GPU at hand. Raises HeadwayError for a file without coefficients for any
+    of these GPUs."""
     names = [each.gpu.name for each in options.offers]
     found: dict[str, str] = {}
     for path in options.coefficients:

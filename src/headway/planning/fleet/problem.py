@@ -19,7 +19,7 @@ class SizedOption(Struct, frozen=True, forbid_unknown_fields=True):
     unit: GpuCombo
     """One replica, or one set of prefill and decode replicas."""
     least: int | None
-    """The fewest units with which enough requests are in time; None: no tried number."""
+    """The fewest units with which enough requests are in time; None: no tried number suffices."""
     attainment: float | None
     """Attainment with this many units; None: unknown."""
     reason: str = ""
@@ -92,7 +92,7 @@ class FleetRun(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def worst(self) -> float:
-        """The attainment of the model with the lowest one."""
+        """The lowest attainment of any model."""
         return min(self.by_model.values())
 
 
@@ -110,7 +110,7 @@ class FleetPoint(Struct, frozen=True, forbid_unknown_fields=True):
     attainment: float
     """Mean over seeds of the lowest model's attainment."""
     interval: Estimate | None
-    """95% interval of that mean; None for one seed."""
+    """95% interval of this mean; None for one seed."""
     is_met: bool
     """Whether every model's attainment meets the target with the original requests."""
 

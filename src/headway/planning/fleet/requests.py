@@ -70,7 +70,8 @@ def check_workload(spec: WorkloadSpec) -> WorkloadSpec:
 
 
 def names_of(spec: WorkloadSpec, seed: int, base_dir: Path, models: Sequence[Model]) -> dict[str, str]:
-    """The requested model names, and the planned model of each. Raises HeadwayError if one is not planned."""
+    """The requested model names, and the planned model of each. Raises HeadwayError if a requested model is not
+    planned."""
     rows = generate(spec, seed, base_dir)
     if not len(rows):
         raise HeadwayError("workload: there are no requests")

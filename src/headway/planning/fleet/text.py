@@ -141,7 +141,7 @@ def _point(each: FleetPoint, target: float) -> list[str]:
 
 
 def option_rows(plan: FleetPlan) -> list[list[str]]:
-    """Returns, for each model and kind of GPUs, the number of units that serves all of its requests alone."""
+    """One row for each model and kind of GPUs: the number of units that serve all of the model's requests alone."""
     ordered = sorted(plan.options, key=lambda each: (each.model, each.usd_per_hour or float("inf")))
     return [_option(each) for each in ordered]
 

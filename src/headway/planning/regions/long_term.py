@@ -348,7 +348,8 @@ class Forecasters:
 class ForecasterWithPast:
     """A forecaster whose history begins before the run.
 
-    With `num_known`, it was fitted to this many values, which it forecasts; beyond them it repeats the last value.
+    `num_known`: number of values to which the forecaster was fitted. It forecasts up to the last of them; a forecast
+    beyond repeats the last value.
     """
 
     def __init__(self, past: Floats, inner: Forecaster, num_known: int | None = None) -> None:
@@ -362,8 +363,8 @@ class ForecasterWithPast:
 
 
 class ScenarioPlanner:
-    """Plans instances from the rate of a replica of each pool, or of a combo: `plan.tps`, or a simulated rate if that
-    is empty.
+    """Plans instances from the rate of a replica of each pool, or of a combo: `plan.tps`, or a simulated rate if
+    `plan.tps` is empty.
 
     `ilp` solves SageServe's program with the pools' bounds and the fleet's GPU limits, less the GPUs of unplanned
     pools. Pools of one model, GPU type and region are an endpoint's deployments, and share its instances. `greedy`

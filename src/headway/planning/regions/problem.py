@@ -145,7 +145,8 @@ class RegionPlan(Struct, frozen=True, forbid_unknown_fields=True):
     """mu: the price of VMs while instances start on them."""
     bound_usd: float | None
     gap: float | None
-    """Relative to the price of all instances and their starts, because gamma + mu may be 0."""
+    """Relative gap of the search: a share of the price of all instances and their starts, because gamma + mu may
+    be 0."""
     changes: tuple[InstanceChange, ...]
     """Changes of every kind, region and period with instances before or after."""
     binding: tuple[RegionBinding, ...]

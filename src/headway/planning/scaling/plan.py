@@ -84,13 +84,13 @@ class ScalerResult(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True):
-    """The GPU-hours of the chosen scaler against another one at equal lateness."""
+    """GPU-hours of the chosen scaler compared with those of another family at equal lateness."""
 
     family: str
     ratio: float
     """Chosen over other: mean over the seeds."""
     interval: tuple[float, float] | None
-    """95% interval of the mean, paired by seed; None for one seed."""
+    """95% interval of the mean ratio, paired by seed; None for one seed."""
 
 
 class StartUpPlan(Struct, frozen=True, kw_only=True):
@@ -105,7 +105,8 @@ class StartUpPlan(Struct, frozen=True, kw_only=True):
     chosen: int | None
     """Index in `results`; None if no scaler is late seldom enough."""
     kubernetes: int | None
-    """The best HPA or KEDA that is late seldom enough, if it uses hardly more than the chosen one."""
+    """Index in `results` of the cheapest HPA or KEDA setting that is late seldom enough; None if it uses over `NEAR`
+    more GPU-hours than the chosen scaler."""
     clairvoyant_gpu_hours: float | None
     """GPU-hours of the clairvoyant plan with the chosen scaler's lateness."""
     against: tuple[Comparison, ...] = ()
@@ -307,7 +308,8 @@ def cheapest(results: Sequence[ScalerResult], max_late: float) -> int | None:
 
 
 def sufficient(results: Sequence[ScalerResult], chosen: int | None, max_late: float) -> int | None:
-    """The cheapest autoscaler of Kubernetes that is late seldom enough, if it uses hardly more than the chosen one."""
+    """Index in `results` of the cheapest autoscaler of Kubernetes that is late seldom enough; None if there is none, or
+    if it uses over `NEAR` more GPU-hours than the chosen scaler."""
     able = [i for i, each in enumerate(results) if each.family in KUBERNETES and each.late <= max_late]
     best = min(able, key=lambda i: results[i].gpu_hours, default=None)
     if best is None or chosen is None or results[best].gpu_hours > (1.0 + NEAR) * results[chosen].gpu_hours:

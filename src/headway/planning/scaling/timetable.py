@@ -33,7 +33,7 @@ STEP_S = 900.0
 HEADROOMS = (0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.35, 1.6, 2.0, 2.7, 4.0, 6.0)
 """Multiples of demand to plan for."""
 COVERED = (0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.4)
-"""Multiples of demand that the timetables cover beside which scalers are shown."""
+"""Multiples of demand that timetables cover, for the timetables that are shown beside scalers."""
 _EVERYTHING = 1 << 30
 
 
@@ -147,7 +147,8 @@ def _gpu_hours(
 
 
 def _lead_times_s(scenario: Scenario) -> list[float]:
-    """Times before a step at which replicas are requested: for the quickest source, and for the slower ones."""
+    """Times before a step at which replicas are requested. With provisioning there are two: for reclaimed replicas, and
+    for redeployed or acquired ones."""
     provisioning = scenario.fleet.provisioning
     new_s = max(start_up_s(pool) for pool in scenario.fleet.pools)
     if provisioning is None:

@@ -14,7 +14,7 @@ from headway.policies.engine_pace import EngineSpeed, EngineSpeeds
 from headway.policies.routing.work_left import MeanOutput, pending_tokens
 
 _FORGET = 0.999
-"""Share of the tightest SLOs that is kept with each request, so that old SLOs fade."""
+"""Each request divides the tightest known SLOs by this share, so that old SLOs lose their effect."""
 _DEFAULT_TTFT_S, _DEFAULT_TPOT_S = 1.0, 0.05
 """SLOs assumed for requests that are not held, until some have SLOs."""
 
@@ -24,9 +24,9 @@ class ByDeadlineAdmission:
 
     A request's tier does not matter. Held requests are released, earliest deadline first, while a replica has room: no
     request waits there, its iterations take at most `share` of the tightest TPOT SLO of other requests, its prompts yet
-    to compute take at most `share` of their tightest TTFT SLO, and at most `kv_share` of its KV blocks are in use. An
-    idle replica always has room for one request. Each release is counted against the room; the router chooses the
-    replica.
+    to compute take at most `share` of the tightest TTFT SLO of other requests, and at most `kv_share` of its KV blocks
+    are in use. An idle replica always has room for one request. Each release is counted against the room; the router
+    chooses the replica.
 
     A request is released at the latest `margin_s` before its deadline, or halfway to it if that is later.
     """

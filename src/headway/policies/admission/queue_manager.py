@@ -25,8 +25,8 @@ class QueueManagerAdmission:
 
     The paper does not say how often an endpoint signals, and a fixed number of signals would make the rate of batch
     work independent of the fleet. Here an endpoint sends as many signals as would fill its free memory, up to
-    `threshold`, in `fill_s`: one at least, and no more than it has free seats. A request is taken for as long as its
-    prompt and the mean output so far; prompts that wait to be computed count as memory in use.
+    `threshold`, in `fill_s`: one at least, and no more than it has free seats. The size of a request is its prompt plus
+    the mean output so far; prompts that wait to be computed count as memory in use.
 
     A request is urgent when it is `urgent_after_s` old, or `margin_s` before its deadline; a request without a deadline
     gets `default_deadline_s` after its arrival. Urgent requests are released at once, whatever the utilisation, and get
@@ -91,8 +91,8 @@ class QueueManagerAdmission:
             self._output.learn(record)
 
     def _urgent(self, view: AdmissionView) -> Iterator[Release]:
-        """Release urgent requests. Held requests are in order of arrival, so the search stops at the first one too
-        young."""
+        """Release urgent requests. Held requests are in order of arrival, so the search stops at the first request that
+        is too young."""
         for request in view.held:
             if request.arrival_s + self._soonest_s > view.now:
                 return

@@ -14,11 +14,11 @@ class HeadwayMigration:
     """Answers start where the fewest requests reason; every `interval_s`, requests leave full or draining replicas.
 
     The first part is PASCAL's Algorithm 2 with `host_counts`, among replicas of one role whose engines are equally
-    fast: between others, counts of requests say little. The second part is the pairing of `llumnix` with headroom for
-    `num_tiers` tiers. Its sources drain, or lack KV blocks or sequences for their first waiting request. A source that
-    lacks room sends only decoding requests, to targets without waiting requests, because an answer's length was unknown
-    when it was placed. Waiting requests stay, because the router knew the queue and weighed times, SLOs and caches,
-    which free blocks do not reflect. Between replicas with room, a move gains nothing.
+    fast: between other replicas, counts of requests say little. The second part is the pairing of `llumnix` with
+    headroom for `num_tiers` tiers. Its sources drain, or lack KV blocks or sequences for their first waiting request. A
+    source that lacks room sends only decoding requests, to targets without waiting requests, because an answer's length
+    was unknown when it was placed. Waiting requests stay, because the router knew the queue and weighed times, SLOs and
+    caches, which free blocks do not reflect. Between replicas with room, a move gains nothing.
     """
 
     def __init__(self, interval_s: float = 1.0, num_tiers: int = 4) -> None:

@@ -19,7 +19,7 @@ from headway.policies.ordering.shares import (
 )
 
 _MAX_SHARES = 100_000
-"""Tenants or programs whose service is kept. Beyond it, the one served longest ago is forgotten."""
+"""Maximum number of tenants or programs whose service is kept. Beyond it, the one served longest ago is forgotten."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class _ServiceOrdering:
         self._give(share, attained, charge)
 
     def _lifted(self, share: Share) -> _Attained:
-        """The share's service at the start of a request now. Its old service is forgotten last."""
+        """The share's service, raised to its counter for a start now. It becomes the last share to be forgotten."""
         counter, attained = self._counter(share), self._attained.setdefault(share, _Attained())
         attained.tokens = counter
         self._attained.move_to_end(share)
@@ -138,7 +138,7 @@ class VtcOrdering(_ServiceOrdering):
         """Maps each tier to the largest counter at which a request has started at another gateway."""
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Use these weights from the next request on, for the tenants that have one here."""
+        """Use these weights from the next request on, for the tenants named in `weights`."""
         self._weights |= checked_weights(weights)
 
     def _counter(self, share: Share) -> float:

@@ -20,7 +20,8 @@ from headway.policies.ordering.shares import (
 )
 
 _MAX_IDLE = 4096
-"""Tenants without a request in flight whose round is kept. Beyond it, the one idle for longest is forgotten."""
+"""Maximum number of tenants without a request in flight whose round is kept. Beyond it, the tenant idle for longest is
+forgotten."""
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class DeficitRoundRobinOrdering:
         """The latest round in which a request started, by tier."""
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Use these weights from the next request on, for the tenants that have one here."""
+        """Use these weights from the next request on, for the tenants named in `weights`."""
         self._weights |= checked_weights(weights)
 
     def share(self, request: RequestView) -> Share:
@@ -112,8 +113,8 @@ class DeficitRoundRobinOrdering:
         self._take(turn, charge, weight)
 
     def _begin(self, share: Share) -> _Turn:
-        """A tenant starts a request. Returns its position in the current round, or in a later one, which becomes the
-        current one."""
+        """A tenant starts a request. Returns its position in the current round, or in a later round, which becomes the
+        current round."""
         tier = share[0]
         present, turn = self._round.get(tier, 0), self._turns.get(share)
         if turn is None or turn.round < present:

@@ -12,7 +12,8 @@ from headway.policies.arguments import require_above, require_at_least, require_
 from headway.policies.ordering.shares import MOST_AT_ONCE
 
 MAX_IDLE = 4096
-"""Tenants without a request in flight whose service is kept. Beyond it, the one idle for longest is forgotten."""
+"""Maximum number of tenants without a request in flight whose service is kept. Beyond it, the tenant idle for longest
+is forgotten."""
 _MEAN_OVER = 100
 """Requests over which the mean output length is taken."""
 _Share = tuple[int, str]
@@ -100,7 +101,7 @@ class FairOrdering:
         """Shares whose `given` has changed since the last report."""
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Use these weights from the next request on, for the tenants that have one here."""
+        """Use these weights from the next request on, for the tenants named in `weights`."""
         self._weights |= weights
         for (_, name), tenant in self._tenants.items():
             weight = self._weights.get(name, 1.0)

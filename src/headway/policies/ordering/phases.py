@@ -66,7 +66,7 @@ class PascalOrdering:
         return request.generated_tokens if left >= 0 else min(request.generated_tokens, -left - 1)
 
     def _left(self, request: RequestView) -> int:
-        """KV tokens left until the request is demoted; negative once it was demoted."""
+        """KV tokens that the request may still gain before its demotion; negative after its demotion."""
         return self._demotion_tokens - request.prompt_tokens - request.generated_tokens
 
 

@@ -14,8 +14,8 @@ Share = tuple[int, str | int]
 _KEPT = 0.8
 """Weight of the old mean answer length when a further answer is averaged in, so that about five answers count."""
 MOST_AT_ONCE = 65_536.0
-"""Most service of another scheduler in one message that is charged to a tenant. The rest was given while it was
-unreachable."""
+"""Maximum service that one message of another scheduler charges to a tenant. More service was given while that
+scheduler was unreachable."""
 _MAX_MEANS = 100_000
 """Shares whose mean answer length is kept. Beyond it, the share that ended a request longest ago is forgotten."""
 
@@ -70,14 +70,14 @@ class GivenService:
     def __init__(self) -> None:
         self._sums: dict[Share, float] = {}
         self._changed: set[Share] = set()
-        """Tenants whose sum has changed since the last report."""
+        """Tenants whose total service has changed since the last report."""
 
     def add(self, share: Share, service: float) -> None:
         self._sums[share] = self._sums.get(share, 0.0) + service
         self._changed.add(share)
 
     def take(self) -> dict[tuple[int, str], float]:
-        """The sums that have changed since the last call."""
+        """The total services that have changed since the last call."""
         changed, self._changed = sorted(self._changed), set()
         return {(tier, str(tenant)): self._sums[tier, tenant] for tier, tenant in changed}
 
@@ -111,7 +111,8 @@ class InFlight:
         self._charged[request] = share, charge
 
     def end(self, request: int) -> tuple[Share, float] | None:
-        """Remove a request. Returns its share and its charge; None if it is not in flight."""
+        """Remove a request. Returns the request's share (its tenant) and its charge; None if the request is not in
+        flight."""
         found = self._charged.pop(request, None)
         if found is not None:
             share = found[0]

@@ -12,7 +12,7 @@ from headway.policies.routing.work_left import uncached_tokens
 
 _MAX_IN_FLIGHT = 100_000
 _MAX_COUNTERS = 100_000
-"""Pairs of tenant and replica whose deficit is kept."""
+"""Maximum number of pairs of tenant and replica whose deficit is kept."""
 
 
 class DlpmRouter:

@@ -108,7 +108,8 @@ class _ReplicaState:
         """Rate of requests with a TTFT SLO that were placed here for their prompt, per second."""
         self.updated_s = 0.0
         self.num_decoding = self.decoding_tokens = 0
-        """Requests placed by this router that decode here, now or later, and their prompt tokens."""
+        """Number of requests placed by this router that decode here, now or later, and the sum of their prompt
+        tokens."""
         self.placed_tokens = 0
         """Prompt tokens to compute of all requests placed here."""
         self.ended_tokens = 0
@@ -236,8 +237,8 @@ class HeadwayRouter:
         self._num_seen = 0
         self._turn = 0
         self._off: dict[int, int] = {}
-        """Replicas that are slower or faster than expected, with their position among all replicas at the
-        observation."""
+        """Maps the id of each replica that is slower or faster than expected to its position among all replicas when it
+        was observed."""
         self._reads_all = False
         """Whether all replicas must be read: a request has had an SLO, or a replica has a role."""
 
@@ -541,7 +542,7 @@ class HeadwayRouter:
             state.decoding_tokens -= placed[1]
 
     def _observe(self, replicas: Sequence[ReplicaView], now: float) -> None:
-        """Observe one of the replicas. Each decision observes another one."""
+        """Observe one of the replicas. Each call observes another replica."""
         self._turn += 1
         place = self._turn % len(replicas)
         replica = replicas[place]

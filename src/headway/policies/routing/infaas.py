@@ -12,7 +12,7 @@ from headway.policies.arguments import require_at_least, require_between
 
 
 class State(Enum):
-    """State of a replica. Its value is the penalty."""
+    """State of a replica. The value of a state is its penalty in the cost."""
 
     ACTIVE = 0.0
     INTERFERED = 0.5

@@ -37,7 +37,7 @@ def least_loaded(replicas: Sequence[ReplicaView]) -> int:
     least = -1
     for replica in replicas:
         load = replica.num_in_flight
-        if load < least or least < 0:  # the other counts can only add to it, and are slower to read
+        if load < least or least < 0:  # the other counts can only raise the load, and are slower to read
             seen = replica.num_waiting + replica.num_running
             if seen > load:
                 load = seen

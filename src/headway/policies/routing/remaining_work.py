@@ -39,7 +39,7 @@ class RemainingWorkRouter:
         return work / (capacity or 1)
 
     def _to_generate(self, request: RequestView, replica: ReplicaView) -> float:
-        """Output tokens of the request, and output tokens that the replica has yet to generate."""
+        """Output tokens yet to generate: those of the request, and those of all requests at the replica."""
         in_flight, mean = replica.num_in_flight, self._output.tokens
         return max(in_flight * mean - replica.tokens_generated, in_flight) + mean
 

@@ -12,7 +12,7 @@ def uncached_tokens(request: RequestView, replica: ReplicaView) -> int:
 
 
 def pending_tokens(replica: ReplicaView) -> int:
-    """Prompt tokens that the replica has yet to compute, without tokens expected in its cache."""
+    """Prompt tokens that the replica has yet to compute, except tokens that will be found in its prefix cache."""
     return max(0, replica.prefill_tokens_left - replica.expected_cached_tokens)
 
 

@@ -295,12 +295,14 @@ class ComboCounts:
 
     @property
     def room(self) -> int:
-        """How many combos may be added, including reused draining ones; 0 while one fails to start."""
+        """Number of combos that may be added, including draining combos that are reused; 0 while a combo fails to
+        start."""
         return 0 if self.num_failed else max(self.most - self.num - self.num_draining, 0)
 
     @property
     def num_removable(self) -> int:
-        """How many combos can be drained: no starting ones, and not the last serving one while others start."""
+        """Number of combos that can be drained. Starting combos cannot, nor can the last serving combo while others
+        start."""
         return max(min(self.num_serving - bool(self.num_starting), self.num - self.fewest), 0)
 
 
@@ -321,7 +323,7 @@ def count_combos(pool: PoolView, cost: float) -> ComboCounts:
 
 
 def surplus(stocks: Sequence[ComboCounts], excess_rps: float, only: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Which combos to remove, and how many: repeatedly the one whose goodput is closest to the excess.
+    """Number of combos to remove, by kind: repeatedly the combo whose goodput is closest to the excess.
 
     A combo with more goodput than the remaining excess is not removed. Among equals the most expensive one is removed.
     One combo stays. `only` limits the number of each kind.

@@ -33,7 +33,7 @@ class CellDemand:
         self.by_step = StepRates(step_s, nothing_until_s, most=max(round(week_s / step_s), 1), past=by_step)
         self.growth = RecentGrowth(RECENT_STEP_S)
         self.late_until_s = nothing_until_s
-        """Time until which the observed load is that of a backlog."""
+        """Time until which the observed load is due to a backlog."""
         self._peaks: deque[tuple[float, float]] = deque()
         """(time, need) in descending order of need. A need that a larger need follows is not a peak."""
 

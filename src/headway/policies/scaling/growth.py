@@ -11,7 +11,7 @@ from headway.core.policy import Floats
 RECENT_S = 3 * 3600.0
 DAY_S = 86_400.0
 BEFORE_S, AFTER_S = 300.0, 900.0
-"""On earlier days, growth in this interval around the time of day of the fit counts."""
+"""Seconds before and after the fit's time of day: the interval in which growth on earlier days counts."""
 LEAST_DAYS, MOST_DAYS = 2, 7
 REFIT_S = 600.0
 LEAST_S = 3600.0

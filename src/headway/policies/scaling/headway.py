@@ -102,7 +102,7 @@ class HeadwayScaler:
         self._models: dict[str, _Served] = {}
         self._loads: dict[str, _PoolLoad] = {}
         self._past: PastDemand | None = None
-        """Past demand until the first view, which gives the names of models and regions; then None."""
+        """Demand before the start; None from the first view on, which gives the names of models and regions."""
         self._requested: dict[str, int] = {}
         self._full_until_s: dict[str, float] = {}
         self._seen_s: float | None = None

@@ -117,7 +117,7 @@ class HourlyPlanner:
         self._is_planning = False
         self._cells: dict[Cell, _Cell] = {}
         self._past: PastDemand | None = None
-        """Past demand until the first view, which gives the names of models and regions; then None."""
+        """Demand before the start; None from the first view on, which gives the names of models and regions."""
         self._num_past_steps = 0
         self._seen_s = 0.0
         self._until_s = config.step_s
