@@ -126,7 +126,7 @@ def calibrate(
 def _without_substitutes(
     fits: list[FitResult], measured: Measurements, known: Coefficients, gpu: Gpu, replaced: Collection[str]
 ) -> tuple[list[FitResult], list[str]]:
-    """The fits that do not yield to the catalog's values, and notes on what changes or stays.
+    """The fits except those in whose place the catalog's values stay, and notes on values that change or stay.
 
     Raises HeadwayError if `replaced` names no fit.
     """

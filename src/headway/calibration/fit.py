@@ -134,7 +134,7 @@ def _refined(
     """The fit with `more` coefficients if it is clearly better; otherwise `plain`, also if the refined fit does not
     converge.
 
-    They are compared on held-out shapes.
+    Both fits are compared on held-out shapes.
     """
     refined = tuple(replace(c, start=plain.values[c.name] / c.unit) for c in coefficients) + more
     seen = ~held_out(len(seconds))

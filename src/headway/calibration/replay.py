@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 BLOCK_TOKENS = 16
 """Block size of engines whose file gives none."""
 FIRST = 100
-"""Requests that count as the start of a run, whose prompts are not cached yet."""
+"""Number of requests that count as the start of a run. Their prompts are not cached yet."""
 
 
 class SimulatedLatencies(Struct, frozen=True):

@@ -45,7 +45,8 @@ BACKTRACKS = 2
 RENEWALS = 1
 """Maximum number of times that the slopes are simulated again."""
 KEPT, PARTLY = 0.9, 0.5
-"""Above the first share of its prior's width a term is not determined; above the second, only partly."""
+"""Shares of the prior's width that a fit leaves: above the first share a term is not determined, above the second only
+partly."""
 SURE, CONFOUNDED = 0.2, 0.6
 """Two terms that the runs would determine if alone are confounded if more than the first share of both priors' widths
 is left, and their posterior correlation exceeds the second value."""
@@ -174,7 +175,7 @@ class _Fit:
         return Posterior(x, width, information, slope, left, noise)
 
     def _step(self, x: Floats, left: Floats, slope: Floats, noise: float) -> tuple[Floats, Floats, float]:
-        """The place at which the line search ends, with its residuals and cost."""
+        """The values of the terms at which the line search ends, their residuals, and their cost."""
         best = x, left, self._cost(x, left, noise)
         step = self._linear(slope, left, x, noise, self._weight) - x
         for _ in range(BACKTRACKS):

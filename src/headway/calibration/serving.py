@@ -56,7 +56,7 @@ SAMPLINGS: dict[str, Sampling | None] = {"": None, "default": None, "greedy": GR
 OFFLOAD_BYTES = 32e9
 """Host memory for the KV cache if a file only says yes."""
 SLOWEST_RATIO = 10.0
-"""A latency with a larger ratio to the value implied by the others has another unit."""
+"""A latency with a larger ratio to the value implied by the other latencies has another unit."""
 SHORTEST_MS = 0.1
 """Shortest plausible latency; a smaller one is not in milliseconds."""
 CONTRADICTION = 0.1
@@ -104,7 +104,7 @@ class LoadStage(Struct, frozen=True):
 
 
 class GivenLoad(Struct, frozen=True):
-    """The requests of a run that its file lists."""
+    """A load given as the requests that a run's file lists."""
 
     workload: Workload
     concurrency: int | None = None

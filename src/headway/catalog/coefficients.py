@@ -41,7 +41,7 @@ class ExpertCurve(Struct, frozen=True, forbid_unknown_fields=True):
     tp: int
     """GPUs that share each expert."""
     ep: int
-    """GPUs that divide the experts, each of which is whole."""
+    """Number of GPUs among which the experts are divided; each expert stays whole."""
     latency_us: tuple[float, ...]
     """Microseconds at the table's numbers of tokens."""
 
@@ -173,8 +173,8 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):
     kernels: Kernels
     overhead: Overhead
     calibrated: bool = False
-    """Whether both were measured on this GPU and engine. Otherwise they come from GPUs of the same silicon, or are
-    generic."""
+    """Whether kernels and overhead were measured on this GPU and engine. Otherwise they come from GPUs of the same
+    silicon, or are generic."""
     estimated: tuple[str, ...] = ()
     """The unmeasured parts and the sources of their values, if not calibrated."""
     experts: ExpertTable | None = None

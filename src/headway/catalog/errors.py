@@ -257,7 +257,7 @@ def coverage(runs: Sequence[RunErrors], level: float = LEVEL) -> list[Coverage]:
 
 
 def _is_inside(others: PredictionErrors, run: RunErrors, metric: str, level: float) -> bool | None:
-    """Whether the run's error lies in its band; None if the run has no such error, or the others give no band."""
+    """Whether the run's error lies in its band; None if the run has no such error, or the other runs give no band."""
     if metric not in run.errors:
         return None
     band = others.band(1.0, metric, ErrorClass(run.known, run.weights, run.load), level)

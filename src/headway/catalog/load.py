@@ -220,7 +220,7 @@ def _named(entries: Callable[[], Sequence[T]], name: str, kind: str) -> T:
 
 @cache
 def _by_key(entries: Callable[[], Sequence[Any]]) -> dict[str, Any]:
-    """The entries by the keys of all their names. The first entry keeps a name that several have."""
+    """The entries by the keys of all their names. A name that several entries have maps to the first of them."""
     found: dict[str, Any] = {}
     for entry in entries():
         for name in (entry.name, getattr(entry, "hf_id", entry.name), *entry.aliases):

@@ -28,7 +28,7 @@ class PowerShares(Struct, frozen=True, forbid_unknown_fields=True):
     memory: float
     compute: float
     error: float
-    """90% bound of the relative error on measured loads, predicted by a fit without their model."""
+    """90% bound of the relative error on measured loads, each predicted by a fit without the loads of its model."""
     error_if_like: float
     """As `error`, for loads on another GPU that are predicted by these shares."""
     num_loads: int

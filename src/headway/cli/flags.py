@@ -237,7 +237,7 @@ def _fleet(used: Mapping[str, Any], num_pools: int) -> Iterator[tuple[Key, tuple
 
 
 def model_entry(given: str, assume: bool, is_config: bool = False) -> Any:
-    """A scenario's `model` for the value of --model, which may be a folder, or of --model-config."""
+    """The `model` entry of a scenario, from the value of --model (a name or a folder) or of --model-config."""
     if not is_config:
         if "=" not in given and Path(given).is_dir():
             given = str(Path(given).absolute())
@@ -322,7 +322,8 @@ def whole(text: str, name: str) -> int:
 
 
 def slo_of(text: str | None) -> dict[str, float]:
-    """The `slo` section, in seconds, of the value of `slo_option`. Raises HeadwayError for a text that is none."""
+    """The `slo` section, in seconds, of the value of `slo_option`. Raises HeadwayError for a text that gives no
+    SLOs."""
     found: dict[str, float] = {}
     for each in filter(None, (part.strip() for part in (text or "").split(","))):
         name, _, value = each.partition("=")

@@ -45,10 +45,11 @@ class Twin(Struct, frozen=True):
         url: str = "",
         pool: str | None = None,
     ) -> Twin:
-        """`fleet_text` describes the pool, unless there is a `file`; then `pool` names it, or it is the pool with the
-        engine's `url`.
+        """`fleet_text` describes the pool if there is no `file`. With a `file`, `pool` is the pool's name in the file;
+        None: the pool with the engine's `url`.
 
-        HeadwayError, even without points, if it cannot be simulated, or if several pools might be the engine's.
+        Raises HeadwayError, even without points, if the pool cannot be simulated, or if several pools might be the
+        engine's.
         """
         flags = {} if file is None else {"fleet": file, "pool": pool or _pool_with(file, url) or None}
         fleet = MeasuredFleet(flags, fleet_text, Path("fleet.yaml"))
@@ -79,7 +80,8 @@ class Twin(Struct, frozen=True):
         return {key: sum(values) / len(values) for key, values in found.items() if values}
 
     def calibrated(self, out: Path, source: str, version: str) -> tuple[Coefficients, list[FitResult]]:
-        """Fit the step times to the loads, and write them to `out`. Raises HeadwayError if the loads determine none."""
+        """Fit the step times to the loads, and write them to `out`. Raises HeadwayError if the loads determine no step
+        time."""
         known = [each for each in self.runs if each is not None]
         if not known:
             raise HeadwayError("no load has enough whole answers to calibrate by")

@@ -90,7 +90,7 @@ class FoundRun(Struct, frozen=True):
 
 
 def of_steps(logs: Sequence[StepLog], flags: Mapping[str, Any]) -> tuple[Pool, Coefficients]:
-    """The pool whose iterations were logged, from options, otherwise from the logs. Raises HeadwayError if it is
+    """The pool whose iterations were logged, from options, otherwise from the logs. Raises HeadwayError if the pool is
     ambiguous."""
     if len({str(each.about.get("model", "")) for each in logs}) > 1:
         raise HeadwayError("logs of iterations of several models: expected those of one; calibrate each on its own")
@@ -118,7 +118,8 @@ def _options(about: Mapping[str, Any], flags: Mapping[str, Any]) -> Iterator[tup
 
 
 def _pool_entry(about: Mapping[str, Any], file: str) -> Iterator[tuple[str, Any]]:
-    """Keys of a fleet file's pool that only the log gives. Raises HeadwayError for weights that it does not name."""
+    """Keys of a fleet file's pool that only the log gives. Raises HeadwayError for a quantization that fleet files do
+    not have."""
     if about.get("pp", 1) != 1:
         yield "pp", int(about["pp"])
     if str(about.get("kv_cache_dtype", "")).startswith("fp8"):

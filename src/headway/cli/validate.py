@@ -145,7 +145,7 @@ def _validate_steps(
 
 
 Measured = tuple[Path, ServingExperiment, Coefficients | None]
-"""A file, one of its experiments, and the step times of its fleet file; None if it has none."""
+"""A file, one of its experiments, and the step times of the experiment's fleet file; None without a fleet file."""
 
 
 def _experiments(

@@ -41,7 +41,7 @@ def check_simulated(specs: Sequence[tuple[Key, PoolSpec]], places: Places) -> No
 
 
 def with_fallbacks(fleet: Fleet, spec: Spec, places: Places) -> Fleet:
-    """The fleet, in which pools that stand by for their own model get a model name of their own.
+    """The fleet, in which a pool that is a fallback of its own model gets a model name of its own.
 
     Raises HeadwayError if a fallback does not exist, is part of a loop, or stands by for a cascade.
     """

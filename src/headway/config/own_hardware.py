@@ -42,7 +42,8 @@ class OwnHardware:
         return _look_up(name, self.engines, lambda each: catalog.engine(each, version), catalog.engines(), "engine")
 
     def coefficients(self, gpu_name: str, engine_name: str, version: str = "") -> Coefficients:
-        """The coefficients of the similar catalog GPU and engine, then marked uncalibrated."""
+        """Step-time coefficients of a GPU and an engine. An own GPU or engine has those of its `like`, marked
+        uncalibrated."""
         used = self.like.get(gpu_name, gpu_name), self.like.get(engine_name, engine_name)
         found = catalog.coefficients(*used, version)
         estimated = []

@@ -201,7 +201,8 @@ def with_absolute_paths(document: Mapping[str, Any], base_dir: Path) -> dict[str
 
 
 def written(scenario: Scenario) -> dict[str, Any]:
-    """The document that describes this scenario, whose policies, variants and seed may differ from its file's."""
+    """The document that describes this scenario, whose policies, variants and seed may differ from those of the
+    file."""
     spec, document = scenario.spec, dict(scenario.document)
     given = document.get("policies") or {}
     read_policies = strict_yaml.convert(given, PolicySpecs, scenario.places, ("policies",))

@@ -61,8 +61,9 @@ class SpeculativeSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=32)]
     """Drafted tokens per sequence and iteration."""
     acceptance: Share | Annotated[tuple[Share, ...], Meta(min_length=1)]
-    """A number: the probability that a drafted token is accepted if those before it are. A list: for each position, the
-    share of drafts whose token there is accepted, so it never rises. The workload's `acceptance` takes precedence."""
+    """A number: the probability that a drafted token is accepted if the tokens before it are. A list: for each
+    position, the share of drafts whose token there is accepted, so it never rises. The workload's `acceptance` takes
+    precedence."""
     model: str | ModelFile = ""
     """`draft_model`: a name listed by `headway catalog models`, or `config:` and the path of a `config.json`. Other
     methods: the repository of the head's weights, for `headway export`."""
@@ -170,7 +171,7 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """For `headway export`: the model that engines load, a Hugging Face repository or a path in the image. Without it:
     the name in `model` if it is a repository, else the catalog's."""
     served_name: str = ""
-    """A name under which clients request the model, and the first one of exported engines. Without it: `hf_id`."""
+    """A name under which clients request the model, and the first name of exported engines. Without it: `hf_id`."""
     image: str = ""
     """For `headway export`: the engines' image, which takes precedence over `--image`."""
     engine_args: tuple[str, ...] = ()
@@ -184,7 +185,7 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     requests keep their KV cache."""
     hosted: Hosted | None = None
     """Instead of `gpu`: the endpoints belong to an external service that charges per token. `served_name` is its model
-    name. It gets the pool's `api_key`, never a client's."""
+    name. The service gets the pool's `api_key`, never a client's."""
     fallback: tuple[str, ...] = ()
     """Names of pools that answer when this model cannot, in order; `policies.fallback` sets the conditions. A fallback
     with the same model serves nothing else."""

@@ -269,7 +269,7 @@ def _text(data: Any, key: Key) -> str | None:
 
 
 def _in_free_key(data: Any, to: Any, key: Key) -> tuple[str, msgspec.ValidationError, Any, Any] | None:
-    """Among keys chosen by the user: the first one whose value does not fit, the error, the value, and its Struct."""
+    """The first key chosen by the user whose value does not fit: its name, the error, the value, and its Struct."""
     structs = [
         t.value_type.cls
         for t in _types(data, to, key)

@@ -25,7 +25,8 @@ _WORKLOAD = {"prompt_tokens": 1, "output_tokens": 1, "num_requests": 1, "arrival
 
 
 class Expected(Struct, frozen=True):
-    """Expected seconds; None if the replica's GPU is unknown, or if more requests were there than its engine runs."""
+    """Expected seconds; None if the replica's GPU is unknown, or if the replica had more requests than its engine runs
+    at once."""
 
     first_token_s: float | None = None
     own_prompt_s: float | None = None

@@ -196,7 +196,7 @@ class History:
 
 
 def _base(replica: ReplicaRecord) -> int:
-    """The number in the records of the replica that had number 0 in the same run."""
+    """The number, in the records, of the replica that had number 0 in the same run."""
     return replica.id - int(replica.name.rpartition("/")[2]) if replica.name else 0
 
 

@@ -129,8 +129,8 @@ class DemandForecast(Struct, frozen=True, forbid_unknown_fields=True):
     def rates(self, quantile: float) -> Floats:
         """Requests per second of all models by hour, at any quantile.
 
-        Between two forecast quantiles, the logarithm is linear in the normal score. Beyond them, the line through the
-        last two is extended.
+        Between two forecast quantiles, the logarithm is linear in the normal score. Beyond the forecast quantiles, the
+        line through the last two is extended.
         """
         normal, known = NormalDist(), np.array(self.quantiles)
         scores = np.array([normal.inv_cdf(q) for q in known])

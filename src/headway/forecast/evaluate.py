@@ -25,7 +25,7 @@ class EvaluationSettings(Struct, frozen=True, forbid_unknown_fields=True):
     of: Aggregate = "max"
     """How finer steps of the series are aggregated: by maximum, as SageServe scales, or by mean."""
     horizon: int = 1
-    """Steps ahead, because GPUs must be requested that early."""
+    """Number of steps from the last known value to the forecast step, because GPUs must be requested this early."""
     season: int = 24
     """Period of the series in steps."""
     warmup: int | None = None
@@ -188,8 +188,8 @@ def _row(
 
 
 def _expected(forecasts: Floats, quantiles: Sequence[float], is_clairvoyant: bool) -> Expected:
-    """Median and spread, where the spread reaches to the largest quantile. The method that knows the demand has no
-    spread and uses a share of the median."""
+    """The median, and the spread: the distance from the median to the largest quantile. The method that knows the
+    demand has no spread and uses a share of the median."""
     median = forecasts[quantiles.index(0.5)]
     return Expected(median, median if is_clairvoyant else forecasts[quantiles.index(max(quantiles))] - median)
 

@@ -32,7 +32,7 @@ class StatsModel:
     cheats = False
 
     def __init__(self, season: int = 1, refit_every: int = 24) -> None:
-        """`season`: the period of the series in steps; 1 means no season. It is used once the history has two
+        """`season`: the period of the series in steps; 1 means no season. The season is used once the history has two
         periods."""
         if season < 1 or refit_every < 1:
             raise HeadwayError(f"season {season}, refit_every {refit_every}: expected 1 step or more")

@@ -63,7 +63,7 @@ class SeasonalMean(_Seasonal):
 
 
 def _forecast(history: Floats, sources: Sequence[tuple[int, int]], quantiles: Sequence[float]) -> Floats:
-    """Quantiles of each step, given the position of its past value and the number of steps since."""
+    """Quantiles of each step, given the position of its past value and the number of steps since that value."""
     rows = [history[position] + _spread(history, lag, quantiles) for position, lag in sources]
     return np.asarray(np.maximum(np.array(rows).T.reshape(len(quantiles), len(sources)), 0.0), "f8")
 

@@ -77,8 +77,8 @@ def recorded_hours(paths: Sequence[Path], time_zone: str = "UTC", begins: str | 
     """The requests of all days by hour and model.
 
     A gateway's records contain the wall-clock time of their beginning. For other traces, `begins` is the beginning of
-    the first one, and each other trace begins on the day after the previous one. Without `begins`, the first one begins
-    at midnight of a Monday. Raises HeadwayError for a trace that cannot be read, or is given twice.
+    the first trace, and each other trace begins on the day after the previous one. Without `begins`, the first one
+    begins at midnight of a Monday. Raises HeadwayError for a trace that cannot be read, or is given twice.
     """
     where = zone(time_zone)
     days = [_read(path) for path in paths]

@@ -68,7 +68,7 @@ def matched(expected: Sequence[Expected], demand: Sequence[ObservedDemand], exce
     """The result with the smallest headroom, one for all series, that meets the SLO; None if none does.
 
     `exceeded` is the share of time in which demand may exceed capacity. This share never grows with the headroom, so
-    bisection finds the smallest headroom. It may be negative.
+    bisection finds the smallest headroom. The headroom may be negative.
     """
     low, high = -WIDEST, scaled(expected, demand, WIDEST)
     if high.exceeded_share > exceeded:

@@ -22,7 +22,8 @@ class WhileArriving(Struct, frozen=True, forbid_unknown_fields=True):
     joules: float
     """Energy by the rated power of the GPUs."""
     tokens: float
-    """Prompt tokens of the requests with a first token before the last arrival, and their output tokens until then."""
+    """Prompt tokens of the requests whose first token came before the last arrival, and their output tokens until the
+    last arrival."""
     tokens_in_time: float
     """The tokens of the requests that met their SLOs."""
 

@@ -57,7 +57,8 @@ class GapHistogram:
             self.count(each)
 
     def count(self, runs: GapRuns, part: npt.NDArray[np.generic] | None = None) -> None:
-        """`part`: a code for each run. The runs of one code are consecutive, and count as if they came separately."""
+        """`part`: a code for each run. The runs of one code are consecutive, and are counted as if each code came in a
+        separate call."""
         first, step, count, weight = runs
         if not len(first):
             return

@@ -195,7 +195,8 @@ class AnswerParts:
         return np.asarray(tick - joined + given)
 
     def _tick_of(self, tokens: Ints) -> Ints:
-        """The first tick of each part by which it has this many tokens; the tick after the last one if it never has."""
+        """The first tick of each part by which it has this many tokens; the tick after the part's last tick if the part
+        never has that many."""
         every = np.arange(len(self.request))
         low, high = self._joined + 1, self.left + 1
         while (low < high).any():
@@ -208,7 +209,8 @@ class AnswerParts:
         return np.add.reduceat(self.count, np.flatnonzero(self.token == 0))
 
     def late_candidates(self, ticks: TicksAfterGaps) -> tuple[Ints, Floats, Floats]:
-        """(position in the answer, time) of tokens that may be later than all before, and the start of each answer.
+        """(position in the answer, time) of tokens that may be later than all earlier tokens, and the start of each
+        answer.
 
         The tokens are the first of each segment, the next one after a prefill, and those after a gap above `tpot_s`.
         """

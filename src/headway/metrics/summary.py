@@ -277,7 +277,7 @@ def _itl(records: Records, chosen: Sample, breakdowns: Sequence[Groups]) -> dict
 
 
 def _wanted(records: Records, chosen: Sample) -> Mask:
-    """Whether a request is in the sample, by its id."""
+    """Holds, for each request id, whether the request is in the sample."""
     wanted = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
     wanted[chosen.id] = True
     return wanted

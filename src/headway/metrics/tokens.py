@@ -75,8 +75,8 @@ class TickClock:
         return gaps
 
     def near(self, windows: Sequence[Window]) -> NearRows:
-        """Positions of stretches whose entry gaps overlap the (disjoint) windows, and of stretches whose other gaps
-        do."""
+        """Positions of stretches whose entry gaps overlap the (disjoint) windows, and positions of stretches whose
+        other gaps overlap the windows."""
         if not windows:
             return _NO_ROWS, _NO_ROWS
         low_s, high_s = (np.array(ends) for ends in zip(*sorted(windows), strict=True))

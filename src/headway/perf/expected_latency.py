@@ -62,8 +62,8 @@ def decode_parts(stay: Floats, others: Floats, pool: Pool, model: AnyStepModel) 
 
 
 def _batches(moments_s: Floats, others: Floats, pool: Pool) -> list[tuple[int, float]]:
-    """The number of decoding sequences at each moment, including the request itself, and the KV tokens of the
-    others."""
+    """The number of decoding sequences at each moment, including the request itself, and the KV tokens of the other
+    sequences."""
     begins_s, ends_s, moments_s = others[:, 1], others[:, 2], moments_s[:, None]
     is_there = (begins_s <= moments_s) & (ends_s > moments_s)
     done = (moments_s - begins_s) / np.maximum(ends_s - begins_s, 1e-9)

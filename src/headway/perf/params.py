@@ -184,7 +184,8 @@ def layer_kv_bytes(model: Model, layer: Layers, kv_dtype_bytes: float, tp: int =
 
 
 def kv_bytes(model: Model, kv_dtype_bytes: float = 2.0, tp: int = 1, windowed: bool | None = None) -> float:
-    """Bytes of KV cache of one token over all layers, on one GPU of `tp`. `windowed`: of such layers, or others."""
+    """Bytes of KV cache of one token over all layers, on one GPU of `tp`. `windowed`: True counts only layers with a
+    sliding window, False only layers without, None all layers."""
     layers = [each for each in model.all_layers if each.has_cache]
     if windowed is not None:
         layers = [each for each in layers if each.is_windowed == windowed]

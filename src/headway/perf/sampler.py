@@ -29,7 +29,8 @@ class Sampler:
         self._share = sampling.share if sampling is not None else 0.0
 
     def seconds(self, num_rows: int) -> float:
-        """Seconds for `num_rows` sequences, if each needs it with the probability `share`."""
+        """Expected sampling seconds of `num_rows` sequences, each of which needs the sampler with the probability
+        `share`."""
         if not num_rows:
             return 0.0
         return (self._latency_s + num_rows * self._row_s) * (1.0 - (1.0 - self._share) ** num_rows)

@@ -25,7 +25,7 @@ HUBER = 1.5
 """Residuals count linearly from this number of spreads."""
 ROUNDS = 8
 SHOWS = 0.3
-"""Smallest share of a time that a term must have to be estimated from that time."""
+"""An observed time is used for a term only if at least this share of the time is due to the term."""
 
 
 class Factor(Struct, frozen=True):

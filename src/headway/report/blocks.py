@@ -23,7 +23,7 @@ class Heading(Block):
 
 @dataclass(frozen=True)
 class Lines(Block):
-    """Paragraphs of a page. `look`: its style, of `report.page.CSS`."""
+    """Paragraphs of a page. `look`: the style of the paragraphs, one of those in `report.page.CSS`."""
 
     lines: Sequence[str]
     look: Look = ""
@@ -45,7 +45,8 @@ class Table(Block):
     prose: Collection[str | int] = ()
     """Columns of text, which may wrap."""
     marks: Mapping[tuple[int, int], Literal["best", "same"]] = field(default_factory=dict)
-    """Cells with the best value of a column, and those that are not distinguishable from it, by row and column."""
+    """Maps (row, column) of a cell to its mark: "best" value of the column, or "same" if it is not distinguishable from
+    the best."""
     colors: tuple[int, Sequence[str]] | None = None
     """A column, and the colour of each row there."""
 

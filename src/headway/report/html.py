@@ -209,7 +209,7 @@ TIERS: Titles = {
 
 
 def _grid(figures: Figures, titles: Titles, without: str = "", wide: bool = False) -> list[Block]:
-    """The charts that there are, side by side; a line `without` any."""
+    """The available charts, side by side; if there is none, the line `without`."""
     shown = [Chart(name, title, figures[name], caption) for name, (title, caption) in titles.items() if name in figures]
     return [Charts(shown, wide)] if shown else [Lines([without], "quiet")] if without else []
 

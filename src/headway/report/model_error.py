@@ -29,7 +29,8 @@ ENERGY = ("energy_kwh", "joules_per_output_token")
 
 
 def error_class(pools: Sequence[tuple[Model, Coefficients]], full: float, waiting_share: float) -> ErrorClass:
-    """The class of a run on these pools, by the least known pool. Weights of several kinds count as any."""
+    """The class of a run on these pools, by the least known pool. Models with different classes of weights have no
+    class of weights in common: None."""
     known: Known = max((known_of(used) for _, used in pools), key=KNOWN.index)
     weights: set[Weights] = {weights_of(model) for model, _ in pools}
     return ErrorClass(known, weights.pop() if len(weights) == 1 else None, load_of(full, waiting_share))

@@ -71,7 +71,7 @@ def _rich(each: Said) -> Text | RichTable:
 
 
 def page(report: Report, command: str | None) -> str:
-    """The report as HTML, for `write_page`; `command` is the one that made it, if it is known."""
+    """The report as HTML, for `write_page`; `command`: the command line that made the report; None: unknown."""
     brand = f"Headway · {escape(report.subject)}" if report.subject else "Headway"
     foot = "".join(_paragraph(line, "quiet") for line in report.foot)
     foot += f'<p class="quiet">Command: <code>{escape(command)}</code></p>' if command else ""

@@ -119,8 +119,8 @@ GROUP_COLUMNS = ("ttft_s.p50", "ttft_s.p99", "itl_s.p99", "e2e_s.p99", "slo_atta
                   "output_tokens_per_s", "num_unfinished", "num_rejected", *_REFUSED)  # fmt: skip
 """Columns of the tables by tier and by tenant."""
 MOST_GROUP_ROWS = 24
-"""Maximum number of rows of such a table. Larger tables are left out, because the JSON and the HTML report contain all
-tiers and tenants."""
+"""Maximum number of rows of a table of tiers or tenants. Larger tables are left out, because the JSON and the HTML
+report contain all tiers and tenants."""
 
 UNCALIBRATED = "Step times are not calibrated for this GPU and engine: trust the order, not the numbers."
 
@@ -303,7 +303,7 @@ _GAP, _EDGES = 3, 2
 
 
 def _width(shown: ComparedMetrics) -> int:
-    """Width of a table in characters. Every cell of a metric has one more for its mark."""
+    """Width of a table in characters. Every cell of a metric has one more character for its mark."""
     labels = [max(map(len, column)) for column in zip(shown.kinds, *shown.labels, strict=True)]
     cells = zip(
         (column.title for column in shown.columns), *([cell.text for cell in row] for row in shown.cells), strict=True
@@ -328,7 +328,8 @@ def group_table(runs: Sequence[Run], by: str, *, width: int, seeded: SeededMetri
 
 
 def _alike(groups: Sequence[ComparedMetrics]) -> Sequence[ComparedMetrics]:
-    """Metrics that at least one tier or tenant has, the same for all of them, in the order of the run's keys."""
+    """The comparisons, all with the same metrics: those that at least one tier or tenant has, in the order of the run's
+    keys."""
     titles = {column.title for each in groups for column in each.columns}
     columns = tuple(column for column in COLUMNS if column.title in titles)
 

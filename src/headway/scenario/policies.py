@@ -128,7 +128,7 @@ def check_begins(scenario: Scenario, policies: Policies) -> None:
 
 
 def check_followed(scenario: Scenario) -> None:
-    """Raise HeadwayError for schedules in a fleet without a scaler, which would be ignored."""
+    """Raise HeadwayError if a fleet has schedules but no scaler, because the schedules would be ignored."""
     if scenario.spec.policies.scaling is None:
         for key, i, each in _deployments(scenario):
             if each.scheduled_min_replicas:

@@ -222,9 +222,9 @@ def replicate(
 ) -> SeededMetrics:
     """The metrics of `compare`'s runs and of the same variants with the following seeds, `num_seeds` in all.
 
-    Without `by_replica`, per-replica metrics are omitted once the others differ between two seeds. A variant whose
-    second seed changes nothing (a trace, and policies without random numbers) is not run again. Without `jobs`: one
-    process per core if the runs take long enough.
+    Without `by_replica`, per-replica metrics are omitted once the other metrics differ between two seeds. A variant
+    whose second seed changes nothing (a trace, and policies without random numbers) is not run again. Without `jobs`:
+    one process per core if the runs take long enough.
     """
     chosen, first = variants(scenario), scenario.spec.seed
     seeds = tuple(range(first, first + num_seeds))
@@ -256,7 +256,8 @@ def replicate(
 def metrics_of(
     scenario: Scenario, by_replica: bool = True, unlike: dict[str, float | int | None] | None = None
 ) -> dict[str, float | int | None]:
-    """The metrics of a run, including per-replica ones only with `by_replica` or if the others equal `unlike`."""
+    """The metrics of a run. Per-replica metrics are included only with `by_replica`, or if the other metrics equal
+    `unlike`."""
     summary = run(scenario).summary
     flat = flatten(summary, by_replica)
     return flatten(summary) if flat == unlike else flat
@@ -407,7 +408,8 @@ def _bound(scenario: Scenario, records: Records, step_times: StepTimes) -> tuple
 
 
 def _share_done(progress: Progress | None, source: RequestSource, spec: Spec) -> Callable[[float, int], None] | None:
-    """The simulator's callback (time, ended requests), which reports the larger of the two completed shares."""
+    """The simulator's callback (time, ended requests), which reports the larger of two completed shares: of the
+    requests, and of `until_s`."""
     if progress is None:
         return None
     num_requests, until_s = source.num_requests, spec.simulation.until_s

@@ -258,7 +258,7 @@ class PrefixCache:
         return spans(live.prefix, self._kv.block)
 
     def _is_continued(self, live: Live) -> bool:
-        """Whether the request is complete, and a later one begins with its prompt and its answer."""
+        """Whether the request is complete, and a later request begins with its prompt and its answer."""
         return live.output_id is not None and live.generated_tokens >= live.output_tokens
 
     def _keep(self, node_id: int) -> None:
@@ -275,7 +275,7 @@ class PrefixCache:
         self.num_kept_blocks -= blocks
 
     def _output_id(self, live: Live) -> int | None:
-        """Node of the output, if a later turn of the session can share it."""
+        """Id of the node for the request's output, if a later turn of the session can share it; None if not."""
         if live.output_id is None or live.output_id in self.nodes or live.generated_tokens < live.output_tokens:
             return None
         return live.output_id if sum([segment.tokens for segment in live.prefix]) == live.prompt_tokens else None

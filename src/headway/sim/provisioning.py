@@ -20,7 +20,7 @@ class InstanceSources:
         self._provisioning, self._seed = fleet.provisioning, seed
         began = [*(p for p in fleet.pools if p.replicas), *(p for c in fleet.combos if c.replicas for p in c.parts)]
         self._weights_s = {(pool.region, pool.model.name): 0.0 for pool in began}
-        """Time from which a region has a model's weights."""
+        """Maps each region and model to the time from which the region has the model's weights."""
         self._spots: dict[InstanceType, list[tuple[str, int]]] = {}
         self._origins: dict[int, tuple[str, int]] = {}
 

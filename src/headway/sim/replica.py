@@ -372,7 +372,8 @@ class Replica:
         self._listener.on_cancelled(live, now)
 
     def _pause_running(self, live: Live, now: float) -> None:
-        """Release a request that decodes, or that was preempted here since. An ended one has already left."""
+        """Release a paused request: it decodes here, or waits here because it was preempted in the meantime. A request
+        that has ended has already left."""
         if live.stage is WAITING:
             self.remove_waiting(live, now)
             self.transit.unqueue(live)  # it may be placed here again

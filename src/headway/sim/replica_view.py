@@ -63,7 +63,7 @@ class SimulatedView:
         self._kv_transfer_s: Callable[[int], float] = partial(kv_transfer_s, pool)
         self._latency_s = network.latency_s
         self.holds_until_s = inf
-        """Time until which the values read since its reset (to infinity) hold, if nothing else changes."""
+        """Earliest time at which a value read since the last reset (to infinity) changes, if nothing else happens."""
         self.matched_request = -1
         """Id of the request whose prefix was matched last."""
         self.matched_cached = self.matched_loadable = 0

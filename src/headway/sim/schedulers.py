@@ -1,4 +1,5 @@
-"""Several schedulers in front of one simulated fleet: each sees its own requests at once, the others' as reported.
+"""Several schedulers in front of one simulated fleet: each sees its own requests at once, and the requests of the other
+schedulers as they report them.
 
 Like each of several gateways, each has its share of the arrivals, its own policies and its own hold queue. It reports
 its load at the replicas to the others, with the gateway's classes (`control.peers`).
@@ -138,7 +139,7 @@ class SchedulerState(NamedTuple):
     given: list[tuple[str, dict[tuple[int, str], float]]]
     """Maps each model to the service given to each share."""
     placed: list[tuple[SchedulersIndex, list[RequestView]]]
-    """Prompts placed since the last report, with the index of their replica."""
+    """Pairs of a replica's index and the prompts placed there since the last report."""
 
 
 class Schedulers:
@@ -162,7 +163,7 @@ class Schedulers:
         self._own: list[dict[int, OwnShare]] = [{} for _ in range(config.num)]
         """Keyed by scheduler and replica."""
         self.loads = [PeerLoads(self._on_change(scheduler)) for scheduler in range(config.num)]
-        """Maps each scheduler to the others' loads as reported to it."""
+        """Maps each scheduler to the loads that the other schedulers have reported to it."""
         self._given = [GivenElsewhere() for _ in range(config.num)]
         self._indexes: list[SchedulersIndex] = []
 

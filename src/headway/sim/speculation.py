@@ -53,10 +53,11 @@ class _Walk(Struct):
     mean_tokens: float
     """Expected tokens of an iteration."""
     earlier: list[tuple[int, int]] = []
-    """As `accepted_until`, for earlier iterations of the same stay with another number of drafted tokens."""
+    """Pairs as `accepted_until` returns them, for earlier iterations of the same stay with another number of drafted
+    tokens."""
 
     def accepted_until(self, tick: int) -> list[tuple[int, int]]:
-        """(tick, accepted tokens) of the past iterations that accepted any."""
+        """Pairs (tick, accepted tokens) of the iterations up to `tick` that accepted any."""
         ends = self.ends[: tick - self.tick + 1]
         given = [(self.tick + i, ends[i] - ends[i - 1] - 1) for i in range(1, len(ends))]
         return self.earlier + [each for each in given if each[1] > 0]

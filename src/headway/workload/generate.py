@@ -291,7 +291,7 @@ def _renamed(rows: Workload, models: dict[str, str] | None, format_name: str, sp
 
 
 def _without_models(rows: Workload, names: Sequence[str], path: Path) -> Workload:
-    """The requests without those for the models `names`. Raises HeadwayError if no request names one of them."""
+    """The requests without those for the models `names`. Raises HeadwayError if no request would be left."""
     left_out = [code for code, name in enumerate(rows.models) if name in names]
     if "model" not in rows.columns or not left_out:
         return rows

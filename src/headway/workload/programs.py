@@ -20,7 +20,7 @@ from headway.workload.table import Floats, Ints, Longs, Prefix, Workload
 
 R = TypeVar("R")
 _FIRST_OUTPUT_ID = 1 << 62
-"""First id of answers in traces, which give no such ids. Hash ids of traces are smaller."""
+"""First id given to the answers of traces, which have no ids for answers. Hash ids of traces are smaller."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +126,8 @@ class TracedCalls:
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def requests(self) -> Workload:
-        """The calls with the program as session. Answers that other calls wait for have ids, because their programs go
-        on."""
+        """The calls, with each program as a session. An answer has an id if another call waits for it, because its
+        program goes on."""
         rows = np.arange(len(self.rows))
         waited_for = np.isin(rows, [other for others in self.after for other in others])
         output_id = np.where(waited_for, _FIRST_OUTPUT_ID + rows, -1)
@@ -222,7 +222,7 @@ class Programs:
         return make(*self._issued.add(row, at_s, fields))
 
     def ended(self, request: RequestView, now_s: float, outcome: Outcome) -> None:
-        """Schedule the calls that waited only for this one. If it has no answer, drop its dependent calls."""
+        """Schedule the calls that waited only for `request`. If the request has no answer, drop its dependent calls."""
         row = self._issued.rows[request.id]
         program = self._program[row]
         running = self._running[program]

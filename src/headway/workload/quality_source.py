@@ -109,7 +109,7 @@ def scored(rows: Workload, spec: QualitySpec, seed: int, base_dir: Path) -> Work
 
 
 LEAST_COMPLETE = 20
-"""Requests with a score of every model that a table of a served day needs."""
+"""Minimum number of requests with a score of every model in a table of a served day."""
 
 
 def served_scores(path: Path, models: Sequence[str] | None = None) -> Scores:

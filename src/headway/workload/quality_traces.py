@@ -109,7 +109,7 @@ OUTPUT = Lognormal(mean=430, cv=0.8)
 """A Llama answer to MT-Bench has about 430 tokens, by the latencies of single requests in Cascadia's appendix H."""
 AnswerLengths = Literal["alike", "by_difficulty"]
 MEAN_TOKENS = {"deepseek": (1100.0, 1300.0, 1531.0), "llama": (430.0, 430.0)}
-"""Mean answers by model where lengths differ. DeepSeek-R1's are those of a public trace of it (ServeGen's reasoning
+"""Mean answers by model where lengths differ. DeepSeek-R1's are those of one of its public traces (ServeGen's reasoning
 requests: thoughts and answer); its distilled models' are assumed to be somewhat shorter."""
 HARDEST_TO_EASIEST = 4.0
 """Ratio of answer lengths between the hardest and the easiest request, where lengths differ: assumed."""

@@ -46,10 +46,11 @@ class TraceSpec(Struct, frozen=True, forbid_unknown_fields=True):
     timestamp_unit: Literal["s", "ms"] | None = None
     """Unit of timestamps in JSON lines with the keys of Mooncake. Default: whole numbers are ms, fractions s."""
     block_tokens: int | None = None
-    """Prompt tokens of one of their hash ids. Default: 512, or the usual size that fits all prompts, with a note."""
+    """Prompt tokens for which one hash id of Mooncake's keys stands. Default: 512, or the usual size that fits all
+    prompts, with a note."""
     spread_ticks: bool = False
-    """Spread their requests with the same timestamp over the time to the next one: Mooncake's conversations tick every
-    3 s. Otherwise they arrive together, with a note."""
+    """Spread requests with the same timestamp over the time to the next timestamp: Mooncake's conversations tick every
+    3 s. Otherwise these requests arrive together, with a note."""
     from_s: float = 0.0
     """Drop requests that arrive before this time of the trace, which becomes the new 0."""
     to_s: float | None = None
@@ -76,7 +77,7 @@ class PrefixGroups(Struct, frozen=True, forbid_unknown_fields=True):
     per_tenant: bool = False
     """Each tenant has `num_groups` prefixes of its own."""
     share: float = 1.0
-    """Share of requests (with sessions or agents: of these) that have a shared prefix."""
+    """Share of the requests that have a shared prefix; with sessions or agents: share of the sessions or programs."""
     skew: float = 0.0
     """Zipf exponent of the groups' popularity: 0 = all equal, 1 = group k is used 1/k as often as the first."""
 

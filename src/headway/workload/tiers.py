@@ -75,7 +75,7 @@ class TierSpec(Struct, frozen=True, forbid_unknown_fields=True):
     tier: int
     """0 is the most urgent."""
     share: float = 1.0
-    """Its share of all requests, relative to the other tiers."""
+    """The tier's share of all requests, relative to the other tiers."""
     ttft_s: float | None = None
     """As in `slo`, for this tier; default: the value of `slo`."""
     tpot_s: float | None = None

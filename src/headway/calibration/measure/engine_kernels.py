@@ -34,7 +34,7 @@ class EngineKernel:
 
 
 def installed(kind: OperatorKind, dtype: str) -> list[EngineKernel]:
-    """The installed kernels for an operator; the one of the catalog's engine comes first."""
+    """The installed kernels for an operator; the kernel of the catalog's engine comes first."""
     found = []
     for package, module, make in KERNELS.get((kind, dtype), ()):
         try:

@@ -179,7 +179,8 @@ def _latent(model: Model) -> list[OperatorCase]:
 
 
 def _experts(model: Model) -> list[OperatorCase]:
-    """Routed experts, chosen equally often, divided among as many GPUs as divide them evenly."""
+    """Operators of routed experts with balanced choices, for each degree of tensor parallelism that divides the
+    experts' width."""
     moe = model.moe
     if moe is None:
         return []

@@ -38,7 +38,8 @@ NUDGE = 0.25
 ROUNDS = 8
 SETTLED = 1e-3
 KEPT, PARTLY = 0.9, 0.5
-"""Above the first share of its prior's width a term is not determined; above the second, only partly."""
+"""Shares of the prior's width that a fit leaves: above the first share a term is not determined, above the second only
+partly."""
 FIFTH = 5
 BLOCK = 20
 """Number of neighbouring spans that are held out together."""

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from headway.workload.table import Workload
 
 _FIRST_EPOCH_S = 1e9
-"""Later arrivals are epochs: no trace begins 31 years after its time 0, and none is older than this one (2001)."""
+"""Larger arrival times are epochs (this one is in 2001): no trace begins 31 years after its time 0, and no trace is
+older than 2001."""
 _EPOCH_UNITS = ((1e17, "nanoseconds", 1e9), (1e14, "microseconds", 1e6), (1e11, "milliseconds", 1e3))
 """(least number, unit, units in a second) of epochs that are not seconds: 1e11 seconds would be the year 5138."""
 
