@@ -84,13 +84,13 @@ class AllReduce(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Kernels(Struct, frozen=True, forbid_unknown_fields=True):
     gemm: dict[str, Roofline]
-    """Keyed by compute dtype: bf16, fp8."""
+    """Efficiencies of matrix products, keyed by compute dtype: bf16, fp8."""
     moe: dict[str, Roofline]
-    """Keyed by dtype of the experts' weights: bf16, fp8, int4."""
+    """Efficiencies of routed experts, keyed by dtype of their weights: bf16, fp8, int4."""
     prefill_attention: PrefillAttention
     decode_attention: DecodeAttention
     all_reduce: dict[str, AllReduce]
-    """By the number of GPUs, as text: "2", "4", "8"."""
+    """All-reduce times, keyed by the number of GPUs as text: "2", "4", "8"."""
     elementwise_efficiency: float
     """Share of peak bandwidth of norms, activations, rotary embedding and cache writes."""
     mla_attention: DecodeAttention | None = None

@@ -39,9 +39,9 @@ class ColdStart(Struct, frozen=True, forbid_unknown_fields=True):
     init_s: float
     """Time for processes, memory profile and KV cache."""
     graphs_s: float
-    """CUDA graph capture."""
+    """Seconds of CUDA graph capture."""
     compile_s: float
-    """torch.compile without its cache."""
+    """Seconds of torch.compile without its cache."""
     residuals: dict[str, float]
     """Signed relative errors of the measured totals, by setup."""
     source: str
@@ -49,7 +49,7 @@ class ColdStart(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Costs(Struct, frozen=True, forbid_unknown_fields=True):
     kv_transfer: dict[str, KvTransferCost]
-    """Keyed by network of the measurement."""
+    """Costs of KV transfers, keyed by the measured network."""
     host_link: HostLink
     cold_start: ColdStart
 

@@ -48,7 +48,7 @@ class Hours(Struct, frozen=True):
     """Requests per hour in whole days from a midnight on."""
 
     begins: datetime
-    """The first hour, with its time zone."""
+    """Time at which the first hour begins, with its time zone."""
     per_hour: Floats
     """Requests per hour; NaN if not recorded."""
     by_model: dict[str, Floats]
@@ -56,7 +56,7 @@ class Hours(Struct, frozen=True):
     output_tokens_mean: dict[str, float]
     num_requests: int
     ends: datetime
-    """The last request, or the end of the run."""
+    """Time of the last request, or of the end of the run."""
     busiest: RecordedHour
     notes: tuple[str, ...]
 

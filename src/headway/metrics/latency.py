@@ -99,7 +99,7 @@ class Sample:
 
     @property
     def answer_s(self) -> Floats:
-        """Arrival to first answering token, for reasoning requests."""
+        """Seconds from arrival to the first answering token, for reasoning requests."""
         workload = self.records.workload
         if "reasoning_tokens" not in workload:
             return _no_values(len(self))
@@ -118,7 +118,7 @@ class Sample:
 
     @property
     def e2e_s(self) -> Floats:
-        """Arrival to end, for finished requests."""
+        """Seconds from arrival to end, for finished requests."""
         values_s = self._since_arrival_s("end_s")
         values_s[~self.finished] = np.nan
         return values_s

@@ -39,11 +39,12 @@ class Phases:
     """One element per request; NaN if undefined or unknown. `blocking_s` and `qoe` need token times."""
 
     reasoning_s: Floats
-    """Arrival to the last reasoning token, for reasoning requests."""
+    """Seconds from arrival to the last reasoning token, for reasoning requests."""
     ttfat_s: Floats
-    """Last reasoning token to first answering token."""
+    """Seconds from the last reasoning token to the first answering token."""
     blocking_s: Floats
-    """Last reasoning token to the start of the iteration (or prefill) that generated the first answering token."""
+    """Seconds from the last reasoning token to the start of the iteration (or prefill) that generated the first
+    answering token."""
     qoe: Floats
     """Quality of experience of requests whose answer began. Without reasoning, the reasoning counts as ended at
     arrival."""

@@ -55,13 +55,14 @@ from headway.sim.replica_resources import kv_blocks
 ALLOWED = 0.05
 """Share of requests that may miss their SLO."""
 MOST_TOKENS = 2**15
-"""Tokens of an iteration. For an engine with more, each further doubling is evaluated once."""
+"""Largest iteration, in tokens, for which step times are evaluated. For an engine with larger iterations, each further
+doubling is evaluated once."""
 SLACK = 0.9
-"""Allowance for sizes between doublings."""
+"""Factor on the least time of a token, because iterations between two doublings are not evaluated."""
 BUCKETS = 6
-"""Classes of request sizes: only large requests are worth leaving late."""
+"""Number of size classes of the requests: only large requests are worth leaving late."""
 SAFE = 1.0 - 1e-6
-"""Removes the solver's tolerance from the bound."""
+"""Factor on the solver's result, so that its tolerance cannot raise the bound."""
 TIME_LIMIT_S = 60.0
 RESOURCES = 3
 Mask = npt.NDArray[np.bool_]
@@ -98,7 +99,7 @@ class DueWork:
 
     arrival_s: Floats
     first_by_s: Floats
-    """When the first token is due, at most `done_by_s`."""
+    """Time at which the first token is due, at most `done_by_s`."""
     done_by_s: Floats
     prompt_tokens: Floats
     output_tokens: Floats
@@ -209,7 +210,7 @@ def _peak_rates(pool: Pool, step: AnyStepModel, longest_tokens: int, shares_pref
 
 
 class _Trace:
-    """A trace, the due times of its requests, and their groups that may miss: the tier, or -1."""
+    """A trace: the due times of its requests, and the group of each request that may miss its SLO: its tier, or -1."""
 
     def __init__(self, records: Records, slo: DefaultSlo, warmup_s: float, to_the_end: bool) -> None:
         self.records = records

@@ -201,7 +201,7 @@ class Rehearsal(Generic[T]):
     failed: Callable[[HeadwayError], T] | None = None
     """The result of a scenario that cannot be simulated or measured; None: the error is raised."""
     failures: type[HeadwayError] = HeadwayError
-    """The errors that have such a result."""
+    """The class of errors that give the result of `failed`."""
     watch: Watch | None = None
     """May wrap the source of requests, and may end the run with an error; picklable."""
 

@@ -35,7 +35,7 @@ class Stability(Struct, frozen=True, forbid_unknown_fields=True):
     attainment: float
     """Share of requests that met all of their SLOs."""
     attainment_low: float
-    """The 95% interval of the attainment, by batch means."""
+    """Lower end of the 95% interval of the attainment, by batch means."""
     attainment_high: float
     wait_growth: float
     """Growth of the TTFT in seconds per second: about the share by which load exceeds capacity."""

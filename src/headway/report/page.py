@@ -200,7 +200,7 @@ def facts(listed: Mapping[str, str]) -> str:
 
 
 def _head(text: str, is_words: bool) -> str:
-    """The head of a column. A column of remarks has none, and a heading without text confuses screen readers."""
+    """The head of a column. A column of remarks has no name, and an empty heading would confuse screen readers."""
     if not text:
         return "<td></td>"
     return f'<th class="name">{escape(text)}</th>' if is_words else f"<th>{escape(text)}</th>"

@@ -27,9 +27,9 @@ class Run:
     """Whether the step times come from measurements of this GPU and engine."""
     notes: tuple[str, ...] = ()
     uncalibrated: tuple[str, ...] = ()
-    """The pools without such measurements, and the substitutes."""
+    """The pools whose step times were not measured on their GPU and engine, and the substitutes."""
     pools: tuple[PoolCalibration, ...] = ()
-    """Whether each pool has such measurements."""
+    """Holds, for each pool, whether its step times were measured on its GPU and engine."""
     slo: DefaultSlo | None = None
     """SLOs of requests without their own."""
     bands: dict[str, Band] = field(default_factory=dict)

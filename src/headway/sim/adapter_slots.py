@@ -15,9 +15,9 @@ class LoadTimes(Struct, frozen=True):
     """Seconds to load an adapter into a slot."""
 
     load_s: float
-    """Time of the first load."""
+    """Seconds to load an adapter that is not in host memory."""
     copy_s: float
-    """Time of a copy from host memory."""
+    """Seconds to copy an adapter from host memory."""
 
 
 class AdapterSlots:
@@ -28,7 +28,7 @@ class AdapterSlots:
     def __init__(self, num_slots: int, max_in_host: int, times: dict[str, LoadTimes]) -> None:
         self.num_slots, self._max_in_host = num_slots, max_in_host
         self.times = times
-        """Keyed by adapter. An emulated engine adds and removes entries."""
+        """Times to load each adapter, by its name. An emulated engine adds and removes entries."""
         self.clear()
 
     def clear(self) -> None:

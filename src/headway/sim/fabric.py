@@ -25,7 +25,7 @@ class Link:
     def __init__(self, capacity: float) -> None:
         self.capacity = capacity
         self.flows: dict[int, Flow] = {}
-        """Keyed by flow key."""
+        """Flows of this network, by key."""
         self.armed_s = inf
         """Time of a source's event, no later than the first end of its flows. Infinite: no event."""
         self.armed_key = 0

@@ -46,9 +46,9 @@ class SimulatedFleet:
         """Pools and combos, by name."""
         self.replicas: list[Replica] = []
         self.pools: list[Pool] = []
-        """Keyed by replica id."""
+        """Holds, for each replica id, the pool."""
         self.lifetimes: list[Lifetime] = []
-        """Keyed by replica id."""
+        """Holds, for each replica id, the lifetime."""
         self._num_units = 0
         self._instance_sources = InstanceSources(fleet, run.seed)
         self._kv_store = None if fleet.kv_store is None else KvStore(fleet.kv_store, self._now)

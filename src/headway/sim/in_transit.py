@@ -101,8 +101,8 @@ class InTransit:
         timeline.wake_by(now)
 
     def pause_all(self, now: float) -> None:
-        """Take the requests of `pausing` out of the batch, unless their move was abandoned: another move may have begun
-        since and still be copying."""
+        """Take the requests of `pausing` out of the batch, unless their move was abandoned. A request may have begun
+        another move since, which is still copying."""
         pausing, self.pausing = self.pausing, []
         for live, move in pausing:
             if live.move is move and self.batch.decoding.get(live.id) is live:

@@ -35,7 +35,7 @@ class SimulatedLimits:
     def __init__(self, limits: Mapping[str, TenantLimits], fleet: Fleet) -> None:
         self._limits = limits
         self._rates: dict[tuple[int, str], Rates] = {}
-        """By (scheduler, tenant)."""
+        """Rates of each tenant at each scheduler, by (scheduler, tenant)."""
         self._accounts = {name: Account(each.budget) for name, each in limits.items()}
         self._today = _FIRST_DAY
         self._prices = {pool.name: _prices(pool) for pool in fleet.all_pools}

@@ -56,7 +56,7 @@ class Keeping:
         self._at = at
 
     def begin(self, cache: PrefixCache) -> float:
-        """Keep blocks of the cache from now on. Returns until when."""
+        """Keep blocks that are released from now on. Returns the time at which this keeping ends."""
         until_s = self.clock() + self.keep_s
         self._at(until_s, cache)
         return until_s

@@ -67,7 +67,7 @@ class SimulatedView:
         self.matched_request = -1
         """Id of the request whose prefix was matched last."""
         self.matched_cached = self.matched_loadable = 0
-        """Cached and loadable tokens of that request."""
+        """Cached and loadable tokens of the request `matched_request`."""
 
     @property
     def num_in_flight(self) -> int:
@@ -186,7 +186,7 @@ class SimulatedView:
         return batch.kv.used(tick)
 
     def _ticks_ahead(self) -> int:
-        """`Timeline.ticks_ahead`. Values computed from it hold until the next tick."""
+        """`Timeline.ticks_ahead`. Values computed from these ticks hold until the next tick."""
         ticks = self._timeline.ticks_ahead(self._kernel.now)
         if self._changes.is_read:
             self.holds_until_s = min(self.holds_until_s, self._timeline.holds_until_s(ticks))

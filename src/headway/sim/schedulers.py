@@ -161,7 +161,7 @@ class Schedulers:
         self.config, self._control = config, control
         self._random = Random(f"{seed}/schedulers")
         self._own: list[dict[int, OwnShare]] = [{} for _ in range(config.num)]
-        """Keyed by scheduler and replica."""
+        """Each scheduler's own requests, by replica id."""
         self.loads = [PeerLoads(self._on_change(scheduler)) for scheduler in range(config.num)]
         """Maps each scheduler to the loads that the other schedulers have reported to it."""
         self._given = [GivenElsewhere() for _ in range(config.num)]

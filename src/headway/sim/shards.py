@@ -73,7 +73,7 @@ class ShardRecords:
     """The records of one part of a workload."""
 
     tables: Mapping[str, PlacedRows]
-    """Keyed by key of `TABLES`."""
+    """Maps each table of `TABLES` to the part's rows."""
     moves: Columns
     replicas: tuple[ReplicaRecord, ...]
     num_issued: int

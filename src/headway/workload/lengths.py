@@ -33,7 +33,7 @@ class Lognormal(Struct, frozen=True, forbid_unknown_fields=True, tag="lognormal"
     p50: float | None = None
     """Median number of tokens."""
     p99: float | None = None
-    """Exceeded by one in a hundred."""
+    """99th percentile of the number of tokens."""
     min: int = 1
     """Lower bound; smaller values are raised to it."""
     max: int = MAX_TOKENS
@@ -121,7 +121,7 @@ class QuantileTable(Struct, frozen=True, forbid_unknown_fields=True, tag="quanti
     """An empirical distribution, interpolated linearly between the given quantiles."""
 
     quantiles: tuple[float, ...]
-    """Rising, from 0 to 1."""
+    """The quantiles at which `tokens` are given, rising from 0 to 1."""
     tokens: tuple[float, ...]
     """The values at these quantiles, nondecreasing."""
 

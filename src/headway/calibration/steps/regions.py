@@ -25,9 +25,9 @@ class Region(Struct, frozen=True):
     """Error of the sum of all durations, which is the error of latencies composed of them."""
     median_error: float
     low_error: float
-    """10th percentile."""
+    """10th percentile of the spans' errors."""
     high_error: float
-    """90th percentile."""
+    """90th percentile of the spans' errors."""
 
 
 def regions(spans: Sequence[Span], predicted_s: npt.NDArray[np.float64]) -> tuple[Region, ...]:

@@ -111,7 +111,7 @@ def _policies(kind: str, today: Scenario) -> Iterator[Candidate | LeftOut]:
     for name in registered:
         at = f"{kind}: {name}"
         if getattr(registered[name], "oracle", False):
-            continue  # no fleet can have it
+            continue  # an oracle: no fleet can have it
         if name == own and current == own:
             continue
         try:

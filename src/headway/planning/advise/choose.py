@@ -33,7 +33,7 @@ class Chosen:
 
     gains: dict[Candidate, float] = field(default_factory=dict)
     num_pairs: int = 0
-    """Number of combined changes."""
+    """Number of combinations of changes that were tried."""
     notes: list[str] = field(default_factory=list)
 
 

@@ -30,7 +30,7 @@ LEAST_ERROR = 0.023
 """Error of step times that were fitted to the same engine on other requests: docs/calibrate.md, over all iterations."""
 LEVEL = 0.9
 MOST_ROUNDS = 5
-"""Rehearsals of each part."""
+"""Maximum number of rehearsals of each part."""
 CLOSE = 0.002
 """The search ends at this mean logarithm of measured over predicted E2E."""
 

@@ -48,7 +48,7 @@ class Proposal(Struct, frozen=True):
     kinds: tuple[str, ...]
     changes: tuple[Change, ...]
     worth: Estimate
-    """As `trials.Gain.worth`; proposals are ranked by it."""
+    """As `trials.Gain.worth`. Proposals are ranked by this value."""
     usd_per_month: Estimate
     """Saving per month; positive means cheaper."""
     attainment: Estimate

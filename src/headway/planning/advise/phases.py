@@ -12,7 +12,7 @@ from headway.planning.advise.changes import Candidate, Change, LeftOut
 
 KIND = "disaggregation"
 PREFILL_SHARES = (0.25, 0.5, 0.75)
-"""Shares of a pool's replicas."""
+"""Shares of a pool's replicas that become prefill replicas."""
 _NETWORK = "network_bytes_per_s"
 _OF_COMBO = ("name", "replicas", "min_replicas", "max_replicas", "scheduled_min_replicas", "fallback")
 """Keys of a pool that belong to the combo if the pool is part of one."""

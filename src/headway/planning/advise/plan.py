@@ -156,7 +156,8 @@ def _step_times(
     band: float,
     rehearsals: Rehearsals,
 ) -> StepTimeFactor:
-    """The speed of the engines on the parts for choosing, within `band` of the model's step times."""
+    """The factor between the engines' and the model's step times, on the parts for choosing; at most `band` from 1,
+    times or divided."""
     by_name = {day.name: day for day in days}
 
     def rehearse(factor: float) -> list[dict[str, float]]:

@@ -100,7 +100,7 @@ def _on_trials(answer: Advice) -> str:
 
 
 def proposals(answer: Advice) -> Table:
-    """The best first."""
+    """The proposals, the best first."""
     judged = _judged(answer)
     rows = [
         [str(i), each.name, dollars(each.usd_per_month), points(each.attainment), judged, _worst(each)]

@@ -111,7 +111,7 @@ class CandidateBounds(Struct, frozen=True, forbid_unknown_fields=True):
     """Lower bounds for a candidate, known without a rehearsal."""
 
     least_replicas: int = 1
-    """Fewer replicas cannot finish the work in time."""
+    """Minimum number of replicas: fewer cannot finish the work in time."""
     reason: str | None = None
     """Why no number of replicas meets the targets; None: some number may."""
     uncalibrated: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ class CandidateResult(Struct, frozen=True, forbid_unknown_fields=True):
     """`feasible`: `replicas` is the smallest number. `open`: more expensive than the plan, so it was not decided.
     `pruned`: ruled out without a rehearsal. `infeasible`: ruled out even with `max_replicas`."""
     least_replicas: int
-    """Fewer replicas do not meet the targets."""
+    """Minimum number of replicas: fewer do not meet the targets."""
     replicas: int | None
     usd_per_hour: float | None
     bound_usd_per_hour: float | None

@@ -53,7 +53,7 @@ from headway.planning.together import Together, in_turn
 
 Progress = Callable[[int, int], None]
 Judge = Callable[[CapacityCandidate, int, Situation], bool]
-"""Whether a rehearsal meets all targets, like `CapacityEvaluator` with `misses`."""
+"""Returns whether a rehearsal meets all targets, like `CapacityEvaluator` with `misses`."""
 AS_ASKED = Situation()
 GAIN = 0.05
 """Doubling replicas counts as a gain if a missed target comes nearer by this share."""
@@ -376,7 +376,7 @@ def _other_gpus(searches: Sequence[_CandidateSearch], best: _CandidateSearch) ->
 
 def _runner_up(search: _CapacitySearch, among: Sequence[_CandidateSearch]) -> CandidateResult:
     """The result of the cheapest candidate of one GPU type. If none is feasible, the one examined most."""
-    # for an infeasible GPU: rehearsed before bounded before merely too large
+    # for an infeasible GPU: first rehearsed candidates, then bounded ones, then ones that are too large
     telling = max(
         among, key=lambda one: (bool(one.sizes), one.bounds.ttft_p99_s is not None, one.candidate.parallel.num_gpus)
     )

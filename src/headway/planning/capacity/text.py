@@ -26,7 +26,8 @@ LEGEND = (
     "SLO met: requests within their own SLOs (of tier or trace), else within the targets. goodput/s: the same per"
     " second until the last answer ends."
 )
-"""Explanation of the columns. A short rehearsal ends well after its last arrival."""
+"""Explanation of the columns. Goodput counts until the last answer, because a short rehearsal ends well after its last
+arrival."""
 
 
 def shown(name: str, value: float | None) -> str:
@@ -102,7 +103,7 @@ def _if_longest(plan: CapacityPlan) -> Iterator[str]:
 
 
 def _bound(plan: CapacityPlan) -> str:
-    """The bound on cheaper fleets."""
+    """A sentence on the lower bound of the plan's cost."""
     if not plan.num_assumed:
         return f"No candidate can cost less than {dollars(plan.objective_usd_per_hour or 0.0)}."
     fleets = f"{plan.num_assumed} cheaper fleets were" if plan.num_assumed > 1 else "One cheaper fleet was"
@@ -111,7 +112,7 @@ def _bound(plan: CapacityPlan) -> str:
 
 
 def _verdicts(choice: CandidateResult) -> str:
-    """The verdicts on the rehearsed numbers of replicas."""
+    """A text with the verdict on each rehearsed number of replicas."""
     meet, miss = (
         ", ".join(str(point.replicas) for point in choice.points if bool(point.misses) == misses)
         for misses in (False, True)

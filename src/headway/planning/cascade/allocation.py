@@ -37,7 +37,7 @@ from headway.planning.cascade.problem import CascadeProblem, Floats
 Ints = npt.NDArray[np.int64]
 Vector = tuple[int, ...]
 MOST_CELLS = 200_000
-"""The tables for more cells would take a GB."""
+"""Maximum number of cells: the tables for more cells would take a GB."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class GpuBudget:
     """GPUs of several types, shared by stages."""
 
     limits: Vector
-    """Total GPUs of each type. They define the numbers of the cells."""
+    """Total GPUs of each type. The limits define how cells are numbered."""
     usd_per_hour: tuple[float, ...]
     """Price of one GPU of each type."""
     left: Vector = field(default=())

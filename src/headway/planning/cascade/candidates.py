@@ -39,9 +39,10 @@ MIN_DISTANCE = 0.02
 NEAR = 0.5
 """Points of quality by which candidates with the best plan's replicas may exceed it."""
 EVALUATIONS, PRICED_EVALUATIONS = 12, 4
-"""Rounds of evaluations for the smallest sum of a routing, in total and for each price of a second."""
+"""Rounds of evaluations to find a routing's deployment with the smallest sum of latencies: in total, and for each price
+of a second."""
 USD_PER_S = 0.03, 300.0
-"""Range of the price of a second of the sum, in $/h: from cost alone to latency alone."""
+"""Range of the price of a second in a sum of cost and latencies, $/h: from cost alone to latency alone."""
 NUM_PRICES = 12
 
 
@@ -78,7 +79,7 @@ def with_held_out(plan: CascadePlan, scores: Scores) -> CascadePlan:
     return structs.replace(plan, held_out=held_out)
 
 
-# From a search to plans.
+# From a search's result to plans.
 
 
 def best_plan_of(search: Search, result: SearchResult, planner: str) -> CascadePlan:

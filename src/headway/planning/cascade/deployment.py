@@ -42,7 +42,7 @@ class StageLatencies:
         return self.num_evaluated + self.num_cached
 
     def p95_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
-        """`StageEvaluator.p95_latency_s`. Raises HeadwayError if it is negative or not a number."""
+        """`StageEvaluator.p95_latency_s`. Raises HeadwayError if the latency is negative or not a number."""
         key = f"{model.name} | {replicas.label} | {rate_rps!r} | {lengths.key}"
         if key in self.known:
             self.num_cached += 1
@@ -161,7 +161,7 @@ class Deployment(Struct, frozen=True):
     latency_s: float
     """The largest latency of the stages."""
     bound_s: float | None
-    """No deployment is faster; None: unknown."""
+    """Lower bound of the latency of all deployments; None: unknown."""
     usd_per_hour: float | None = None
     """Set if the cost was minimised."""
 

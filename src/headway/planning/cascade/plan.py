@@ -35,7 +35,7 @@ from headway.workload.random_streams import stream
 
 DRAWS = 400
 LEVELS = 101
-"""Thresholds tried for each stage, evenly from 0 to 100."""
+"""Number of thresholds tried for each stage, evenly from 0 to 100."""
 QUANTILES = (0.025, 0.975)
 Interval = tuple[float, float]
 """A 95% interval: from, to."""

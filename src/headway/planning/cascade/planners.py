@@ -26,7 +26,7 @@ from headway.planning.cascade.search import Effort, Search, SearchResult
 from headway.workload.quality import Scores
 
 EFFORT = Effort(stable_rounds=3, gap=0.05, max_evaluations=10, num_refined=1)
-"""Effort of every search."""
+"""Effort of every search for a planner of this module."""
 MAX_CANDIDATES = 6
 """Plans of one search that are rehearsed."""
 CascadePlanner = Callable[[CascadeProblem, StageLatencies, Bounds], Sequence[CascadePlan]]

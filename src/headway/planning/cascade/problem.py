@@ -334,10 +334,10 @@ class Round(Struct, frozen=True, forbid_unknown_fields=True):
     latency_s: float | None
     """The latency; None: excluded by its bound before it was evaluated, or not deployable."""
     bound_s: float | None
-    """No deployment of the routing is faster; None if it cannot be deployed."""
+    """Lower bound of the latency of all deployments of the routing; None if it cannot be deployed."""
     objective: float | None
     best: bool
-    """Whether it was the best so far."""
+    """Whether the round was the best so far."""
 
 
 class HeldOut(Struct, frozen=True, forbid_unknown_fields=True):
@@ -363,7 +363,7 @@ class CascadePlan(Struct, frozen=True, forbid_unknown_fields=True):
     latency_s: float
     """The largest p95 of the stages, which is minimised."""
     bound_s: float | None
-    """No deployment of this routing is faster; None: unknown."""
+    """Lower bound of the latency of all deployments of this routing; None: unknown."""
     quality: float
     """Quality on the sample on which the plan was made."""
     objective: float

@@ -213,7 +213,7 @@ class NewPlan(Struct, frozen=True):
     """A plan that was adopted at run time."""
 
     at_s: float
-    """When its replicas were first requested."""
+    """Time at which the plan's replicas were first requested."""
     why: str
     plan: CascadePlan
     changes: dict[str, int]

@@ -39,7 +39,7 @@ from headway.planning.together import Together, in_turn
 
 Directions = Literal["closed-form", "estimate", "both"]
 Ranking = Literal["goodput", "eq15"]
-"""By served tokens per dollar, or by Eq. 15 as in the paper."""
+"""How candidates are ranked: by served tokens per dollar, or by Eq. 15 as in the paper."""
 
 
 def group(model: Model, engine: Engine, offer: Offer, num_gpus: int) -> Group:

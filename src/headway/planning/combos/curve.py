@@ -60,7 +60,7 @@ class Kept(Struct, frozen=True, forbid_unknown_fields=True):
     num_requests: int
     attainment: float
     attainment_low: float
-    """95% interval, by batch means."""
+    """Lower end of the 95% interval of the attainment, by batch means."""
     attainment_high: float
     usd_per_hour: float
     tokens_per_usd: float | None

@@ -310,9 +310,9 @@ class ComboPlan(Struct, frozen=True, forbid_unknown_fields=True):
     objective: float | None
     """The objective in the units of `planner`; for a short plan, the sum of the served shares of demand."""
     bound: float | None
-    """No plan is better."""
+    """Bound of the objective: no plan is better."""
     gap: float | None
-    """Difference between the two, relative to the objective."""
+    """Difference between `objective` and `bound`, as a share of the objective."""
     combos: tuple[PlannedCombo, ...]
     gpus: dict[str, int]
     usd_per_hour: float

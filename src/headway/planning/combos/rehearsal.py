@@ -31,7 +31,7 @@ LIVES = 4
 """Duration of a profile in lifetimes of a request that is as slow as its SLO allows. The first lifetime is not counted.
 In a shorter run fewer requests wait and decode than in the long term, so any rate looks sustainable."""
 PATIENCE_S = 0.05
-"""Seconds per token for the lifetime, if the SLO has no limit per token."""
+"""Seconds per token in a request's lifetime, if the SLO has no limit per token."""
 MOST_REQUESTS = 6000
 FEWEST_REQUESTS = 150
 ATTAINMENT = 0.9

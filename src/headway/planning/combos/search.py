@@ -234,8 +234,8 @@ class DeploymentProgram:
         return minimise(model, dot(cost, variables), self.time_limit_s)
 
     def _most_efficient(self, limits: Floats, least: Floats) -> Solution:
-        """Dinkelbach's iteration for `mce`, starting from the cheapest plan. Of the most efficient plans, the
-        cheapest."""
+        """Dinkelbach's iteration for `mce`, starting from the cheapest plan. Returns the cheapest of the most efficient
+        plans."""
         price = np.array([each.combo.usd_per_hour for each in self.candidates])
         efficiency = self.cost / self.cost.min()
         best = self._minimised(price, limits, least)

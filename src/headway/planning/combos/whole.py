@@ -37,7 +37,7 @@ def _stability(slo: ServiceSlo, _: Scenario, records: Records) -> Stability:
 
 @dataclass
 class WholeRehearsal:
-    """Rehearses parts of a plan, of several threads at a time."""
+    """Rehearses services' parts of a plan. Several threads may use it at a time."""
 
     rehearsals: Rehearsals
     attainment: float

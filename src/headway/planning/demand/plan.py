@@ -108,7 +108,7 @@ def plan(
 
 
 def _model(document: Mapping[str, Any]) -> str:
-    """The model that is planned for."""
+    """The name of the model for which replicas are planned."""
     pools = document.get("fleet")
     first = pools[0] if isinstance(pools, list) and pools else {}
     return str(first.get("model", "")) if isinstance(first, Mapping) else ""

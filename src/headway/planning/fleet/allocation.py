@@ -24,7 +24,7 @@ Holds = Callable[[Sequence[Parts]], list[bool]]
 def cheapest(
     options: Sequence[SizedOption], rates: Mapping[str, float], offers: Sequence[Offer], holds: Holds
 ) -> tuple[Parts, str]:
-    """The cheapest parts for all models within the limits; or none, and the shortage."""
+    """The cheapest parts for all models within the limits; or no parts, and the reason."""
     sized = [each for each in options if each.least is not None]
     without = [model for model in rates if all(each.model != model for each in sized)]
     if without:

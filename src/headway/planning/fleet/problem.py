@@ -143,11 +143,11 @@ class SplitVerdict(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TierVerdict(Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether classes of requests should be served differently."""
+    """Whether service tiers of requests should be served differently."""
 
     status: Literal["worth it", "not worth it", "one class"]
     num_classes: int = 1
-    """Number of classes of the requests."""
+    """Number of service tiers of the requests."""
     num_tiers: int = 1
     """Number of tiers with which the most requests are in time."""
     gain: Estimate | None = None

@@ -25,7 +25,7 @@ from headway.planning.regions.problem import (
 from headway.planning.solver import Expression, Floats, Status, dot, integers, minimise, new_model, reals
 
 PROVED = 1e-9
-"""A gap that counts as zero."""
+"""Largest gap that counts as zero."""
 PlanStatus = Literal["optimal", "feasible", "short"]
 
 

@@ -24,7 +24,7 @@ class ScalerCandidate(Struct, frozen=True):
     family: str
     """Family such as "headway", "HPA" or "KEDA"."""
     setting: str
-    """The argument that sets the headroom, such as "use 0.7"."""
+    """The value of the argument that sets the headroom, such as "use 0.7"."""
     scaling: dict[str, Any]
     """The scaler in a scenario's notation."""
     is_oracle: bool = False

@@ -50,7 +50,7 @@ class ScalingOptions(Struct, frozen=True):
     clairvoyant: bool = True
 
     def __post_init__(self) -> None:
-        """Raises HeadwayError for a share that is none."""
+        """Raises HeadwayError if `max_late` is not a share."""
         if not 0 <= self.max_late < 1:
             raise HeadwayError(f"max_late: {self.max_late:g}; expected a share of requests, less than 1")
 
@@ -88,7 +88,7 @@ class Comparison(Struct, frozen=True):
 
     family: str
     ratio: float
-    """Chosen over other: mean over the seeds."""
+    """GPU-hours of the chosen scaler over those of the other one, mean over the seeds."""
     interval: tuple[float, float] | None
     """95% interval of the mean ratio, paired by seed; None for one seed."""
 

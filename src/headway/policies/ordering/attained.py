@@ -175,7 +175,7 @@ class VtcOrdering(_ServiceOrdering):
             self._peer_counters[tier] = max(self._peer_counters.get(tier, 0.0), attained.tokens)
             attained.tokens += min(service, MOST_AT_ONCE) / weight
         elif (known := self._attained.get(share)) is not None:
-            # No more credit than an idle tenant has.
+            # The share gets no more credit than an idle tenant has.
             known.tokens = max(known.tokens + service / weight, min(known.tokens, self._least(tier)))
 
 

@@ -27,7 +27,7 @@ class _Tenant:
     share: _Share
     weight: float
     burst: float
-    """How far before `finish` a request may start, in virtual time."""
+    """How far before `finish` a request may start, in virtual time: the tenant's allowed burst."""
     finish: float = 0.0
     """The end of the tenant's service so far, in virtual time."""
     num_in_flight: int = 0

@@ -65,7 +65,7 @@ class WeightedRoundRobin:
         """The id whose turn it is; `weights` sum to 1."""
         before = self._credits
         if len(weights) == 1 and before == dict.fromkeys(weights, 0.0):
-            return next(iter(weights))  # its credit and its payment would cancel
+            return next(iter(weights))  # the credit of the only combo and its payment would cancel
         owed = 1.0 - sum(before.get(one, 0.0) for one in weights)
         credits = {one: before.get(one, 0.0) + owed * weight for one, weight in weights.items()}
         due = [one for one, credit in credits.items() if credit > _LITTLE] or list(weights)

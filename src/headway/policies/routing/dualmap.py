@@ -11,7 +11,7 @@ from headway.policies.routing.least_loaded import least_loaded
 from headway.policies.routing.work_left import pending_tokens, uncached_tokens
 
 _MAX_PREDICTED = 10_000
-"""Requests in flight whose prediction is kept."""
+"""Maximum number of requests in flight whose prediction is kept."""
 
 
 class DualMapRouter:

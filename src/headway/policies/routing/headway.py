@@ -34,7 +34,7 @@ _MOST_SHARE: Final = 0.98
 _RATE_WINDOW_S: Final = 10.0
 """Time constant of the average request rate at a replica, and the time for which that rate is assumed to last."""
 _MOST_PLACED: Final = 100_000
-"""Requests in flight that are kept."""
+"""Maximum number of requests in flight whose placement is kept."""
 _FORGET_S: Final = 3600.0
 """A replica that was not seen for this time may be forgotten."""
 _NO_BOUND: Final[Bounds] = (-1e150, 0.0, 0.0, 0.0, None)

@@ -43,12 +43,12 @@ class LoraAffinityRouter:
         return self._among.route(request, NarrowedView(view.now, view.random, replicas))
 
     def learn(self, record: Ended) -> None:
-        """Let the other router learn, if it can."""
+        """Let the router `among` learn, if it can."""
         if isinstance(self._among, Learner):
             self._among.learn(record)
 
     def _best(self, lora: str, combos: Sequence[Sequence[ReplicaView]]) -> Sequence[ReplicaView]:
-        """The replicas of the best-ranked combos that have room."""
+        """The replicas of the combos with the best rank among combos with room."""
         loads = [sum(replica.num_in_flight for replica in combo) for combo in combos]
         room = ceil(self._load_factor * (sum(loads) + 1) / len(combos)) + self._spare_requests
         able = [combo for combo, load in zip(combos, loads, strict=True) if load < room]

@@ -38,7 +38,7 @@ class PrebleRouter:
         self._work: dict[int, float] = {}
         self._prompt_tokens: dict[int, int] = {}
         self._cached_tokens: dict[int, int] = {}
-        """Sums over the window, by replica."""
+        """Sums of cached tokens over the window, by replica."""
         self._output = MeanOutput()
 
     def route(self, request: RequestView, view: FleetView) -> Placement:

@@ -43,7 +43,8 @@ class _BranchAndBound:
     def __init__(self, kinds: Sequence[ComboKind], costs: Sequence[float], gpus: Mapping[str, int]) -> None:
         self._kinds, self._costs = kinds, costs
         self._reach = [0.0]
-        """Upper bound on the goodput of kinds i, i + 1, ...; shared GPUs are counted once for each kind."""
+        """Holds, for each i, an upper bound of the goodput of the kinds from i on. Shared GPUs are counted once for
+        each kind."""
         for kind in reversed(kinds):
             self._reach.insert(0, self._reach[0] + kind.goodput_rps * _fitting(kind, gpus))
         self.best: tuple[int, ...] = ()

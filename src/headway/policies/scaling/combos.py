@@ -256,7 +256,7 @@ class _ModelState:
         self.arrivals = ArrivalCounts(longest_s)
         self.last_s = now
         self.leaves_s: float | None = None
-        """End of the grace period before combos are removed."""
+        """Time at which the grace period before combos are removed ends."""
         self.target: dict[str, int] | None = None
         """Target of the current refinement."""
         self.now = now

@@ -289,7 +289,7 @@ class _PoolLoad:
 
     def __init__(self, ttft_s: float) -> None:
         self.use = 0.0
-        """Use of the fullest resource, 0 to 1."""
+        """Share of the fullest resource that is in use, 0 to 1."""
         self.backlog_tokens = 0.0
         """Prompt tokens that are not computed yet."""
         self._default_ttft_s = ttft_s
@@ -317,7 +317,8 @@ class _PoolLoad:
         )
         share = 1.0 if self._is_first else 1.0 - exp(-elapsed_s / SMOOTHING_S)
         self._is_first = False
-        # Averages are of used amounts, not of shares, so that a new, empty replica halves the share at once.
+        # Used amounts are averaged, and not their shares of the capacity, so that a second, empty replica halves the
+        # share at once.
         num = len(staying)
         for i, value in enumerate(
             (num * max(map(_kv_use, roles)), num * max(map(_seat_use, roles)), self.backlog_tokens)
