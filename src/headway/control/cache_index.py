@@ -17,9 +17,10 @@ from headway.core.request import Segment
 from headway.core.view import RequestView
 
 Span = tuple[int, int, int]
-"""A segment's id, its first block and its end block in a prompt."""
+"""(segment id, its first block, its end block) in a prompt."""
 Change = tuple[int, int, int]
-"""(segment id, its leading blocks on the GPU, its leading blocks in slower memory); 0 blocks = it was evicted."""
+"""(segment id, its leading blocks on the GPU, its leading blocks in slower memory). 0 blocks in both: the segment was
+evicted."""
 BlockChange = tuple[bool, bool, list[int]]
 """(whether in GPU memory, else in slower memory; whether cached, else evicted; ids of one-block segments)."""
 

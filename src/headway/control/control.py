@@ -145,7 +145,7 @@ class Control:
         return True
 
     def on_finished(self, live: Live, now: float) -> None:
-        """A request has all its tokens: end it, unless a cascade must judge its answer."""
+        """A request has all its tokens: end the request, unless a cascade must judge its answer."""
         cascade = self.parts.cascade
         if cascade is None or live.stage_index < 0 or cascade.is_final(live):
             self.end(live, now, _FINISHED)

@@ -63,7 +63,7 @@ class Decision(Struct, frozen=True, omit_defaults=True, gc=False):
     decode: int | None = None
     """The replica that decodes after the prefill."""
     attempt: int = 0
-    """0 for the first attempt, plus one per replica that failed the request."""
+    """Attempt number: 0 for the first attempt, plus one for each replica that failed the request."""
     moves: int = 0
     """Moves completed before this decision."""
     held_s: float = 0.0

@@ -58,9 +58,8 @@ class Fallback:
         return self._fallbacks.standby_of.get(target.model, target.model)
 
     def reason(self, live: Live, now: float, is_first: bool, most_held: int | None) -> FallbackReason | None:
-        """Why the request should leave its model; None: it should stay. `is_first`: it was never placed.
-
-        Call it once per placement: it counts the requests that a slow model keeps.
+        """The reason for the request to leave its model; None: the request stays. `is_first`: whether the request was
+        never placed. Must be called once per placement, because it counts the requests that a slow model keeps.
         """
         if not self.home.any_up:
             return "down" if self.allows("down") else None
@@ -114,7 +113,7 @@ class TtftWatch:
         self._credit = 0.0
 
     def keeps(self, live: Live, now: float) -> bool:
-        """Whether the model keeps this arriving request. If it does, its TTFT is watched."""
+        """Whether the model keeps this arriving request. The TTFT of a kept request is watched."""
         self._judge(now)
         share = self._kept_share(now)
         self._credit += share

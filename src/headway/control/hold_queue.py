@@ -23,7 +23,8 @@ def hold_queue(ordering: Ordering) -> HoldQueue:
 
 
 class HoldQueue:
-    """A heap of held requests. It may contain requests that are no longer held; `first` removes those at the front."""
+    """A heap of held requests. The heap may contain requests that are no longer held; `first` removes such requests
+    from the front."""
 
     def __init__(self, ordering: Ordering) -> None:
         self._ordering = ordering
@@ -84,7 +85,7 @@ class HoldQueue:
         return 0.0 if first is None else now - first.arrival_s
 
     def is_full(self, live: Live, most: int) -> bool:
-        """Whether the queue has `most` requests, so that this request must not be held."""
+        """Whether the queue has `most` requests already, so that this request must not be held."""
         if self.num < most:
             return False
         self._remove_ended()

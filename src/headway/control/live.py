@@ -115,7 +115,8 @@ class Live:
     move: Any
     """The driver's migration object, while the request moves."""
     is_streamed: bool
-    """Whether the driver sees the first token at once, rather than with the whole answer."""
+    """Whether the driver sees the first token when it is generated. Otherwise it sees the first token with the whole
+    answer."""
     enqueued_s: float
     num_before: int
     """Number of requests that the replica received before this one."""
@@ -219,7 +220,7 @@ class Live:
         """Use the output length of this model's answer, if the workload has one length per model."""
         for name, tokens in self.lengths:
             if name == model and tokens != self.output_tokens:
-                # Later turns quote the workload's answer, not this one.
+                # Later turns quote the workload's answer, not this model's answer.
                 self.output_id = None
                 reasoning = round(self.reasoning_tokens * tokens / self.output_tokens)
                 self.output_tokens, self.reasoning_tokens = tokens, reasoning

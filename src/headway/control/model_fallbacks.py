@@ -65,7 +65,8 @@ class ModelFallbacks:
         return service
 
     def has(self, live: Live, service: Service) -> bool:
-        """Whether the request has a fallback, up or down, in case its service rejects it."""
+        """Whether the request has a fallback that may answer if the request's service rejects it. The fallback may be
+        down."""
         fallback = self._of(live, service)
         return fallback is not None and fallback.allows("rejects")
 

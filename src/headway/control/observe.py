@@ -48,7 +48,7 @@ class CacheObservation(Struct, frozen=True, forbid_unknown_fields=True):
     delay_s: float = 0.0
     """Delay until policies see a batch."""
     placed: bool = True
-    """With `events`. True: a prompt counts as cached from its placement on, and once an event mentions it, events
+    """With `events`. True: a prompt counts as cached from its placement until an event mentions it; from then on events
     decide. False: events alone decide."""
     loss: float = 0.0
     """Share of batches that are lost."""
@@ -99,7 +99,7 @@ class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
     cache: CacheObservation = field(default_factory=CacheObservation)
     """How policies learn what the prefix caches hold."""
     schedulers: SchedulersObservation = field(default_factory=SchedulersObservation)
-    """Several schedulers, each with a delayed view of the others."""
+    """Several schedulers, each with a delayed view of the other schedulers."""
 
     def __post_init__(self) -> None:
         if self.period_s and self.period_s < LEAST_PERIOD_S:
@@ -121,7 +121,7 @@ class MutableFleetView:
         self.phased: PhasedOrdering | None = None
         """The ordering, if it has separate queues for reasoning requests."""
         self.changes: Changes | None = None
-        """The list in which replicas note their changes; None: they note none."""
+        """The list in which replicas note their changes; None: replicas note no changes."""
         self._kept: dict[Callable[[ReplicaView], Any], KeptValues] = {}
         self._searches: dict[Callable[[ReplicaView], Bounds], Search] = {}
 

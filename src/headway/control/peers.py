@@ -65,7 +65,7 @@ class OwnCounts(Protocol):
 
 
 def load_of(own: OwnCounts) -> Load:
-    """A scheduler's own load at a replica, as reported to the others."""
+    """A scheduler's own load at a replica, as reported to the other schedulers."""
     return Load(
         own.num_in_flight,
         own.prefill_tokens_left,
@@ -170,8 +170,8 @@ class SharedReplica(View):  # type: ignore[misc]  # of Any
     """
 
     def __init__(self, replica: ReplicaView, own: OwnCounts, others: Load, is_shared: bool = True) -> None:
-        """`others`: the sum that `PeerLoads.at` returns for the replica; it changes in place. `is_shared` is False if
-        no scheduler ever reports."""
+        """`others`: the sum that `PeerLoads.at` returns for the replica. The sum changes in place. `is_shared`: False
+        if no other scheduler ever reports."""
         self.is_shared = is_shared
         self._replica, self._own, self._others = replica, own, others
         for name in _CONSTANT:

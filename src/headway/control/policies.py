@@ -66,7 +66,7 @@ class Policies(Struct, frozen=True):
     router: Callable[[], Router]
     ordering: Callable[[], Ordering]
     ordering_at: OrderingAt = "replica"
-    """Queues that use the ordering. The others are first come, first served."""
+    """Queues that use the ordering. Other queues are first come, first served."""
     window: int | None = None
     """Maximum requests in flight at one replica; further requests are held. None = no limit."""
     preempt_every_s: float | None = None

@@ -43,7 +43,7 @@ class Preemptions:
         self._pausing.discard(live.id)
 
     def tick(self, now: float) -> None:
-        """Pause the lowest-ranked running requests, as many as there are held requests that rank before them."""
+        """Pause running requests that rank last, one for each held request that ranks before the running request."""
         service, queue = self.service, self.service.hold_queue
         if not queue.num or not service.is_full:
             return

@@ -87,7 +87,7 @@ class Table:
         self._notes.note()
 
     def flush(self, least_bytes: int = FLUSH_BYTES) -> None:
-        """Move packed rows to columns, which are smaller, if they take at least `least_bytes`."""
+        """Move packed rows to columns if the rows take at least `least_bytes`. Columns are smaller."""
         if len(self._rows) < max(least_bytes, 1):
             return
         self._make_columns()

@@ -16,11 +16,11 @@ from headway.control.changes import ChangeReader, Changes
 from headway.core.view import Bounds, ReplicaView
 
 _NONE: Final = 1e200
-"""The numbers of an empty leaf: larger than any others, yet 0 when multiplied by a weight of 0."""
+"""The numbers of an empty leaf: larger than any other numbers, yet 0 when multiplied by a weight of 0."""
 _MARGIN: Final = 1e-9
 """Relative rounding error by which the sum may exceed the score."""
 _MOST_KINDS: Final = 4
-"""Maximum of remembered kinds, as a multiple of the number of replicas; beyond it, they are rebuilt."""
+"""Maximum number of remembered kinds, as a multiple of the number of replicas. Beyond it, the kinds are rebuilt."""
 
 
 class Search:

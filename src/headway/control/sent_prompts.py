@@ -128,8 +128,8 @@ class SentPrompts:
         most = replica.kv_blocks_total * replica.block_size_tokens * self._most_kv
         if at.all + tokens + _kv_tokens(replica) <= most or not replica.num_in_flight:
             return True
-        # Control's own count ignores shared prefixes, so the engine's metric must confirm it. The metric may be old, so
-        # it decides only beyond twice the headroom.
+        # Control's own count ignores shared prefixes, so the engine's metric must confirm the count. The metric may be
+        # old, so it decides only beyond twice the headroom.
         return replica.kv_blocks_used <= replica.kv_blocks_total * self._most_seen_kv
 
     def kv_excess(self, replica: ReplicaView) -> float:

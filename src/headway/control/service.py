@@ -149,7 +149,7 @@ class Service:
         self.use(router, hold_ordering, window, prompt_window)
 
     def use(self, router: Router, hold_ordering: Ordering, window: int | None, prompt_window: int | None) -> None:
-        """Use these policies, which alone learn from now on, and an empty hold queue."""
+        """Use these policies and an empty hold queue. From now on, only these policies learn."""
         self.router = router
         self.names_decoder = bool(getattr(router, "pairs", False))
         """Whether the router also chooses the decode replica; otherwise control chooses it after the prefill."""
@@ -167,7 +167,8 @@ class Service:
         if self.sharing is not None:
             self.sent = SentPrompts(self.sharing.prompt_window or prompt_window, self.sharing.headroom)
         self.preemptions: Any = None
-        """`control.preemptions` or `control.kv_pressure`, if running requests are paused for others."""
+        """The object of `control.preemptions` or `control.kv_pressure` that pauses running requests; None: running
+        requests are not paused."""
         self.window = window
         self.hold_queue = hold_queue(hold_ordering)
         if self.shadow is not None:
@@ -235,7 +236,7 @@ class Service:
 
     @property
     def is_full(self) -> bool:
-        """Whether every replica at which a request can start has reached its window."""
+        """Whether all replicas at which a request can start have reached their window."""
         return not self._within_window(self._open.start, self.window)
 
     @property
@@ -312,7 +313,7 @@ class Service:
         return replica
 
     def compare_order(self, live: Live, now: float) -> None:
-        """Compare the held request that goes first with the candidate ordering's first one."""
+        """Compare `live`, the held request that goes first, with the candidate ordering's first held request."""
         if self.shadow is None:
             return
         first = self.shadow.first(live, self.hold_queue, now)
@@ -429,8 +430,8 @@ class Service:
         return min(able, key=_load).id if able else -1
 
     def why_rejected(self, live: Live, exclude: int | None = None) -> str:
-        """Why a request without a replica is rejected: it fits none, its adapter is missing, or all queues are full and
-        holding is off. Empty: it is held."""
+        """The reason to reject a request that no replica can take now: the request fits no replica, its adapter is
+        missing, or all queues are full and holding is off. Empty: the request is held."""
         if self.is_without_candidate(live):
             return "no replica that is up has its adapter" if live.allowed is None else "no replica of its subset is up"
         if not self.fits(live):

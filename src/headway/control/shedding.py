@@ -22,7 +22,7 @@ _MEAN_OVER = 100
 _KEPT = 0.95
 """Share of the observed and predicted TTFT sums kept with each further request, so about twenty requests count."""
 _FADE_S = 30.0
-"""Time constant, in seconds, with which these sums decay."""
+"""Time constant, in seconds, with which the sums of predicted and actual TTFTs decay."""
 _PRIOR_S = 0.5
 """Prior weight, in seconds of expected TTFT, mixed into the observed ratio."""
 _MOST = 20.0
@@ -40,7 +40,7 @@ class Shedding:
         """`share`: limit of the expected TTFT, as a share of the request's SLO."""
         self._output = MeanOutput()
         self._prompt_tokens = self._computed_tokens = 0.0
-        """Moving averages: prompt tokens, and those not in a prefix cache."""
+        """(mean prompt tokens, mean prompt tokens that are not in a prefix cache), as moving averages."""
         self._num_seen = 0
         self._speeds = EngineSpeeds()
         self._expected_s: dict[int, float] = {}

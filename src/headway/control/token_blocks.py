@@ -16,8 +16,8 @@ MAX_BLOCKS = 1 << 14
 
 
 def root(lora: str = "", salt: str = "") -> int:
-    """The name before the first block. It differs between LoRA adapters, whose KV differs, and between `cache_salt`
-    values, which engines keep apart."""
+    """The name before the first block. The name differs between LoRA adapters, because their KV differs, and between
+    `cache_salt` values, because engines keep these apart."""
     if not lora and not salt:
         return 0
     named = (f"\0{len(lora)} {lora} {salt}" if salt else lora).encode(errors="surrogatepass")

@@ -72,7 +72,7 @@ class Speculative(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     num_speculative_tokens_per_batch_size: DraftSchedule = ()
     """Drafted tokens by batch size; above the last entry, no tokens. Empty: always `num_speculative_tokens`."""
     match_share: float = 1.0
-    """`ngram`: share of iterations in which the last tokens have a match; the others have no draft."""
+    """`ngram`: share of iterations in which the last tokens have a match. Other iterations have no draft."""
     model: str = ""
     """The draft model or head that engines load."""
     draft: Model | None = None

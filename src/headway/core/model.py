@@ -46,7 +46,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum number of candidate tokens; 0: no limit."""
     repetition_penalty: float = 1.0
     share: float = 1.0
-    """Share of requests with these parameters; the others decode greedily."""
+    """Share of requests with these parameters. Other requests decode greedily."""
     source: str = ""
 
     def __post_init__(self) -> None:

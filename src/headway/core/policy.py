@@ -42,7 +42,7 @@ class Router(Protocol):
 
 
 MakeRouter = Callable[[], Router]
-"""Creates a router: the argument of a router that wraps another one."""
+"""Creates a router. A router that wraps another router takes such a function as an argument."""
 
 
 class Ordering(Protocol):

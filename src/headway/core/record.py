@@ -197,7 +197,7 @@ class ReplicaRecord(Struct, frozen=True):
     """Its source: `initial`, `new`, `reclaimed` (a spot instance of its model), `redeployed` (a spot instance of
     another model)."""
     replaces: int = -1
-    """The stopped replica whose spot instance this one uses; -1: none."""
+    """The stopped replica whose spot instance this replica uses; -1: none."""
     for_prefill: tuple[tuple[float, float], ...] = ()
     """Intervals with the role `prefill`."""
     for_decode: tuple[tuple[float, float], ...] = ()

@@ -44,7 +44,7 @@ class RequestView(Protocol):
 
     @property
     def tier_since_s(self) -> float:
-        """When the request got its tier: at its arrival, or at its promotion by an admission policy."""
+        """The time at which the request got its tier: its arrival, or its promotion by an admission policy."""
 
     @property
     def region(self) -> str:
@@ -187,7 +187,8 @@ class ReplicaView(Protocol):
 
     @property
     def combo(self) -> int:
-        """Number of its combo, within which replicas hand requests over. Unique if it belongs to none."""
+        """Number of the replica's combo. Replicas hand requests over only within their combo. A replica without a combo
+        has a number of its own."""
 
     @property
     def is_single_phase(self) -> bool:
@@ -263,7 +264,8 @@ class ReplicaView(Protocol):
 
     @property
     def queue_lengths(self) -> Sequence[int]:
-        """Requests placed here in each queue of the ordering (`QueuedOrdering`); other orderings have one queue."""
+        """Number of requests placed at this replica in each queue of the ordering (`QueuedOrdering`). Other orderings
+        have one queue."""
 
     @property
     def answers_on_pace(self) -> bool:
@@ -333,7 +335,7 @@ REPLICA_FIELDS = frozenset(name for name in dir(OracleReplicaView) if not name.s
 
 
 class PolicyView(Protocol):
-    """What every policy sees: the time, and a stream of random numbers."""
+    """The view that every policy gets: the time, and a stream of random numbers."""
 
     @property
     def now(self) -> float:
@@ -413,7 +415,7 @@ class MigrationView(FleetView, Protocol):
 
 
 class AdmissionView(PolicyView, Protocol):
-    """What an admission policy sees: one model's replicas and the requests held for them."""
+    """The view of an admission policy: one model's replicas and the requests held for them."""
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:
@@ -517,7 +519,7 @@ class PoolView(PoolCounts, Protocol):
 
 
 class PoolsView(PolicyView, Protocol):
-    """What a scaler sees: the pools, and the demand so far."""
+    """The view of a scaler: the pools, and the demand so far."""
 
     @property
     def pools(self) -> Sequence[PoolView]:

@@ -1,9 +1,10 @@
 """SGLang's bootstrap rooms. The prefill engine and the decode engine of a request find each other by a room number.
 
-The first engine to enter the room waits for the other. The prefill engine begins when the decode engine has reserved
-blocks for the KV cache and has asked for it at the prefill engine's bootstrap port. It reports the end of the prefill
-there, and sends the cache with the first token. Neither engine notices that the other's client has left, and waits
-until its timeout, as SGLang's engines do (`SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT`, `..._WAITING_TIMEOUT`).
+The first engine to enter the room waits for the other engine. The prefill engine begins when the decode engine has
+reserved blocks for the KV cache and has asked for the cache at the prefill engine's bootstrap port. At this port the
+prefill engine reports the end of the prefill, and sends the cache with the first token. An engine does not notice that
+the other engine's client has left, and waits until its own timeout, as SGLang's engines do
+(`SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT`, `..._WAITING_TIMEOUT`).
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Completion:
         return max(choice.output_tokens for choice in self.choices)
 
     def answer(self, choices: list[dict[str, Any]], usage: int | None, is_first: bool) -> dict[str, Any]:
-        """The JSON of a chunk or of a complete answer. `usage`: output tokens so far, if they are reported."""
+        """The JSON of a chunk or of a complete answer. `usage`: output tokens so far; None: not reported."""
         answer: dict[str, Any] = {**self.head, "choices": choices}
         if usage is not None:
             num = len(self.prompt)

@@ -217,9 +217,9 @@ class EmulatedEngine:
             self.events.close()
 
     async def fetch(self, source: KvSource, prompt_tokens: int, received_s: float) -> int | None:
-        """Fetch the KV that another engine keeps. Returns its blocks; None if the prompt must be computed.
-
-        `received_s`: when the request's head arrived. Raises KvGoneError if the KV is gone and such requests fail.
+        """Fetch the KV that another engine keeps. Returns the KV's blocks; None if the prompt must be computed.
+        `received_s`: arrival time of the request's head. Raises KvGoneError if the KV is gone and requests without
+        their KV fail.
         """
         tokenized_s = received_s + self._replica.scheduler.tokenize_s * prompt_tokens
         await asyncio.sleep((tokenized_s - self.now) / self._speed)

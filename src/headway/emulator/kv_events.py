@@ -76,7 +76,7 @@ class KvEventPublisher:
         return frozenset(self._published)
 
     def prompt(self, token_ids: list[int], lora: str) -> tuple[Segment, ...]:
-        """The blocks of a prompt that the cache may store, one segment each."""
+        """The blocks of a prompt that the cache may store, as segments of one block each."""
         prefix = token_blocks.segments(token_ids, self._block, lora)
         before = token_blocks.root(lora)
         for i, segment in enumerate(prefix):

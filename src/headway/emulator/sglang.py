@@ -62,7 +62,8 @@ class SglangSurface(VllmSurface):
         self._port = BOOTSTRAP_PORT if phase is None else phase.bootstrap_port
 
     def draft_metrics(self, counts: DraftCounts, labels: str) -> Iterator[str]:
-        """The lines of the draft metrics. SGLang's gauges cover its last seconds; these cover all drafts so far."""
+        """The lines of the draft metrics. SGLang's gauges cover the engine's last seconds; the emulator's gauges cover
+        all drafts so far."""
         length = 1.0 + counts.num_accepted / max(counts.num_drafts, 1)
         rate = counts.num_accepted / max(counts.num_draft_tokens, 1)
         for name, value in (("sglang:spec_accept_length", length), ("sglang:spec_accept_rate", rate)):

@@ -28,7 +28,7 @@ class Charges:
         return self.accounts.reserve(owner, most.total, usd)
 
     def raise_hold(self, request: InFlightRequest) -> None:
-        """Reserve the request's use so far, if it exceeds the estimated need."""
+        """Raise the reservation to the request's use so far, if the use exceeds the estimate."""
         if request.budget_hold is not None and request.budget_hold.accounts:
             charges = self._charges(request)
             tokens = sum(each.input_tokens + each.output_tokens for each in charges)

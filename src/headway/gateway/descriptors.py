@@ -38,8 +38,8 @@ def max_clients(per_client: int) -> int:
 
 
 def allow(num_clients: int, per_client: int, num_replicas: int) -> str:
-    """Raise the limit of this process and its children for this many clients, as far as the system permits. Returns why
-    it does not suffice; empty if it does."""
+    """Raise the limit of this process and its children for this many clients, as far as the system permits. Returns the
+    reason if the limit is still too low; empty if it suffices."""
     wanted = num_clients * per_client + num_replicas * _PER_REPLICA + RESERVED
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted:

@@ -92,7 +92,7 @@ class Gateway:
         )
         self.driver.holds.is_lost = self.health.is_lost
         self.ejections: dict[int, str] = {}
-        """By ejected replica, or one that generates nothing: the reason."""
+        """Maps each replica that is ejected or generates nothing to the reason."""
         self._returning: set[int] = set()
         """Ejected replicas that will get a growing share of the requests once they are up again."""
         self._stalls = StallWatch(

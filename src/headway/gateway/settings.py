@@ -178,7 +178,8 @@ class DemandHistory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Demand from before the start, for scalers that forecast: from `records` or `prometheus`."""
 
     records: str | None = None
-    """The folder of `--records`. Its demand is added at each start to its file `demand.parquet`."""
+    """The folder of `--records`. At each start, the demand in its records is added to the folder's file
+    `demand.parquet`."""
     prometheus: str | None = None
     """Address of a Prometheus server that scrapes the gateway, `http://host:port`."""
     query: str = 'sum by (model) (rate(headway_tokens_total{kind="input"}[5m]))'
@@ -193,7 +194,8 @@ class DemandHistory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class AutopilotSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """For `headway serve --autopilot`: which changes it may try, and when."""
+    """For `headway serve --autopilot`: the changes that the autopilot may try, and the times at which it may try
+    them."""
 
     allow: Annotated[tuple[AutopilotKind, ...], Meta(min_length=1)]
     """Kinds of changes. `scaling.settings`: other settings of the fleet's scaler."""
@@ -205,7 +207,7 @@ class AutopilotSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     time_zone: str = "UTC"
     """Time zone of `freeze` and `at`, such as Europe/Berlin."""
     at: Annotated[str, Meta(pattern="^([01][0-9]|2[0-3]):[0-5][0-9]$")] | None = "02:00"
-    """The time of day at which it looks for changes. None: only on `headway autopilot now`."""
+    """The time of day at which the autopilot looks for changes. None: only on `headway autopilot now`."""
     records_s: _Seconds = 86400.0
     """Length of the latest records from which a change is chosen."""
     judge_s: _Seconds = 7200.0
@@ -240,9 +242,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     probe_timeout_s: _Seconds = 5.0
     """Time limit for an engine's answer to a probe."""
     keep_alive_s: _Seconds | None = None
-    """Time without data after which the client of a stream gets a comment (`: waiting`): its request may be held, its
-    prompt computed, or another engine may take over, and proxies close silent connections. After the first comment, an
-    error is an event in a response with status 200. Without it: no comments."""
+    """Time without data after which the client of a stream gets a comment (`: waiting`): proxies close silent
+    connections, and a request may be silent while it is held, while its prompt is computed, or while another engine
+    takes over. After the first comment, an error is an event in a response with status 200. Without it: no comments."""
     max_waiting: Annotated[int, Meta(ge=0)] | None = None
     """New requests get a 429 while each running replica of their model reports at least this many waiting requests.
     Unset: no limit. Engines that report no number are ignored."""

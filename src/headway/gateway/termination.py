@@ -1,6 +1,6 @@
 """Makes SIGTERM end the process with status 0, however often it comes and at any stage of the process.
 
-A process killed by the signal has another status, which its parent takes for a failure.
+A process killed by the signal has another status, and its parent would take that status for a failure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JSON lines in a file, such as the decision log, written directly or by a background thread."""
+"""Log files of JSON lines, such as the decision log. A file is written directly or by a background thread."""
 
 from __future__ import annotations
 

@@ -354,8 +354,8 @@ class Autopilot:
             self._gateway.reconfigure(replace(plan, policies=policies))
 
     def _change_began_s(self) -> float:
-        """When the current change began, on the gateway's clock. The wall clock, which may be set at any time, is read
-        once, because only it covers the time before a restart."""
+        """The time at which the current change began, on the gateway's clock. The time before a restart comes from the
+        wall clock. The wall clock is read only once, because it may be set at any time."""
         stored_s, now = self._stored.began_s, self._gateway.clock.now
         if self._began_s[0] != stored_s:
             self._began_s = stored_s, now - max(self._wall_clock() - stored_s, 0.0)

@@ -91,7 +91,7 @@ class AutopilotFiles:
         return self.fleet.with_name(version)
 
     def version_of(self, text: str) -> str:
-        """The name of the version with this text; it is written if it is new. Raises HeadwayError if writing fails."""
+        """The name of the version with this text. A new version is written. Raises HeadwayError if writing fails."""
         numbered = re.compile(rf"{re.escape(self.fleet.stem)}\.v(\d+){re.escape(self.fleet.suffix)}")
         found = [
             (int(match[1]), each) for each in self.fleet.parent.iterdir() if (match := numbered.fullmatch(each.name))

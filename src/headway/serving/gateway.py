@@ -430,7 +430,7 @@ def _check_ordering(name: str, declared: Sequence[DeclaredPool], places: Places)
 def _check_progress(choice: Callable[[], Ordering], places: Places) -> None:
     """Reject orderings by generated tokens: requests that wait at the gateway have generated none.
 
-    They are accepted with a migration policy, which reads the lengths of the ordering's queues.
+    With a migration policy they are accepted, because such a policy reads the lengths of the ordering's queues.
     """
     ordering = choice()
     if ordering.quantum is not None or isinstance(ordering, SteppedOrdering):

@@ -279,7 +279,7 @@ def check_roles(pools: Sequence[DeclaredPool], places: Places) -> None:
 
 def check_phases(pools: Sequence[DeclaredPool], policies: Policies, places: Places) -> None:
     """Raises HeadwayError if the parts of a combo speak different dialects, or policies need both phases of an engine
-    that has one."""
+    with only one."""
     apis: dict[str, str] = {}
     for each in pools:
         if each.combo is None or each.pool.role == "mixed":

@@ -132,8 +132,8 @@ def ranks_by_its_queues(make: Make, seed: int) -> None:
 
 
 def shares_service(make: Make, seed: int) -> None:
-    """Ranks within one share differ only by arrival. A share whose request starts ranks no better than before. A
-    waiting share soon ranks first, however many requests of others start."""
+    """Ranks within one share differ only by arrival. When a request starts, its share ranks no better than before. A
+    waiting share soon ranks first, even if many requests of other shares start."""
     ordering: Ordering = make()
     if not isinstance(ordering, SharingOrdering):
         return

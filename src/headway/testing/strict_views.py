@@ -41,7 +41,7 @@ class PolicyCall:
         self._lists: list[tuple[str, list[StrictView], list[int]]] = []
 
     def view(self, kind: str, values: Values, hidden: frozenset[str] = frozenset()) -> StrictView:
-        """A view of these values that only this call may read. `hidden` values are for oracles only."""
+        """A view of these values that only this call may read. Only oracles may read the `hidden` values."""
         if values.keys() != _SHOWN[kind]:
             odd = sorted(values.keys() ^ _SHOWN[kind])
             raise ValueError(f"a {kind} view differs from headway.core.view in {', '.join(odd)}")

@@ -1,7 +1,7 @@
 """A stat-logger plug-in that publishes the counts of `headway.vllm.Scheduler` on vLLM's `/metrics`.
 
-The scheduler and `/metrics` are in different processes. The scheduler's counts travel in vLLM's `SchedulerStats`, among
-the counts of KV fetches by stage. Other readers of these counts look only for vLLM's own stages.
+The scheduler and `/metrics` are in different processes. The scheduler's counts are sent in vLLM's `SchedulerStats`, as
+additional entries of the counts of KV fetches by stage. Other readers of these entries look only for vLLM's own stages.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class ValkeyAccountStore(AccountStore):
         await self._write(True, "", old, new)
 
     async def _write(self, is_new: bool, team: str, *keys: StoredKey) -> None:
-        """Write keys; the last one may be new. Raises HeadwayError if there is no such team, or the key exists."""
+        """Write keys; the last key may be new. Raises HeadwayError if there is no such team, or the key exists."""
         pairs = [text for key in keys for text in (key.sha256, json.encode(stamped(key)))]
         names = self._keys, self._teams, self._changes
         done = await self._valkey.run_script(_WRITE_KEYS, names, [int(is_new), team, *pairs])

@@ -81,7 +81,7 @@ class Caller:
         return self._rates.state(self._clock())
 
     def report(self, limits: tuple[RateLimit, ...]) -> None:
-        """Take over the limits from the process that counts them."""
+        """Take over the state of the limits from the process that counts their use."""
         self._reported = limits
 
 
@@ -116,7 +116,7 @@ class ApiKeys:
         """`has_store`: `replace_stored` will be called with the keys of a database."""
         self._clock, self._has_store = clock, has_store
         self._counts: dict[str, KeyCounts] = {}
-        """Counters by key id: at most `MAX_COUNTED_KEYS`, and one for the other keys."""
+        """Maps key ids to counters: at most `MAX_COUNTED_KEYS` keys, and one counter for all other keys."""
         self._callers: dict[str, Caller] = {}
         self._without_key = Caller(Key(sha256=""), clock, self._counts_of)
         self.anonymous: Caller | None = None

@@ -137,7 +137,8 @@ class InferencePoolPods:
     def _use(self, endpoints: list[Endpoint]) -> None:
         """Use new endpoints that are ready. Place no more requests at endpoints that are not ready or leave.
 
-        A pod that is no longer listed may be gone or may have another label. Its requests go on while it answers.
+        A pod that is no longer listed may be gone, or may have another label. Its requests go on while its engine
+        answers.
         """
         if self._is_closed.is_set():
             return

@@ -159,8 +159,8 @@ class PodFailures:
 class Pods:
     """Scales one pool's workload. Implements `Actuator`.
 
-    A Deployment first deletes the pods that are marked for deletion. A StatefulSet deletes only its last pods: these
-    are drained in place of other pods, and pods drained without need are used again.
+    A Deployment first deletes the pods that are marked for deletion. A StatefulSet deletes only its last pods: the last
+    pods are drained in place of other pods, and pods drained without need are used again.
     """
 
     def __init__(self, served: ServedPool, spec: Kubernetes, host: ActuatorHost) -> None:

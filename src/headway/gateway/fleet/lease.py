@@ -1,4 +1,4 @@
-"""A Lease of the Kubernetes API, held by the one gateway that scales."""
+"""A Lease of the Kubernetes API. The gateway that holds the Lease does the scaling."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class LocalProcesses:
     def __init__(
         self, served: ServedPool, spec: Processes, host: ActuatorHost, ports: Ports, gpus: Gpus | None
     ) -> None:
-        """`gpus` are shared with other pools. If None, a port's position in its range determines its GPUs."""
+        """`gpus`: the GPUs, shared with other pools. None: a port's position in its range determines its GPUs."""
         self._pool, self._num_initial, self._spec, self._host = served.pool, served.num_initial, spec, host
         self._ports, self._gpus = ports, gpus
         self._tasks: dict[_ReplicaSlot, asyncio.Task[None]] = {}

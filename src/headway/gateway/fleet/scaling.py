@@ -503,11 +503,11 @@ class LiveScaling:
         if (state := self._states.get(replica.deployment)) is not None and not replica.is_of_combo:
             _remove_member(state, replica)
         elif replica.is_of_combo:
-            self._fleet.combos.leave(replica)  # another replica may take its place while its requests end
+            self._fleet.combos.leave(replica)  # another replica may take the place of this one while its requests end
         self._remove(replica, at_once=False)
 
     def _recount(self, name: str, num_given_up: int = 0) -> None:
-        """Recount the unannounced units. A unit with a failed part counts as failed, the others as starting."""
+        """Recount the unannounced units. A unit with a failed part counts as failed, any other unit as starting."""
         state, unit = self._states.get(name), self._units[name]
         if state is None:
             return

@@ -61,8 +61,8 @@ class Kubernetes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     poll_s: _Seconds = 2.0
     """Time between two reads of the pods."""
     ready_s: _Seconds = 600.0
-    """A pod that is not healthy or does not exist after this time counts as failed: its workload goes on trying, but
-    scaling does not wait for it."""
+    """Time after which a pod that is not healthy, or does not exist, counts as failed. Its workload goes on trying, but
+    scaling does not wait for the pod."""
     tries: Annotated[int, Meta(ge=1)] = 3
     """A pod also counts as failed after this many restarts of its containers before it was healthy."""
 

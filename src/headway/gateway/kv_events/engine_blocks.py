@@ -186,7 +186,8 @@ class EngineBlocks:
         return stored
 
     def _copied(self, event: BlockStored) -> list[int]:
-        """The names of blocks that are copied to slower memory. Such events contain only the blocks' hashes."""
+        """The names of blocks that are copied to slower memory. The events of such copies contain only the blocks'
+        hashes."""
         known = [name for hash in event.block_hashes if (name := self._names.get(hash)) is not None]
         if len(known) < len(event.block_hashes):
             self.ignored["copy of an unknown block"] += len(event.block_hashes) - len(known)
@@ -352,7 +353,8 @@ class EngineBlocks:
         return found
 
     def _new_group(self, number: int, event: BlockStored) -> _Group | None:
-        """A group as its first event describes it; None if its kind does not limit reuse or is unknown."""
+        """The group that its first event describes; None if groups of this kind do not limit reuse, or the kind is
+        unknown."""
         kind, size = event.kv_cache_spec_kind, event.block_size
         if len(self._groups) >= _MAX_GROUPS:
             return None
@@ -427,6 +429,7 @@ def _other_keys(keys: Sequence[object] | None, lora: str | None) -> list[object]
 
 
 def _with_extra(name: int, keys: Sequence[object], lora: str | None, is_first: bool) -> int:
-    """The name of a block whose KV also depends on `keys`, such as hashes of images. Prompts' names do not match it."""
+    """The name of a block whose KV also depends on `keys`, such as hashes of images. No name of a prompt's block
+    matches this name."""
     others = [key for key in _other_keys(keys, lora) if not (is_first and _as_salt(key) is not None)]
     return token_blocks.name(name, (token_blocks.root(repr(others)),)) if others else name

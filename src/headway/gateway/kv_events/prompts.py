@@ -23,7 +23,7 @@ _TRIES = 2
 
 def salt_of(body: Mapping[str, Any]) -> str:
     """The `cache_salt` that separates a request's blocks from blocks with the same tokens. SGLang's `extra_key`
-    separates blocks, too, but events do not report it: such a prompt matches no block."""
+    separates blocks, too, but events do not report `extra_key`: a prompt with an `extra_key` matches no block."""
     salt, extra = body.get("cache_salt"), body.get("extra_key")
     if extra is None and (salt is None or isinstance(salt, str)):
         return salt or ""

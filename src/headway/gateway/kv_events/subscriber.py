@@ -28,8 +28,8 @@ from headway.gateway.kv_events.engine_blocks import EngineBlocks
 
 log = logging.getLogger("headway.gateway")
 REPLAY_TIMEOUT_S = 2.0
-"""Longest wait for the first batch of a replay. Later batches get a quarter of it, because they can be requested
-again."""
+"""Longest wait for the first batch of a replay. The limit for later batches is a quarter of this, because they can be
+requested again."""
 QUIET_S = 2.0
 """After a pause of this length, the engine is asked whether its last batch was lost."""
 MAX_MALFORMED = 3

@@ -26,7 +26,7 @@ _ARRAYS = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
 
 
 class BlockStored(Struct, tag="BlockStored", omit_defaults=True):
-    """Consecutive blocks of one prompt that are now in the cache."""
+    """An event: consecutive blocks of one prompt have been stored in the cache."""
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None

@@ -65,7 +65,7 @@ class Served(Struct, array_like=True, tag="s", gc=False):
 
 
 class Arrived(Struct, array_like=True, tag="a", gc=False):
-    """The gateway's demand since its start, now and in its last report. Scalers use it."""
+    """The demand of the sending gateway since its start, now and in its last report. Scalers use it."""
 
     model: str
     region: str

@@ -117,7 +117,7 @@ class ValkeyPeerStore(PeerStore):
         return sorted(found)
 
     async def tidy(self) -> None:
-        # A server that has become a replica of another one still publishes, but accepts no writes.
+        # A server that has become a replica of another server still publishes, but accepts no writes.
         await self._connected.run("SET", self._connected.key("written"), "1", "PX", round(1000 * _TRY_S))
 
     async def is_alive(self, gateway: str) -> bool:

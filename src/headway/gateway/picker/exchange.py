@@ -81,7 +81,8 @@ def _netloc(url: str) -> str:
 
 
 def _is_settled(in_flight: PickedRequest, replica: object, answer: Answer) -> bool:
-    """Whether a request needs no abort: another engine than `replica` has it, or it has ended."""
+    """Whether a request need not be aborted at `replica`: it is at another replica, its answer has begun, or it has
+    ended without being cancelled."""
     if in_flight.outcome is None:
         return in_flight.replica is not replica or answer.status > 0
     return in_flight.outcome is not Outcome.CANCELLED
@@ -102,7 +103,8 @@ class Exchange:
         self._has_headers = self._is_whole = False
         """Which parts of the request have come."""
         self._passes = False
-        """Whether the request is sent on without a decision of control: it has no body, or its endpoint is unknown."""
+        """Whether the request is passed on without a decision of control, because it has no body or its endpoint is
+        unknown."""
         self._in_flight: PickedRequest | None = None
         self._answer: Answer | None = None
         self._request_id = ""
@@ -343,7 +345,7 @@ class Exchange:
                 live.tenant = tenant
             self._in_flight = PickedRequest(live, self._request_id, request.stream, self)
             if self._answer_mode == pb.NONE:
-                # Its tokens are not seen, so silence is no sign of a failure.
+                # The request's tokens are not seen, so silence is no sign of a failure.
                 self._in_flight.answer.waits_for_client = True
             return self._in_flight
 
@@ -352,7 +354,7 @@ class Exchange:
         return self._in_flight
 
     async def _placed(self, in_flight: PickedRequest) -> LiveReplica:
-        """The replica that control chooses, at once or when one has room. Raises ApiError if control rejects the
+        """The replica that control chooses, as soon as a replica has room. Raises ApiError if control rejects the
         request."""
         try:
             if in_flight.reservation is None and in_flight.outcome is None:

@@ -17,8 +17,9 @@ _MAX_HELD_BYTES = 1 << 20
 
 
 class UsageHider:
-    """Filters a stream of events: all bytes pass, except events that report only token usage. The beginning of an event
-    is held until its end shows its kind. If the stream ends within an event, `rest` returns the held bytes."""
+    """Filters a stream of events: all events pass, except events that report only token usage. The bytes of an event
+    are held until its end, because only then is its kind known. If the stream ends within an event, `rest` returns the
+    held bytes."""
 
     def __init__(self) -> None:
         self._held = b""

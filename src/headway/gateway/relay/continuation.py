@@ -115,7 +115,7 @@ class PartialResponse:
         self.last_text = text
 
     def restore(self, part: StreamPart) -> None:
-        """Take over an answer from these events, which the client already has."""
+        """Take over an answer from the events that the client already has."""
         for event in sse.EventSplitter().split(part.data):
             payload = sse.payload(event)
             if payload is not None and not sse.is_done(payload):
@@ -148,7 +148,7 @@ class PartialResponse:
 
     @property
     def goes_on_from_ids(self) -> bool:
-        """Whether the answer continues from its token ids, and not from its text."""
+        """Whether the answer is continued from its token ids. Otherwise it is continued from its text."""
         return self.prompt_ids is not None and self.token_ids is not None
 
     def unread_ids(self) -> list[int]:

@@ -211,7 +211,7 @@ class EngineStream:
         return (pace(events[-1], new) if events else True) and may_read
 
     def _rewrite(self, event: bytes, payload: bytes) -> list[bytes]:
-        """Count and rewrite an event of a resumed stream, or of one with log probabilities that only the gateway
+        """Count and rewrite an event of a resumed stream, or of a stream with log probabilities that only the gateway
         requested."""
         value = sse.decoded(payload)
         chunk, unread = sse.chunk_in(value)

@@ -124,7 +124,8 @@ class Situation(NamedTuple):
     is_prefill_leg: bool = False
     """The attempt at the prefill replica of a dual dispatch has failed."""
     may_break: bool = False
-    """The request may be what broke the engine: no engine has answered a copy of it lately."""
+    """Whether the request may have broken the engine. It may not if an engine has answered a copy of the request
+    lately."""
 
 
 class Attempts:

@@ -119,7 +119,7 @@ def _outside_strings(raw: bytes | memoryview) -> Iterator[tuple[bytes, int]]:
 
 
 def _check_elements(raw: memoryview) -> None:
-    """Raises ApiError if an array that is not all numbers has too many elements to be split in one call."""
+    """Raises ApiError if an array with elements other than numbers has too many elements to be split in one call."""
     num_elements = depth = 0
     for outside, _ in _outside_strings(raw):
         start = 0

@@ -39,7 +39,7 @@ class ResponseMeter:
     _counted_before = 0
     """`tokens_before` at the last attempt whose start was counted."""
     _num_forgotten = 0
-    """Tokens that are still counted although the next engine generates them again."""
+    """Number of tokens that are still counted although the next engine generates them again."""
     _is_in_think_tags = False
 
     def __init__(self, request: ClientRequest, in_flight: InFlightRequest, scheduler: Scheduler) -> None:
@@ -261,8 +261,8 @@ class ResponseMeter:
             self._scheduler.phase_changed(live)
 
     def _set_phase(self, has_reasoning: bool, has_answer: bool, tokens: int, now: float) -> bool:
-        """Set the phase by the kinds of new tokens, which came at `now` if they are the first. True if the answer
-        begins after reasoning."""
+        """Set the phase by the kinds of the new tokens. `now`: arrival time of the tokens; NaN: the present. Returns
+        True if the answer begins after reasoning."""
         live = self._live
         if has_reasoning:
             live.phase = Phase.REASONING
@@ -352,7 +352,8 @@ class ChoiceCounts:
         return self.num
 
     def add_prompt(self, choice: int, usage: Usage) -> tuple[int, int]:
-        """Add the prompt of an ended choice. Returns the tokens of all such prompts, and how many were cached."""
+        """Add the prompt of an ended choice. Returns (prompt tokens, cached prompt tokens) of all ended choices, each
+        prompt counted once."""
         prompt = choice * self._num_prompts // self._num_choices
         self._prompts.setdefault(prompt, (usage.prompt_tokens, usage.cached_tokens))
         return sum(tokens for tokens, _ in self._prompts.values()), sum(cached for _, cached in self._prompts.values())

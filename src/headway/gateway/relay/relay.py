@@ -68,7 +68,7 @@ _TAIL_S = 1.0
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Relay:
-    """One client request on its way to engines, with its response."""
+    """One client request, from its arrival to its end, with its response."""
 
     # Initial values are set in the class, because most requests keep them.
     _escalated_tokens = 0
@@ -401,7 +401,8 @@ class Relay:
         return False
 
     async def _relay_bytes(self, connection: Connection, what: str) -> None:
-        """Pass on an answer whose content is not read here. `what`: its kind, if the engine should not have sent it."""
+        """Pass on an answer without reading its content. `what`: the kind of the answer, if the engine should not have
+        sent this kind."""
         self.meter.note_unread(what)
         headers = connection.headers
         self._settle_refusal(200)

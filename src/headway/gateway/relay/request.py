@@ -86,7 +86,8 @@ class CostFeatures(Struct, frozen=True, array_like=True, gc=False):
     """The possible cost of a request, apart from its prompt's text."""
 
     max_tokens: int = 0
-    """Limit of one sequence, by any of the fields that engines know, including a reasoning budget; 0: no limit."""
+    """Limit of one sequence's tokens: the limit from any of the fields that engines know, including a reasoning budget;
+    0: no limit."""
     num_sequences: int = 1
     num_chars: int = 0
     """Characters of the body outside of the prompt's text: tools, schemas, tool calls."""
@@ -185,7 +186,7 @@ class ClientRequest(Struct):
 
     @property
     def may_be_bytes(self) -> bool:
-        """Whether the answer may have another format than JSON or JSON events, such as audio or text."""
+        """Whether the answer may have a format other than JSON or JSON events, such as audio or text."""
         return self.path in (SPEECH, IMAGES, EMBEDDINGS, POOLING, *FORMS)
 
     @property

@@ -123,7 +123,7 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
         engine_headers=engine_headers,
         wants_explanation=headers.get("x-headway-explain") == "1",
         is_flex=fields.service_tier == "flex",
-        has_media=has_media,  # or only a text about it, which shows nothing about the length of tokens
+        has_media=has_media,  # or only a text about the prompt, which does not show the number of token ids
         may_be_several=path == COMPLETIONS or "n" in body or "best_of" in body or "n_cmpl" in body,
     )
 

@@ -170,8 +170,8 @@ class LiveControl(Control):
         return LiveCascadeStages(config, config.policy(), stages, random)
 
     def release_held(self, service: Service, now: float) -> None:
-        """Place held requests. If a policy raises an error for a request, the request is rejected; the others are
-        placed."""
+        """Place held requests. If a policy raises an error for a request, the request is rejected, and the other
+        requests are placed."""
         if service in self._releasing:
             return  # the outer call continues
         self._releasing.add(service)

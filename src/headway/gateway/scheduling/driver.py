@@ -233,9 +233,8 @@ class Driver:
     def _hand_over_to_decode(
         self, request: InFlightRequest, is_stored: bool, outcome: str, num_failures: int = 0
     ) -> bool:
-        """Let control choose the decode replica, which fetches the KV cache if it is stored.
-
-        `outcome` is counted. False if no other replica can decode.
+        """Let control choose the decode replica. The replica fetches the KV cache if the cache is stored. `outcome` is
+        counted. Returns False if no other replica can decode.
         """
         live, replica = request.live, request.replica
         if request.move_target is not None:
@@ -337,7 +336,7 @@ class Driver:
     # Replicas.
 
     def has_alternative(self, request: InFlightRequest, replica: int) -> bool:
-        """Whether another replica than this one could serve the request."""
+        """Whether a replica other than this one could serve the request."""
         return self.services[request.live.model].is_served_without(replica)
 
     def fail_over(self, replica: LiveReplica, is_removed: bool = False) -> None:

@@ -35,8 +35,8 @@ class HoldTimeouts:
         """Whether a replica is unreachable, or fails its health checks."""
 
     def start(self, request: InFlightRequest) -> None:
-        """Start a held request's timeout if no replica is up. It ends just before the client's own timeout, which would
-        give no reason."""
+        """Start a held request's timeout if no replica is up. The timeout ends just before the client's own timeout,
+        because the client's timeout would give no reason."""
         live = request.live
         if live.stage is HELD and request.outcome is None and not self._control.by_model[live.model].any_up:
             if request.hold_timeout is not None:

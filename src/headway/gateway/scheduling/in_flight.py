@@ -295,7 +295,8 @@ class InFlightRequest:
             self._changed.set_result(None)
 
     def return_connection(self) -> None:
-        """Return the connection to the replica's client, which closes it if the answer is incomplete."""
+        """Return the connection to the replica's client. The client closes the connection if the answer is
+        incomplete."""
         connection, self.connection, self.abort_reason = self.connection, None, None
         if connection is not None and self.replica is not None:
             self.replica.client.release(connection)

@@ -1,4 +1,5 @@
-"""The instances of policies that take turns at services. Each keeps its learnt state between its turns."""
+"""The policy instances that are used in turn at the services. An instance keeps its learnt state while it is not
+used."""
 
 from __future__ import annotations
 

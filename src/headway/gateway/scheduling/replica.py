@@ -317,7 +317,7 @@ class LiveReplica(EngineEndpoint):
             self.slots.leave(reservation)
 
     def requeue(self, reservation: ReplicaReservation) -> None:
-        """Move the request to the queue of the ordering to which it now belongs."""
+        """Move the request to the ordering's queue to which the request now belongs."""
         if self._queued is not None and (queue := self._queued.queue(reservation.live)) != reservation.queue:
             self.queue_lengths[reservation.queue] -= 1
             self.queue_lengths[queue] += 1
@@ -385,7 +385,7 @@ class LiveReplica(EngineEndpoint):
         return ranks if prompt_tokens == live.prompt_tokens else []
 
     def forget_expected(self, reservation: ReplicaReservation) -> None:
-        """Forget the expected cache hit of a request, because its prompt is computed or it leaves."""
+        """Forget the expected cache hit of a request. Called when its prompt is computed, or when it leaves."""
         self.expected_cached_tokens -= reservation.expected_cached
         reservation.expected_cached = 0
 

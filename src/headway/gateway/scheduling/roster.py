@@ -1,4 +1,5 @@
-"""The replicas that control may choose: which exist, are up, ready or draining, and their LoRA adapters."""
+"""The replicas that control may choose: which replicas exist, are up, ready or draining, and which LoRA adapters they
+have."""
 
 from __future__ import annotations
 
@@ -122,8 +123,8 @@ class Roster:
         self._control.release_held(service, self._clock.now)
 
     def find_adapters(self) -> None:
-        """Record which service has which adapter. A model's name is never an adapter's; an adapter of two models
-        belongs to the first."""
+        """Record which service has which adapter. The name of a model is never taken as an adapter. An adapter of two
+        models belongs to the first model."""
         self.adapters = {}
         for service in self._control.services:
             for name in sorted({name for member in service.members for name in member.loras}):

@@ -1,4 +1,4 @@
-"""The scheduler's interface towards relays: control in this process (`driver.Driver`) or in another one."""
+"""The scheduler's interface for relays. Control is in the same process (`driver.Driver`) or in another process."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ class Scheduler(Protocol):
         """Take the request off its replica. Control ends it or places it again, depending on the reason."""
 
     def drop(self, request: InFlightRequest) -> None:
-        """Free everything that the request still holds. If it has not ended, it counts as cancelled."""
+        """Free everything that the request still holds. A request that has not ended counts as cancelled."""

@@ -43,7 +43,8 @@ class Suspicions(Protocol):
     """The part of the health monitor that handles stalls."""
 
     def suspect(self, replica: LiveReplica, timeout_s: float) -> None:
-        """Let a replica complete one token within this time. If it fails, it is down."""
+        """Check that a replica completes a request of one token within this time. If it does not, the replica is
+        down."""
 
 
 class _Stay:
@@ -83,7 +84,7 @@ class _Stay:
 
 
 class _Streams:
-    """An engine's streams that have begun, at one check."""
+    """The begun streams of one engine, at one check."""
 
     def __init__(self) -> None:
         self.num = 0
@@ -111,7 +112,7 @@ class StallWatch:
         self._streams_silent_s: dict[int, float] = {}
         """Maps each replica with several begun streams to the time since any of these streams brought a token."""
         self._silence_suspected_s: dict[int, float] = {}
-        """Maps each replica to how long it had been silent when it was last suspected."""
+        """Maps each replica to the length of its silence when it was last suspected."""
         self._ratios: dict[int, float] = {}
         """Maps each replica that has answered to the ratio of observed to expected times."""
         self._steps_s: dict[int, float] = {}
@@ -141,7 +142,7 @@ class StallWatch:
             stay = self._stays.get(live.id)
             if stay is None or stay.key != key:
                 if stay is not None and stay.key[0] != replica.id and stay.key[1] == live.attempt:
-                    alive.add(stay.replica.id)  # it has done its part, and the request is elsewhere
+                    alive.add(stay.replica.id)  # this replica has done its part, and the request is elsewhere
                     self._has_answered(stay.replica)
                 has_tokens = live.first_token_s >= live.enqueued_s
                 if has_tokens:
@@ -267,7 +268,7 @@ class StallWatch:
         self._ratios[replica.id] = known + _WEIGHT * (ratio - known)
 
     def _ratio(self, replica: LiveReplica) -> float:
-        """The slowdown of the pool against its model, by its fastest replica; at least 1."""
+        """Ratio of observed to expected times of the pool's fastest replica, at least 1."""
         return max(min((self._ratios[id] for id in self._pools.get(replica.pool, ())), default=1.0), 1.0)
 
     def _expected_first_s(self, replica: LiveReplica) -> float:

@@ -1,7 +1,7 @@
 """Copies of streams. A client's retry after a broken connection continues from the copy.
 
 A stream is copied if its client has named it, by the header `Idempotency-Key` or `X-Request-Id`. Another request with
-the same name, API key, path and body continues it: its response begins with the data sent before.
+the same name, API key, path and body continues the stream: the response begins with the data that was already sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StreamKey(Struct, array_like=True, frozen=True, gc=False):
 
     digest: bytes
     keeps_finished: bool
-    """Whether a complete answer is also kept. Several requests that all expect an answer may share one
+    """Whether the copy of a complete answer is also kept. Several requests that all expect an answer may share one
     `X-Request-Id`."""
 
 
@@ -71,7 +71,7 @@ class CopyListener(Protocol):
 
 
 class StreamCopy:
-    """The data that the client of one stream has received; in a worker, the parts that were not taken out yet."""
+    """The data that the client of one stream has received. In a worker: only the parts that were not taken out yet."""
 
     def __init__(self, copies: StreamCopies | None = None) -> None:
         """`copies` counts the memory of all copies."""

@@ -85,7 +85,7 @@ class CompletionsApp:
             relay.cut_off()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None) -> None:
-        """ASGI with one more argument, for a server that can write to the connection directly."""
+        """The ASGI call, with `writer` in addition: for a server that can write to the connection directly."""
         writer = writer or AsgiWriter(receive, send)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         request_id = headers.get("x-request-id", "")

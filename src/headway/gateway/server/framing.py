@@ -34,11 +34,11 @@ class RequestFraming:
         self.num_outside = 0
         """Bytes outside the body: of the head first, then of the chunk headers and the trailers."""
         self._last = b""
-        """The end of the lines so far, which may be the first half of a blank line."""
+        """The end of the last lines, kept because it may be the first half of a blank line."""
 
     def begin_body(self, headers: Mapping[bytes, bytes], version: str, is_upgrade: bool) -> str | None:
-        """The head is complete, and a body follows that it frames. Returns what was expected instead, if the request
-        cannot be served. `is_upgrade`: the client asks to change the protocol."""
+        """Begin to frame the body after a complete head. Returns an error message if the request cannot be served; else
+        None. `is_upgrade`: the client asks to change the protocol."""
         coding, length = headers.get(b"transfer-encoding"), int(headers.get(b"content-length", 0))
         if version != "1.1" and version != "1.0":
             return f"expected HTTP/1.1 or HTTP/1.0, got {version}"

@@ -18,7 +18,7 @@ _header_lines: Final[dict[tuple[bytes, bytes], bytes]] = {}
 """Encoded header lines by name and value. Most responses have the same lines, except the request's id."""
 _MAX_LINES, _MAX_LINE_BYTES = 256, 56
 _LAST_STATUSES = frozenset((408, 413))
-"""After an answer with these statuses, more of a refused body may come, so the connection is closed."""
+"""Statuses after which the connection is closed, because more of a refused body may come."""
 _WITHOUT_BODY = frozenset((204, 304))
 _MAX_PARTS = 64
 """A body in more parts is joined, because short parts take several times their length."""
@@ -146,8 +146,8 @@ class HttpCycle:
         self._keeps_alive = False
 
     def send_interim(self) -> bool:
-        """Send an interim response before the real one; clients of HTTP/1.1 ignore it. False if this client must not
-        get one."""
+        """Send an interim response before the final response; clients of HTTP/1.1 ignore it. Returns False if the
+        client must not get an interim response."""
         if self._scope.get("http_version") != "1.1":
             return False
         self._transport.write(_CONTINUE)

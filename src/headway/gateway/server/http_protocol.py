@@ -44,7 +44,7 @@ _COPIED_BYTES = 1 << 14
 """Shorter segments are divided by copying, which is faster than views."""
 _UNREAD_TIMEOUT_S = 60.0
 _LEAST_READ_BYTES = 1 << 14
-"""A client with unread answers must read this many bytes of them within `_UNREAD_TIMEOUT_S`."""
+"""Minimum number of unread answer bytes that a client must read within `_UNREAD_TIMEOUT_S`."""
 _FIRST_PROBE_S, _PROBE_PERIOD_S = 0.05, 2.0
 """Times of the probes of clients that have closed the connection or their side of it."""
 _MAX_KEPT_TARGET = 256
@@ -76,7 +76,7 @@ class HttpProtocol(asyncio.Protocol):
     """Whether the parser has found the request's end. `_num_body` is the number of body bytes it found."""
     _num_body = 0
 
-    # The target of the last request; the next request mostly has the same one.
+    # The target of the last request, kept because the next request mostly has the same target.
     _last_target = b""
     _last_url: Any = None
 
@@ -313,7 +313,7 @@ class HttpProtocol(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._framing.part == HEAD:  # otherwise it is a trailer, which the check of the headers has not seen
+        if self._framing.part == HEAD:  # otherwise the field is a trailer, which the check of the headers has not seen
             if value[-1:] in b" \t":
                 value = value.rstrip(b" \t")  # the parser leaves this white space, which is not part of the value
             self._headers.append((name.lower(), value))

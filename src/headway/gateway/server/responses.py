@@ -1,4 +1,4 @@
-"""Stored responses: read, cancelled and deleted at the engine that made them."""
+"""Stored responses: each is read, cancelled and deleted at the engine that generated it."""
 
 from __future__ import annotations
 

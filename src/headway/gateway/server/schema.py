@@ -301,7 +301,7 @@ class ReplicaRow(ReplicaState):
 
 
 class HeldRequests(Struct, forbid_unknown_fields=True):
-    """The requests of one model and tier that are held in the gateway."""
+    """Held requests of one model and tier in the gateway."""
 
     model: str
     tier: Num

@@ -106,7 +106,7 @@ def address(listener: socket.socket) -> str:
 
 
 def expected_hosts(settings: Settings, listener: socket.socket) -> ExpectedHosts | None:
-    """The hosts that a gateway with these settings serves on this socket; None for all."""
+    """The hosts that a gateway with these settings serves on this socket; None: all hosts."""
     if settings.needs_key:
         return None
     origins = () if settings.cors is None else settings.cors.origins
@@ -115,7 +115,7 @@ def expected_hosts(settings: Settings, listener: socket.socket) -> ExpectedHosts
 
 def listen_shared(host: str, port: int, num: int) -> list[socket.socket]:
     """`num` sockets on one port, to which Linux distributes connections. Raises HeadwayError if the port is taken."""
-    if sys.platform != "linux":  # other systems give all connections to one of the sockets
+    if sys.platform != "linux":  # other systems give all connections to only one of the sockets
         return num * [listen(host, port)]
     with listen(host, port) as exclusive:  # fails if the port is taken, which a socket with SO_REUSEPORT does not
         family, address = exclusive.family, exclusive.getsockname()[:2]

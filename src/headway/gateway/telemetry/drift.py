@@ -51,11 +51,11 @@ SURE = 3.0
 SETTLED = 0.6
 """A reported term counts as correct again below this share of the logarithm of `TOLD`."""
 ALIKE = 0.03
-"""Decoding and prompt factors that differ by less are reported as one term."""
+"""Maximum difference between the factors of decoding and prompts that are reported as one term."""
 STEP = 0.02
 """The model is corrected again if a factor has changed by more."""
 LATE = 0.05
-"""Times are left out if the gateway may have been late by more than this share of them."""
+"""Maximum possible delay of the gateway, as a share of a measured time, up to which the time is used."""
 LEAST_TOKENS = 8
 """Shorter answers are not used for the time between tokens."""
 NAMES: Mapping[Term, str] = {"decode": "decode", "prefill": "prefill", "request": "time outside the engine's batch"}
@@ -270,7 +270,7 @@ class PredictionDrift:
         return PredictionRatio(ttft, itl, text, self._drifts(known, now))
 
     def _drifts(self, known: _Replica, now: float) -> list[TermDrift]:
-        """The wrong terms; decoding and prompts as one term if both are wrong by the same factor."""
+        """The wrong terms. Decoding and prompts are one term if both are wrong by the same factor."""
         found = [self._drift_of(known, term, now) for term in TERMS if term in known.told]
         if {"decode", "prefill"} <= known.told.keys():
             decode, prefill = found[:2]
@@ -307,7 +307,7 @@ def _told(name: str, factor: Factor, since: float) -> TermDrift:
 
 
 def correction(pool: str) -> str:
-    """What a user can do about wrong predictions of a pool."""
+    """A text for the user: the remedy for wrong predictions of a pool."""
     return (
         f"headway calibrate RECORDS --fleet FLEET.yaml --pool {pool} --out {pool}.json --source live, with the folder"
         f" of headway serve --records; then `coefficients: {pool}.json` in the pool"

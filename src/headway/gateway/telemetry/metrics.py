@@ -16,7 +16,8 @@ from headway.gateway.telemetry.histogram import Histogram
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _LE = (*map(str, _BOUNDS_S), "+Inf")
 LAST_TIER = 99
-"""Higher tiers are counted as this one: clients choose tiers, and each tier takes memory."""
+"""Highest tier that is counted separately. Higher tiers are counted as this tier, because clients choose tiers, and
+each tier takes memory."""
 _E2E, _TTFT = ("headway_request_duration_seconds", ""), ("headway_time_to_first_token_seconds", "")
 _TPOT, _HOLD = ("headway_time_per_output_token_seconds", ""), ("headway_hold_seconds", "")
 _OUTCOMES = tuple(outcome.name.lower() for outcome in Outcome)

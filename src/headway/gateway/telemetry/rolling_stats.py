@@ -23,7 +23,7 @@ NUM_SLOTS = 60
 _RATE_WINDOW_S = 30.0
 _NUM_DECISIONS = 12
 _MAX_TENANTS = 200
-"""Tenants counted by name; the others are counted together."""
+"""Maximum number of tenants counted by name. Other tenants are counted together."""
 _COLLECT_S = 15.0
 """Decisions are collected for this time after the last read."""
 _BIN_WIDTH = math.log(1.04)
@@ -214,7 +214,7 @@ class RollingStats:
         )
 
     def tenants(self, now: float) -> list[TenantStats]:
-        """Tenants over the whole window, those with most tokens first."""
+        """Tenants over the whole window, by number of tokens, largest first."""
         found: dict[str, TenantStats] = {}
         for slot in self._recent(now):
             for tenant, part in slot.tenants.items():

@@ -24,7 +24,8 @@ from headway.gateway.upstream.errors import (
 )
 
 _MAX_BUFFERED_BYTES = 1 << 18
-"""Body bytes read but not consumed. Beyond this, reading pauses, so that a slow client costs no memory."""
+"""Maximum number of body bytes that are read but not consumed. Beyond it, reading pauses, so that a slow client costs
+no memory."""
 _SHORT_BODY_BYTES = 1 << 16
 """Shorter bodies are copied, to send them together with their heads."""
 _MAX_OVERHEAD_BYTES = 1 << 18
@@ -35,7 +36,7 @@ connection for each stream."""
 _STALE_S = 0.05
 """If the server closes a kept connection this soon after a request, it had closed it before the request came."""
 _MAX_STATUS_BYTES, _STATUS_BODY_S = 1 << 16, 0.5
-"""Limits of the body and of the time for it, for an answer of which only the status matters."""
+"""(maximum body bytes, maximum time for the body) of an answer of which only the status matters."""
 JSON = "Content-Type: application/json\r\n"
 
 OnData = Callable[[bytes], bool]

@@ -30,7 +30,7 @@ _HOSTED_HEALTHY = (404, 405, 429)
 """Statuses that show a healthy hosted service: 404 and 405 if it does not list its models, 429 if it limits such
 requests."""
 _COUNTED_FIELDS = ("prompt", "messages", "tools", "chat_template_kwargs", "add_special_tokens", "add_generation_prompt")
-"""The fields of a request on which its number of prompt tokens depends."""
+"""The fields of a request that determine its number of prompt tokens."""
 
 
 class EngineEndpoint:
@@ -52,7 +52,8 @@ class EngineEndpoint:
         api_key: str = "",
         is_hosted: bool = False,
     ) -> None:
-        """`is_hosted`: a third party's service, which gets no client's key and is not asked for its models."""
+        """`is_hosted`: whether the engine is a third party's service. Such a service gets no client's key, and is not
+        asked for its models."""
         self.id, self.pool, self.model = id, pool, model
         self.name = f"{pool}/{id}"
         """The name in logs and headers."""

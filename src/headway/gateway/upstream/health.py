@@ -39,8 +39,8 @@ log = logging.getLogger("headway.gateway")
 MAX_FAILURES = 3
 """Failures in a row that open the breaker."""
 TRUSTED_REFUSALS = 3
-"""Refusals that are attributed to the request after another replica has confirmed one, because confirmations cost
-time."""
+"""Number of refusals that are attributed to the request after another replica has confirmed one, because each
+confirmation takes time."""
 _ALWAYS_CONFIRMED = frozenset((401, 403, 404, 405, NOT_IMPLEMENTED))
 _MORE_TOKENS, _MAX_CANARY_TOKENS = 8, 256
 """A canary has this many more tokens than streams had when they broke, up to the maximum."""
@@ -48,7 +48,7 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
 _PROBES_BEFORE_NOTE = 5
 """After this many failed probes, about four seconds, the log reports that a new replica is not up yet."""
 _HOSTED_PERIOD_S = 30.0
-"""Time between two probes of a hosted service, which limits its customers' requests."""
+"""Time between two probes of a hosted service. Such services limit their customers' requests."""
 Replica = TypeVar("Replica", bound=EngineEndpoint)
 
 
@@ -185,9 +185,9 @@ class HealthMonitor(Generic[Replica]):
         """Set when a request fails, so that the next probe is due."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._is_exhausted = False
-        """Whether it was logged that this process cannot probe replicas at the moment."""
+        """Whether the log says already that this process cannot probe replicas at the moment."""
         self._listed_s: dict[int, float] = {}
-        """Maps each replica to when it was last asked for its models and adapters."""
+        """Maps each replica to the time at which it was last asked for its models and adapters."""
 
     def use(self, settings: Settings) -> None:
         """Use these settings from now on."""
@@ -302,7 +302,8 @@ class HealthMonitor(Generic[Replica]):
             self._on_up(replica)
 
     def suspect(self, replica: Replica, timeout_s: float) -> None:
-        """Let a replica complete one token within this time. If it fails, it is down."""
+        """Check that a replica completes a request of one token within this time. If it does not, the replica is
+        down."""
         is_checked = replica.id in self._checks or replica.id not in self._tasks
         if not is_checked and not self.breakers[replica.id].is_open:
             check = asyncio.create_task(self._check_generation(replica, min(timeout_s, self._settings.probe_timeout_s)))

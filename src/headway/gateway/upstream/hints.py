@@ -1,6 +1,5 @@
-"""Adds a request's place in the order to the engine's request: the priority, and hints for Headway's own orderings.
-
-The hints are in vLLM's `vllm_xargs`; the keys are those of `headway.vllm`.
+"""Adds a request's rank to the engine's request, as a priority and as hints for Headway's own orderings. The hints are
+in vLLM's `vllm_xargs`; their keys are those of `headway.vllm`.
 """
 
 from __future__ import annotations

@@ -124,9 +124,8 @@ async def _post(engine: EngineEndpoint, slot: int, action: str, file: Path) -> b
 
 
 async def _token_of(engine: EngineEndpoint, text: str) -> list[int]:
-    """The token for this text; empty if the text is no token or several.
-
-    A server streams a token before its slot contains it. If a stream is aborted in between, the slot lacks the token.
+    """The token for this text; empty if the text is not exactly one token. A server streams a token before its slot
+    contains the token. If a stream is aborted in between, the slot lacks the token.
     """
     body = msgspec.json.encode({"content": text, "add_special": False, "parse_special": True})
     status, data = await engine.client.fetch("/tokenize", _TIMEOUT_S, body)
@@ -146,7 +145,8 @@ async def _ends_with(engine: EngineEndpoint, tokens: list[int], text: str) -> bo
 
 
 class StaleSnapshots:
-    """Deletes snapshots that killed gateways left, now and periodically. Folders that hang occupy one thread."""
+    """Deletes snapshots that killed gateways left, now and periodically. All hanging folders together occupy one
+    thread."""
 
     def __init__(self, folders: Collection[Path], clock: Clock) -> None:
         self._folders, self._clock, self._calls = folders, clock, OneAtATime()

@@ -171,7 +171,7 @@ def count_of(value: Any) -> int | None:
 
 
 def _first(value: Mapping[str, Any], *names: str) -> int | None:
-    """The first positive count among the fields; otherwise 0 if one is 0, or None."""
+    """The first positive count of the fields. Without one: 0 if a field is 0, else None."""
     counts = [count for name in names if (count := count_of(value.get(name))) is not None]
     return next((count for count in counts if count), counts[0] if counts else None)
 

@@ -212,7 +212,7 @@ class OutlierDetector:
     def _outlier(
         self, replica: int, host: _Host, own: Sequence[Sums], peers: Sequence[Sums]
     ) -> tuple[Reason | None, str]:
-        """Why a replica is an outlier, by its own sums and its peers' total; None if it is not."""
+        """The reason why a replica is an outlier, by its own sums and its peers' total; None if it is no outlier."""
         settings = self.settings
         if host.num_in_row >= settings.failures and self._has_good_peer(replica, host):
             return "failures in a row", f"{host.num_in_row} failures in a row"

@@ -15,7 +15,7 @@ class ListedModel(Struct):
     id: str
     max_model_len: Annotated[int, Meta(ge=1)] | None = None
     root: str | None = None
-    """The model that the engine loaded. Entries with the same root are names of one model."""
+    """The model that the engine loaded. Entries with the same root are names of the same model."""
     parent: str | None = None
     """The model of a LoRA adapter."""
 

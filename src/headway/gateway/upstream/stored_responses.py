@@ -54,8 +54,8 @@ class StoredResponses:
         return 0 if known is None else known[2]
 
     async def find(self, id: str, replicas: Sequence[EngineEndpoint], tenant: str) -> int | None:
-        """The replica that stores a response; if unknown, all replicas are asked. None: no replica has it, or it is
-        another tenant's."""
+        """The replica that stores a response. If it is unknown, all replicas are asked. None: no replica has the
+        response, or it is another tenant's response."""
         known = self._holders.get(id)
         if known is not None:
             return known[0] if known[1] == tenant else None

@@ -55,7 +55,8 @@ _NO_STAGE = -2
 
 
 class PendingRequest(InFlightRequest):
-    """A worker's request. It is its own reservation, because the replica's counts are in the scheduler's process."""
+    """A worker's request. The object is its own reservation, because the replica's counts are in the scheduler's
+    process."""
 
     def __init__(self, live: Live, request_id: str, on_progress: Callable[[PendingRequest], None]) -> None:
         super().__init__(live, request_id)

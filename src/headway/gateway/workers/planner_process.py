@@ -28,7 +28,7 @@ _PARENT_CHECK_S = 0.5
 
 
 class PlannerProcesses:
-    """The processes of one gateway. Each plan may take `limit_s`, after which its process is killed."""
+    """The planner processes of one gateway. Each plan may take `limit_s`; after that, its process is killed."""
 
     def __init__(self, limit_s: float = PLAN_LIMIT_S) -> None:
         self._limit_s = limit_s
@@ -65,7 +65,7 @@ class PlannerProcess:
         threading.Thread(target=self._wait, args=(self._result, arguments), daemon=True).start()
 
     def result(self) -> Any:
-        """The plan; None if it failed, which is logged."""
+        """The plan; None if planning failed. A failure is logged."""
         result, self._result = self._result, None
         assert result is not None
         try:

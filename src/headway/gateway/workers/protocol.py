@@ -236,7 +236,7 @@ class AbortRequest(Struct, array_like=True, tag=3, gc=False):
     number: int
     why: str
     target: int | None
-    """The replica to which it moves; None: not chosen, or it does not move."""
+    """The replica to which the request moves; None: not chosen yet, or no move."""
     is_prefill_leg_only: bool = False
     """Whether to abort only the request to the prefill replica of a dual dispatch."""
 

@@ -18,7 +18,8 @@ _RESET = frozenset(("connection", "keep-alive", "transfer-encoding", "date"))
 
 
 class Proxy:
-    """An ASGI application that forwards each request to another one over a Unix socket, on a separate connection."""
+    """An ASGI application that forwards each request to another application over a Unix socket, on a separate
+    connection."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -27,8 +27,8 @@ _STABLE_S = 5.0
 double."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 MAX_FAILED_STARTS = 5
-"""The gateway ends after this many failed starts of a worker in a row, because connections that Linux gives to its
-socket would wait forever."""
+"""Number of failed starts of a worker in a row after which the gateway ends. Otherwise, connections that Linux gives to
+the worker's socket would wait forever."""
 _GRACE_S = 5.0
 """Time for a process to end, in addition to the drain time of its streams."""
 _DEFAULT_LOG = LogOptions()

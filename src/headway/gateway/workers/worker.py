@@ -190,7 +190,7 @@ class WorkerApplication:
         """Drain. If the whole gateway drains, continue to accept connections, on which the scheduler refuses requests;
         otherwise leave connections to the next worker at the socket."""
         worker = self.worker()
-        await asyncio.sleep(0)  # first read what the scheduler sent before the signal
+        await asyncio.sleep(0)  # first read the data that the scheduler sent before the signal
         worker.scheduler.link.send(WorkerLeaving())
         if worker.is_closing:
             await self._completions.drain()

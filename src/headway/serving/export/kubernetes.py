@@ -372,7 +372,7 @@ def _autoscaler(pool: Pool, kind: Kind, options: ExportOptions) -> Manifest:
 
 
 def _inference_pool(name: str) -> Manifest:
-    """The pods of a pool, and the picker that a gateway asks to choose one."""
+    """The Kubernetes objects of one pool: its pods, and the picker that a gateway asks to choose a pod."""
     picker = {"kind": "Service", "name": GATEWAY, "port": {"number": PICKER_PORT}, "failureMode": "FailClose"}
     return _manifest(
         "inference.networking.k8s.io/v1",

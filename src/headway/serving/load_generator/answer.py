@@ -91,7 +91,7 @@ class StreamReader:
         """Whether chunks before the last one have had usages."""
         self._texts: list[str] = []
         self.is_over = False
-        """Whether the stream has sent its end, or the reason of its end."""
+        """Whether the stream has sent its end, or the reason for its end."""
 
     def feed(self, data: bytes) -> bool:
         now = self._now()

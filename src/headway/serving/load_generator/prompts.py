@@ -27,7 +27,7 @@ WORDS = tuple(
 LETTERS = tuple("KLMNOPQRSTUVWXYZ")
 """Words for vocabularies without English words."""
 GROUP = 8
-"""Words that are tried together if not all are one token."""
+"""Number of words that are tried together if not every word is one token."""
 CHECKED = (17, 64, 257)
 """Lengths of the texts with which a vocabulary is checked."""
 
@@ -50,7 +50,7 @@ class Vocabulary(Struct, frozen=True):
 
 
 async def vocabulary(count: Count | None) -> Vocabulary:
-    """Find words of one token each. Without such words or a counter, lengths are approximate."""
+    """Find words that are one token each. Without such words, or without a token counter, lengths are approximate."""
     if count is None:
         return Vocabulary(WORDS, note="prompt lengths are a guess, one token a word: the engine counts no tokens")
     both = await _cost(count, WORDS)

@@ -33,7 +33,7 @@ DATE = "%Y%m%d-%H%M%S"
 def records(sent: Sequence[Sent], table: Workload, replica: ReplicaRecord) -> Records:
     """The records of a load on one engine. `table`: the issued requests.
 
-    Stopped requests are left out, and the others are numbered again. Lengths are the engine's counts.
+    Stopped requests are left out, and the remaining requests are numbered again. Lengths are the engine's counts.
     """
     kept = sorted((each for each in sent if each.outcome is not Outcome.UNFINISHED), key=lambda each: each.request.id)
     rows = table.take(np.array([each.request.id for each in kept], "i8"))
