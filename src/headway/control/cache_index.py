@@ -128,7 +128,7 @@ class SegmentBlocks:
             self.changed.add(segment)
 
     def hold_blocks(self, segments: Sequence[int]) -> None:
-        """Add these one-block segments; call `trim` afterwards."""
+        """Add segments of one block each. Call `trim` after the last call."""
         self._blocks.update(dict.fromkeys(segments, 1))
         self._used = len(self._blocks)
         if self.changed is not None:

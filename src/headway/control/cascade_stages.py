@@ -50,7 +50,7 @@ class CascadeStages:
         return not live.model or live.model == self.config.name
 
     def num_models(self, model: str) -> int:
-        """Number of models that may answer a request for this model in turn."""
+        """Number of models that may answer a request for this model, one after the other."""
         return len(self.stages) if not model or model == self.config.name else 1
 
     def enter(self, live: Live, now: float) -> None:

@@ -22,7 +22,7 @@ class Spill(Protocol):
         """Append bytes. Raises HeadwayError if the disk is full."""
 
     def mapped(self) -> memoryview:
-        """All bytes, memory-mapped. Nothing can be appended afterwards."""
+        """All bytes, memory-mapped. After this call, nothing can be appended."""
 
 
 MakeSpill = Callable[[], Spill]
@@ -73,7 +73,7 @@ class Column:
         self._dtype = dtype
 
     def values(self) -> npt.NDArray[Any]:
-        """All values, read-only. Nothing can be appended afterwards."""
+        """All values, read-only. After this call, nothing can be appended."""
         if self._num_same and not self._rows and self._spill is None:
             return np.broadcast_to(self._value[0], self._num_same)
         if self._spill is None:

@@ -24,15 +24,15 @@ class OfferedReplica(Struct, frozen=True, omit_defaults=True, gc=False):
     kv_share: float
     """Share of the KV cache in use, 0 to 1."""
     age_s: float | None
-    """Age of its metrics; None: never scraped, the figures are Headway's own counts."""
+    """Age of the replica's metrics; None: never scraped, so all values are Headway's own counts."""
     name: str = ""
     """Name in headers, logs and records."""
     running: int | None = None
-    """Requests in the engine's batch."""
+    """Number of requests in the engine's batch."""
     prompt_tokens_left: int | None = None
-    """Prompt tokens not computed yet."""
+    """Prompt tokens of the replica's requests that are not computed yet."""
     tokens_generated: int | None = None
-    """Output tokens so far of all requests placed there."""
+    """Output tokens so far of all requests placed at the replica."""
     kv_blocks_used: int | None = None
     kv_blocks_total: int | None = None
 
@@ -86,7 +86,7 @@ class DecisionObserver:
         self._is_live = is_live
         self.listeners: list[Callable[[Decision], None]] = []
         self.start_s = start_s
-        """Added to every time in the log."""
+        """Offset that is added to every time in the log."""
         self.name = name or (lambda live: str(live.id))
         """The name of a request in the log."""
         self._held: dict[int, tuple[float, str]] = {}

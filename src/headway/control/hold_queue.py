@@ -60,7 +60,8 @@ class HoldQueue:
         self.num -= 1
 
     def next_below_share(self) -> Live | None:
-        """Another request in the first one's tier that may use the room reserved for shares below their fair part."""
+        """A held request of the first request's tier that may use the room reserved for shares below their fair
+        part."""
         return None
 
     def remove(self, live: Live, now: float) -> None:
@@ -101,7 +102,7 @@ class HoldQueue:
 class SharedHoldQueue(HoldQueue):
     """One first-come-first-served line of requests per share; only the heads of the lines are ranked.
 
-    Each operation takes logarithmic time, however many ranks a start changes.
+    Each operation takes logarithmic time, even if the start of a request changes many ranks.
     """
 
     _ordering: Any

@@ -100,7 +100,7 @@ class Live:
     fallback: Any
     """Why another model answers (`control.fallback.FellBack`); None = the requested model answers."""
     keeps_model: bool
-    """Whether no other model can answer: the request is an embedding, or part of the answer is out."""
+    """Whether no other model can answer: the request is an embedding, or part of the answer has been sent."""
     shed_s: float
     """Seconds by which the expected TTFT exceeded the limit, so that the request was shed; 0 = not shed."""
     sent_to: Any
@@ -139,7 +139,7 @@ class Live:
     shared_blocks: int
     """Leading KV blocks shared through the prefix cache."""
     queue: int
-    """Index of its queue in the ordering (`QueuedOrdering`)."""
+    """Index of the request's queue in the ordering (`QueuedOrdering`)."""
     pace_version: int
     """How often the reader's pace has changed (`sim.stall_tracker`)."""
     joined_tick: int

@@ -17,7 +17,7 @@ class ModelFallbacks:
 
     def __init__(self) -> None:
         self.of_fleet = Fallbacks()
-        """The fleet's configured fallbacks, used by a policy or not."""
+        """All fallbacks that the fleet file configures. A policy may use only some of them."""
         self.are_used = False
         self.max_held: int | None = None
         """Number of requests that a model may hold before its fallback answers; None: no limit."""

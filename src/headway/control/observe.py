@@ -34,7 +34,7 @@ _LORA_METRICS = (*_ENGINE_METRICS, "loras_running", "loras_waiting")
 
 
 LEAST_PERIOD_S = 0.001
-"""Minimum period; shorter ones would make a run endless."""
+"""Minimum period; a shorter period would make a run endless."""
 
 
 class CacheObservation(Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +53,7 @@ class CacheObservation(Struct, frozen=True, forbid_unknown_fields=True):
     loss: float = 0.0
     """Share of batches that are lost."""
     replay: bool = True
-    """Whether a lost batch is noticed and fetched with the next one, as from vLLM's replay endpoint. Otherwise the
+    """Whether a lost batch is detected and fetched with the next batch, as from vLLM's replay endpoint. Otherwise the
     index stays wrong until the same blocks change again."""
 
     def __post_init__(self) -> None:
@@ -62,7 +62,8 @@ class CacheObservation(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SchedulersObservation(Struct, frozen=True, forbid_unknown_fields=True):
-    """Several schedulers, as with several gateways. Each sees its own placements at once, and the others' by messages.
+    """Several schedulers, as with several gateways. Each scheduler sees its own placements at once, and the other
+    schedulers' placements by messages.
 
     Each request arrives at a random scheduler. Each scheduler has its own policies and hold queue.
     """
@@ -71,7 +72,7 @@ class SchedulersObservation(Struct, frozen=True, forbid_unknown_fields=True):
     period_s: float = 0.05
     """Time between two messages of a scheduler."""
     delay_s: float = 0.005
-    """Delay until the others receive a message."""
+    """Delay until the other schedulers receive a message."""
     lease_s: float = 2.0
     """Time without a message after which a scheduler counts as gone and its load is ignored."""
     shared: bool = True
@@ -97,7 +98,7 @@ class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
     loss: float = 0.0
     """Share of a replica's scrapes that fail and keep the previous values."""
     cache: CacheObservation = field(default_factory=CacheObservation)
-    """How policies learn what the prefix caches hold."""
+    """The source of the policies' knowledge of the prefix caches."""
     schedulers: SchedulersObservation = field(default_factory=SchedulersObservation)
     """Several schedulers, each with a delayed view of the other schedulers."""
 

@@ -26,7 +26,7 @@ class Load(Struct, array_like=True, gc=False):
     tokens_generated: int = 0
     expected_cached_tokens: int = 0
     prompt_tokens: int = 0
-    """Prompt tokens of all its requests there."""
+    """Prompt tokens of all requests of the scheduler at the replica."""
     num_by_tier: dict[int, int] = field(default_factory=dict)
     queue_lengths: list[int] = field(default_factory=list)
 

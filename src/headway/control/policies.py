@@ -23,7 +23,7 @@ _Positive = Annotated[float, Meta(gt=0)]
 
 
 class CascadeConfig(Struct, frozen=True):
-    """Models that answer in turn until an answer is good enough."""
+    """The models of a cascade: they answer one after the other until an answer is good enough."""
 
     name: str
     """Model name that selects the cascade. Requests without a model name use the cascade, too."""
@@ -52,7 +52,7 @@ class FallbackConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     miss_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
     """The model is slow from this share of requests that miss their SLO, until the share falls to half."""
     window_s: _Positive = 30.0
-    """Time window of that share, and the shortest time for which the model is slow."""
+    """Time window of `miss_share`, and the shortest time for which the model is slow."""
     min_requests: Annotated[int, Meta(ge=1)] = 10
     """Requests needed in the window to judge the model."""
     return_s: Annotated[float, Meta(ge=0)] = 60.0

@@ -109,7 +109,7 @@ class Table:
         return {name: rows[name] for name in self._names}
 
     def columns(self) -> Columns:
-        """All rows, as read-only columns. Nothing can be written afterwards."""
+        """All rows, as read-only columns. After this call, nothing can be written."""
         self._make_columns()
         self.flush(0)
         return {name: column.values() for name, column in self._columns.items()}
@@ -157,7 +157,7 @@ class Recorder:
                 table.flush()
 
     def request_columns(self) -> Columns:
-        """All requests. Nothing can be written afterwards."""
+        """All requests. After this call, nothing can be written."""
         found = self.requests.columns()
         for table in (self.fallbacks, self.refusals):
             found |= {} if table is None else table.columns()
@@ -169,7 +169,7 @@ class Recorder:
         return self.requests.drain() | more
 
     def stretch_columns(self) -> Columns:
-        """The stretches, with the column `advances` computed from the others."""
+        """The stretches, with the column `advances` computed from the other columns."""
         columns = self.stretches.columns()
         columns["advances"] = np.not_equal(columns["num_decode"], 0).astype(np.int8)
         return columns

@@ -61,12 +61,12 @@ class PoolState:
 
     @property
     def num_down(self) -> int:
-        """Units without a replica that is up, not released."""
+        """Number of units that are not released and have no replica that is up."""
         return self.num_held - self.num_starting - len(self.units())
 
     @property
     def num_serving(self) -> int:
-        """Units that are up and not draining."""
+        """Number of units that are up and not draining."""
         return sum(not unit[0].is_draining for unit in self.units())
 
     @property

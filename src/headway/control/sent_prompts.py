@@ -20,8 +20,8 @@ class SentTo:
         self.waiting = 0
         """Prompt tokens of requests without a first token."""
         self.unstarted = 0
-        """The part of `waiting` whose first token will be seen at once. Unstreamed requests may have started
-        unnoticed."""
+        """Prompt tokens of streamed requests without a first token. Unstreamed requests are left out, because they may
+        have started unnoticed."""
 
 
 class SentPrompts:
@@ -59,7 +59,7 @@ class SentPrompts:
             self.discard(live)
         live.sent_to = at = self._at[replica]
         live.sent_tokens = live.prompt_tokens
-        # Tokens that are already out are computed again with the prompt.
+        # Tokens that were already generated are computed again with the prompt.
         live.unstarted_tokens = tokens = live.prompt_tokens + live.generated_tokens
         at.all += live.sent_tokens
         at.waiting += tokens

@@ -57,7 +57,7 @@ class Member:
         self.is_gone = False
         """Released for good."""
         self.num_switches = 0
-        """Role changes in progress; meanwhile the replica takes no new request."""
+        """Number of role changes in progress. During a change, the replica takes no new request."""
         self.is_single_phase = False
         """Whether the engine was started for prefill only or decode only. It serves only while its combo has a
         replica for the other phase."""
@@ -257,7 +257,7 @@ class Service:
         return self._by_id.get(replica)
 
     def announce(self, max_tokens: int) -> None:
-        """Expect a replica with this longest request; `fits` uses it until there is a member."""
+        """Expect a replica that can hold a request of this length. `fits` uses the length until there is a member."""
         if not self.members:
             known = 0 if self.longest_tokens == sys.maxsize else self.longest_tokens
             self.longest_tokens = max(known, max_tokens)
@@ -336,7 +336,8 @@ class Service:
     def _without_slow(
         self, candidates: Sequence[ReplicaView], ids: set[int], now: float
     ) -> tuple[Sequence[ReplicaView], set[int]]:
-        """The candidates without slow-starting replicas that sit out this placement; all if no other is left."""
+        """The candidates without the slow-starting replicas that skip this placement. All candidates if none would be
+        left."""
         hidden = set()
         for replica, start in list(self._slow_starts.items()):
             if start.is_over(now):

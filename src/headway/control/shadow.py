@@ -43,10 +43,10 @@ class ShadowCounts(Struct):
     """Counts of a candidate's decisions, by agreement with the actual decisions."""
 
     agreed: int = 0
-    """Decisions equal to the actual ones."""
+    """Number of decisions equal to the actual decisions."""
     differed: int = 0
     failed: int = 0
-    """Decisions that raised an error or chose something not offered."""
+    """Number of decisions that raised an error, or chose something that was not offered."""
 
     @property
     def agreement(self) -> float | None:

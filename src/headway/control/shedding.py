@@ -18,7 +18,7 @@ from headway.policies.engine_pace import EngineSpeed, EngineSpeeds
 from headway.policies.routing.work_left import MeanOutput, pending_tokens, uncached_tokens
 
 _MEAN_OVER = 100
-"""Arrivals in the moving average of the prompt length."""
+"""Number of arrivals in the moving average of the prompt length."""
 _KEPT = 0.95
 """Share of the observed and predicted TTFT sums kept with each further request, so about twenty requests count."""
 _FADE_S = 30.0
@@ -58,15 +58,15 @@ class Shedding:
             self._learnt_s = record.end_s
 
     def _factor(self, now: float) -> float:
-        """Ratio of the actual to the predicted TTFT of recent requests. It decays to 1 while none ends, as shedding
-        itself may be the reason that none does."""
+        """Ratio of the actual to the predicted TTFT of recent requests. The ratio decays to 1 while no request ends,
+        because shedding itself may be the reason that no request ends."""
         kept = exp(min(self._learnt_s - now, 0.0) / _FADE_S)
         ratio = (kept * self._took_s + _PRIOR_S) / (kept * self._told_s + _PRIOR_S)
         return max(1 / _MOST, min(_MOST, ratio))
 
     def why(self, live: Live, now: float) -> str:
-        """Why the request is shed; empty: it is served. Never sheds without a TTFT SLO, while no replica is up, or
-        while one is idle."""
+        """Why the request is shed; empty: it is served. No request is shed without a TTFT SLO, while no replica is up,
+        or while a replica is idle."""
         replicas = self.service.able(live)
         if not replicas:
             return ""

@@ -31,7 +31,7 @@ def name(before: int, token_ids: Sequence[int]) -> int:
 
 
 def names(before: int, token_ids: Sequence[int], block_size_tokens: int) -> list[int]:
-    """The names of consecutive full blocks. `before` is the name of the block before them."""
+    """The names of consecutive full blocks. `before`: the name of the block before the first of them."""
     found = []
     for block in zip(*[iter(token_ids)] * block_size_tokens, strict=False):
         before = hash((before, block)) & _NAME_BITS

@@ -1,4 +1,4 @@
-"""Upper limits of counts in user input. Larger counts would not finish, or not fit in memory."""
+"""Upper limits of counts in user input. Work with larger counts would not finish, or not fit in memory."""
 
 from __future__ import annotations
 

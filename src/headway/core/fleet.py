@@ -209,9 +209,10 @@ class LoraAdapter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """The model name under which requests ask for the adapter."""
     rank: Annotated[int, Meta(ge=1)] = 16
     num_bytes: Annotated[float, Meta(gt=0)] | None = None
-    """Size of its weights. Without it: computed from the rank, for all linear layers in 16 bits."""
+    """Size of the adapter's weights. Unset: computed from the rank, for all linear layers in 16 bits."""
     load_s: Annotated[float, Meta(ge=0)] | None = None
-    """Time of its first load at a replica. Without it: the time to read its bytes from the node's disk cache."""
+    """Time of the adapter's first load at a replica. Unset: the time to read the adapter's bytes from the node's disk
+    cache."""
 
 
 class LoraConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -265,7 +266,7 @@ class Hosted(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_concurrent: Annotated[int, Meta(ge=1)] | None = None
     """Maximum concurrent requests at each endpoint; further requests wait. Unset: no limit."""
     max_context_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Maximum prompt plus answer tokens. Without it: no known limit."""
+    """Maximum prompt plus answer tokens. Unset: no known limit."""
     prompt_cache_block_tokens: Annotated[int, Meta(ge=1)] | None = None
     """In simulations: size of the leading blocks whose KV prompts share, cached forever, with unchanged speed. OpenAI
     documents 128. Without it: no prompt is cached."""
@@ -312,7 +313,8 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     start_s: float | None = None
     """Seconds from requesting a replica until it serves; None: computed from the times to load and start an engine."""
     mean_sequence_tokens: float | None = None
-    """Mean KV cache tokens of a request, of which windowed layers keep only a part; None: they keep all."""
+    """Mean KV cache tokens of a request. Windowed layers keep only a part of them. None: windowed layers count as if
+    they kept all tokens."""
     role: Role = "mixed"
     handover: Handover = field(default_factory=Handover)
     """How KV caches leave the pool's replicas."""

@@ -39,7 +39,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
     """The sampling parameters of requests."""
 
     temperature: float = 1.0
-    """0: greedy decoding, whatever the other parameters."""
+    """0: greedy decoding, regardless of the other parameters."""
     top_p: float = 1.0
     """Probability mass of the candidate tokens; 1: all tokens are candidates."""
     top_k: int = 0

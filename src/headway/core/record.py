@@ -81,7 +81,7 @@ REQUEST_COLUMNS = (
 placement; `admitted_s` the start of the first prefill; `answer_s` the first answer token; `reasoning_end_s` the last
 reasoning token, if the request also answers; `moves` the number of completed moves; `stage` the cascade stage that
 answered, -1 without a cascade; `score` the judge's score of that answer, NaN if unjudged. With a cascade, tokens and
-first token are those of the last stage; `segments` has the others.
+first token are those of the last stage; `segments` has those of the other stages.
 """
 
 FALLBACK = "fallback"
@@ -164,12 +164,12 @@ class ReplicaPower(Struct, frozen=True):
     micro_batches: int
     """Number of equal parts of a batch that pass through the experts in turn."""
     context_s: float
-    """Seconds of reads per KV token of decoding sequences."""
+    """Seconds to read, at peak bandwidth, one KV token of a decoding sequence."""
     window_s: float
     """Seconds of reads per KV token in sliding-window layers, up to `window_tokens` per sequence."""
     window_tokens: int
     token_s: float
-    """Seconds of one token's products at peak FLOP/s."""
+    """Seconds to compute one token's matrix products at peak FLOP/s."""
     sequence_s: float
     """Seconds of a decoding sequence's further products at peak FLOP/s, per token of the sequence."""
     tokens_per_sequence: int

@@ -97,7 +97,7 @@ class RequestView(Protocol):
     @property
     def turn(self) -> int:
         """Place in the round-robin order of a replica's requests: the lowest runs first. A new place is a higher
-        one.
+        number.
 
         It is set when the request joins a queue, after each quantum, and at each change announced by
         `SteppedOrdering.next_change_tokens`.
@@ -175,15 +175,15 @@ class ReplicaView(Protocol):
 
     @property
     def gpu(self) -> str:
-        """Name of its GPU type."""
+        """Name of the replica's GPU type."""
 
     @property
     def region(self) -> str:
-        """Name of its region; "" = no regions."""
+        """Name of the replica's region; "" = no regions."""
 
     @property
     def role(self) -> Role:
-        """Its current role: "mixed", "prefill" or "decode"."""
+        """The replica's current role: "mixed", "prefill" or "decode"."""
 
     @property
     def combo(self) -> int:
@@ -196,12 +196,12 @@ class ReplicaView(Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """Whether other schedulers also place requests here. Counts include their requests; the ends of these are not
-        reported."""
+        """Whether other schedulers also place requests here. Counts include the other schedulers' requests. The ends of
+        those requests are not reported."""
 
     @property
     def goodput_rps(self) -> float | None:
-        """Requests per second that its combo serves within the SLOs, as profiled; None = not profiled."""
+        """Requests per second that the replica's combo serves within the SLOs, as profiled; None = not profiled."""
 
     @property
     def times(self) -> EngineTimes | None:
@@ -331,7 +331,8 @@ class OracleReplicaView(ReplicaView, Protocol):
 
 
 REPLICA_FIELDS = frozenset(name for name in dir(OracleReplicaView) if not name.startswith("_"))
-"""All that a view of a replica has. Views that pass a replica on, and the conformance kit, follow this declaration."""
+"""The names of all fields of a replica's view. Views that pass a replica on, and the conformance kit, follow this
+declaration."""
 
 
 class PolicyView(Protocol):
@@ -347,13 +348,12 @@ class PolicyView(Protocol):
 
 
 class FleetView(PolicyView, Protocol):
-    """What routers and migration policies see."""
+    """The view of routers and migration policies."""
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:
-        """Router: the candidate replicas, at least one, in a fixed order.
-
-        Migration policy: all replicas of a model that are up, including draining ones.
+        """For a router: the candidate replicas, at least one, in a fixed order. For a migration policy: all replicas of
+        a model that are up, including draining replicas.
         """
 
     @property
@@ -370,7 +370,7 @@ class FleetView(PolicyView, Protocol):
     def find_least(self, key: Callable[[ReplicaView], Any]) -> ReplicaView | None:
         """`min(replicas, key=key)`, if the driver knows it without reading all replicas; else None.
 
-        `key` is a function as for `map`. On ties, the first one in `replicas` is returned.
+        `key` is a function as for `map`. On ties, the first replica in `replicas` is returned.
         """
 
     def find_least_score(
@@ -381,9 +381,10 @@ class FleetView(PolicyView, Protocol):
     ) -> ReplicaView | None:
         """The replica with the least `score`, if the driver finds it without reading all replicas; else None.
 
-        `bounds`, a function like the key of `map`, returns four numbers and a kind. The first number plus the others
-        times their weights (0 or more) must not exceed the score, now and while the replica changes only by ticks.
-        Replicas of equal kind have equal scores; None means no kind. On ties, the lowest id is returned.
+        `bounds`, a function like the key of `map`, returns four numbers and a kind. The first number plus the other
+        numbers times their weights (0 or more) is a lower bound of the score. It must hold now, and as long as the
+        replica changes only by ticks. Replicas of equal kind have equal scores; None means no kind. On ties, the lowest
+        id is returned.
         """
 
 
@@ -405,7 +406,7 @@ class UnkeptValues:
 
 
 class MigrationView(FleetView, Protocol):
-    """What a migration policy sees."""
+    """The view of a migration policy."""
 
     def num_reasoning(self, replica: ReplicaView, /) -> int:
         """Number of reasoning requests placed or paused at a replica, without those that the ordering puts behind
@@ -439,7 +440,7 @@ class StageView(Protocol):
 
 
 class CascadeView(PolicyView, Protocol):
-    """What a cascade policy sees."""
+    """The view of a cascade policy."""
 
     @property
     def stage(self) -> int:
@@ -511,11 +512,11 @@ class PoolView(PoolCounts, Protocol):
 
     @property
     def num_queued(self) -> int:
-        """Requests in the hold queue of its model."""
+        """Requests in the hold queue of the pool's model."""
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:
-        """Its replicas that are up, including draining ones."""
+        """The pool's replicas that are up. Draining replicas are included."""
 
 
 class PoolsView(PolicyView, Protocol):

@@ -103,7 +103,7 @@ class EmulatedEngine:
         if (speculation := self._replica.batch.speculation) is not None:
             speculation.counts = DraftCounts([0] * speculation.setting.num_speculative_tokens)
         self.num_cached_tokens = self.num_prompt_tokens = 0
-        """Of all computed prompts: the tokens found in the prefix cache, and the total."""
+        """(tokens found in the prefix cache, all tokens), summed over all computed prompts."""
         self.events: KvEventPublisher | None = None
         is_sglang = api_of(pool.engine.name) == "sglang"
         if events is not None and events.is_on(is_sglang):

@@ -153,5 +153,5 @@ class KvEventPublisher:
 
 
 def _hash(name: int) -> bytes:
-    """The engine's own name of a block. Engines' hashes are bytes, unlike the common names."""
+    """The engine's own name of a block: bytes. The common names are integers."""
     return b"engine" + name.to_bytes(8, "big")

@@ -163,7 +163,7 @@ class _SinglePhaseEndpoint(_SglangEndpoint):
         try:
             await (self._prefill if self._phase.mode == "prefill" else self._decode)(completion, send)
         except KvGoneError as error:
-            if completion.stream:  # a stream has sent its head by then
+            if completion.stream:  # a stream's head is always sent before this point
                 await send_failure(completion, str(error), send)
             else:
                 await send_json(500, bytes(self.error(500, str(error)).body), send)

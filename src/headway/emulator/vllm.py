@@ -79,7 +79,7 @@ class VllmSurface:
         return [*adapter_routes(engine), Route("/version", version)]
 
     def lora_lines(self, engine: EmulatedEngine) -> list[str]:
-        """The metric of LoRA adapters."""
+        """The lines of the metric of LoRA adapters."""
         return lora_metric(engine)
 
 
@@ -93,7 +93,7 @@ class CompletionsEndpoint:
         self._num_kept_blocks = 0
 
     async def start(self, engine: EmulatedEngine) -> None:
-        """Start the endpoint's own servers. The engine exists by then."""
+        """Start the endpoint's own servers. The engine exists already."""
 
     def stop(self) -> None:
         """Stop the endpoint's own servers."""

@@ -50,7 +50,7 @@ class Charges:
         return charges
 
     def charge(self, model: str, pool: str, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> Charge:
-        """The charge for tokens at a pool. `cached_tokens` of the input were in a prefix cache."""
+        """The charge for tokens at a pool. `cached_tokens`: input tokens that were in a prefix cache."""
         served = self._pools.get(pool)
         prices = _FREE if served is None else served.prices
         return Charge(model, input_tokens, output_tokens, prices.usd(input_tokens, output_tokens, cached_tokens))

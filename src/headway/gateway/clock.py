@@ -61,7 +61,7 @@ class Deadlines:
         """`running`: the numbers of unfinished requests."""
         self._clock, self._running = clock, running
         self._heap: list[tuple[float, int, int, Action, Any]] = []
-        """Time, number of the call of `add`, request id, action and request."""
+        """Heap of (time, number of the call of `add`, request id, action, request)."""
         self._order = count()
         self._next_s = float("inf")
         """The time of the earliest timer that is set."""
@@ -89,7 +89,7 @@ class Deadlines:
     def _expire(self, now: float, _: object) -> None:
         """Call the actions that are due, and set the timer for the next deadline."""
         if now > self._next_s:
-            return  # an earlier timer has replaced this one
+            return  # an earlier timer has taken this timer's place
         self._next_s = float("inf")
         heap = self._heap
         try:

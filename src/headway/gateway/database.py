@@ -21,18 +21,18 @@ from headway.gateway.blocking import in_thread
 _TABLES_LOCK = 0x68656165
 """The key of the advisory lock in PostgreSQL under which tables are created."""
 UNAVAILABLE = (SQLAlchemyError, OSError)
-"""Raised while the database cannot be used."""
+"""Errors that are raised while the database cannot be used."""
 _TURN_S = 30.0
 """Longest wait for SQLite's only connection."""
 
 
 class _Files(Struct, frozen=True):
-    """The files of an SQLite database, and the state of their directory entries."""
+    """The state of an SQLite database's files, to detect that they were replaced."""
 
     database: tuple[int, int, int, int]
-    """Device, inode, size and time of the last change."""
+    """(device, inode, size, time of the last change) of the database's file."""
     log: tuple[int, int] | None
-    """Device and inode of the write-ahead log; None if there is none."""
+    """(device, inode) of the write-ahead log; None if there is none."""
     is_log_empty: bool
 
     def is_replaced(self, before: _Files) -> bool:
@@ -62,7 +62,7 @@ class Database:
         if self.path is not None:
             event.listen(self._engine.sync_engine, "connect", _durable)
         self._files: _Files | None = None
-        """The state of the SQLite files at the opening or last use."""
+        """The state of the SQLite files when the database was opened or last used."""
         self.num_opened = 0
         """How often the database was opened. Increases when its file has been replaced, for example by a backup."""
         self._turns = asyncio.Lock()
@@ -148,7 +148,7 @@ class Database:
 
     async def _create_tables(self) -> None:
         async with self._engine.begin() as connection:
-            if self.path is None:  # gateways that start at the same time create the tables in turn
+            if self.path is None:  # gateways that start at the same time create the tables one after the other
                 await connection.execute(text(f"SELECT pg_advisory_xact_lock({_TABLES_LOCK})"))
             await connection.run_sync(self._tables.create_all)
 

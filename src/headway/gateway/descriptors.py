@@ -19,7 +19,7 @@ def is_used_up(error: OSError) -> bool:
     """Whether an operation failed because this process, or the machine, has no descriptors left."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return True
-    try:  # without descriptors, an address cannot be resolved, which gives another error
+    try:  # without descriptors, an address cannot be resolved, and the error is another one
         os.close(os.dup(0))
     except OSError as found:
         return found.errno in (errno.EMFILE, errno.ENFILE)

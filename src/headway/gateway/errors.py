@@ -64,7 +64,8 @@ def internal_error() -> ApiError:
 
 
 def rejected_error(is_shed: bool, retry_after_s: int) -> ApiError:
-    """No replica can take a request. `is_shed`: not soon enough, because its first token was expected too late."""
+    """The error of a request that no replica can take. `is_shed`: the request was rejected because its expected TTFT
+    was too long."""
     if is_shed:
         return ApiError(429, "the model is too busy to answer in time", "shed", retry_after_s=retry_after_s)
     message = "no replica of the model can take the request now"

@@ -403,7 +403,7 @@ class Gateway:
         return relay
 
     def stream_key(self, key: StreamKey | None, model: str) -> StreamKey | None:
-        """The key, unless several models of a cascade may answer."""
+        """The request's stream key. Empty if several models of a cascade may answer."""
         cascade = self.driver.cascade
         return None if cascade is not None and model == cascade.config.name else key
 
@@ -444,7 +444,7 @@ class Gateway:
             callback(replica)
 
     def _replica_ejected(self, replica: LiveReplica, reason: str, why: str) -> None:
-        """A replica was ejected or generates nothing; without a reason, it returns."""
+        """A replica was ejected or generates nothing, for this reason. Without a reason: the replica returns."""
         if reason:
             self.ejections[replica.id] = why
             self._returning.add(replica.id)

@@ -1,7 +1,7 @@
 """Names chosen by clients, limited in length and in number before they are stored.
 
-These are names of tenants, models, regions, requests and the like. A name is truncated when it is read, so that no
-label, key or log line has a longer one. Permanent counts by name put names beyond the limit together.
+Such names are those of tenants, models, regions and requests. A name is truncated when it is read, so that no label,
+key or log line has a longer name. Permanent counts by name count all names beyond the limit together.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class KnownNames:
         self._names: set[str] = set()
 
     def known(self, name: str) -> str:
-        """The name, or `OTHER` if it is not among the first."""
+        """The name if it is one of the first names, else `OTHER`."""
         if name not in self._names:
             if len(self._names) >= self._max_names:
                 return OTHER

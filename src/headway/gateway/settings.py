@@ -24,7 +24,7 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The tenant, in records, metrics and the ordering `fair`. Keys with the same name are one tenant. Unset: the first
     digits of the sum."""
     weight: Annotated[float, Meta(gt=0)] = 1.0
-    """The tenant's share of the service while several tenants have waiting requests, relative to the others."""
+    """The tenant's share of the service relative to other tenants, while several tenants have waiting requests."""
     tier: Annotated[int, Meta(ge=0)] = 0
     """The most urgent tier of requests with the key. More urgent requests are reduced to it."""
     requests_per_minute: Annotated[float, Meta(gt=0)] | None = None
@@ -55,8 +55,8 @@ class KeyStoreSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Time between two exchanges with the database, which write the spending and read the keys and the spending of
     other gateways."""
     on_failure: Literal["serve", "refuse"] = "serve"
-    """What to do while the database cannot be used. `serve`: continue with the known keys and spending, and write the
-    spending later. `refuse`: answer 503 to requests with keys of the database."""
+    """The behaviour while the database cannot be used. `serve`: continue with the known keys and spending, and write
+    the spending later. `refuse`: answer 503 to requests with keys of the database."""
 
 
 class PeerSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -68,7 +68,7 @@ class PeerSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     name: str = ""
     """Name of this gateway in logs; default: the host's name."""
     period_s: _Seconds = 0.05
-    """Minimum time between two messages to the others about this gateway's load at the replicas."""
+    """Minimum time between two messages to the other gateways about this gateway's load at the replicas."""
     lease_s: _Seconds = 2.0
     """How long a gateway's reports count after its last message."""
     streams: bool = True
@@ -105,7 +105,7 @@ class Batches(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_lines: Annotated[int, Meta(ge=1)] = 50_000
     """Largest number of requests in a batch."""
     max_open: Annotated[int, Meta(ge=1)] = 256
-    """Largest number of batch requests in the gateway or at engines; the rest stays in the database."""
+    """Largest number of batch requests in the gateway or at engines. Further batch requests stay in the database."""
     max_attempts: Annotated[int, Meta(ge=1)] = 10
     """Attempts at a failing request, at growing intervals. Attempts that found no room do not count."""
 

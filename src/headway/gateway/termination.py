@@ -1,4 +1,4 @@
-"""Makes SIGTERM end the process with status 0, however often it comes and at any stage of the process.
+"""Makes SIGTERM end the process with status 0, even if the signal comes several times, and at any stage of the process.
 
 A process killed by the signal has another status, and its parent would take that status for a failure.
 """

@@ -86,7 +86,7 @@ class TokenPrices(Struct, frozen=True):
         return (input_tokens * self.input_usd + output_tokens * self.output_usd - saved_usd) / 1e6
 
     def most_usd(self, input_tokens: int, output_tokens: int) -> float:
-        """The highest possible price of a request, whatever part of its input is cached."""
+        """The highest possible price of a request, over all possible cached parts of its input."""
         return max(self.usd(input_tokens, output_tokens, cached) for cached in (0, input_tokens))
 
 

@@ -22,7 +22,7 @@ class TenantLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     budget_tokens: _Count | None = None
     """Prompt and output tokens in a period."""
     budget_usd: _Positive | None = None
-    """Dollars in a period, by the prices of the pools (`usd_per_million_input_tokens` and the like)."""
+    """Maximum dollars in a period, by the prices of the pools (`usd_per_million_input_tokens` and the other prices)."""
     period: Period = "month"
     """How long a budget lasts: a day, a week from Monday, a month, or all of the run. A simulation begins on a Monday
     that is the first of a month, at midnight."""

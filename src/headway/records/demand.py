@@ -56,7 +56,7 @@ class KeptDemand(Struct, frozen=True):
     def before(self, now_s: float, days: float) -> PastDemand | None:
         """The demand of the last days, up to the last whole minute; None if nothing is known.
 
-        Minutes without a gateway are interpolated; at the end, they repeat the last known minute.
+        Minutes without a gateway are interpolated. Such minutes at the end repeat the last known minute.
         """
         end = int(now_s // STEP_S)
         first = max(end - round(days * 86_400 / STEP_S), min((int(s // STEP_S) for s, _ in self.covered), default=end))

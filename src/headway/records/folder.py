@@ -27,7 +27,7 @@ class FolderLock:
         """Raises HeadwayError if another process holds the lock."""
         self._file = folder / LOCK
         self._handle: int | None = self._locked()
-        while self._handle is None:  # its holder may release and delete the file meanwhile
+        while self._handle is None:  # the holder may release and delete the file in between
             self._handle = self._locked()
 
     def release(self) -> None:

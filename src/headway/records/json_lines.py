@@ -34,7 +34,7 @@ class JsonLinesFile:
     """A log file. Raises HeadwayError if it cannot be written.
 
     After an error `write` and `flush` can be called again: unwritten data is kept and written first, so that no line is
-    torn. With `max_bytes`, a file that reaches this size is renamed to `FILE.1`, replacing an earlier one.
+    torn. With `max_bytes`, a file that reaches this size is renamed to `FILE.1`; an earlier `FILE.1` is replaced.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class JsonLinesFile:
         self._encoder = msgspec.json.Encoder()
         self._unwritten = bytearray()
         self._size = 0
-        """Bytes of the file, including unwritten ones."""
+        """Size of the file in bytes, including unwritten bytes."""
         self._file: IO[bytes] | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

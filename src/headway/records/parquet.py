@@ -1,7 +1,8 @@
 """Save the records of a run as Parquet files, and load them.
 
 A folder holds five tables. `requests.parquet` is the workload with the outcomes, row i = request i; it is a workload
-file, so a run can be replayed. The others are as in `core.record`. The metadata of each file has the run's provenance.
+file, so a run can be replayed. The other tables are as in `core.record`. The metadata of each file has the run's
+provenance.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ T = TypeVar("T")
 SCALING = "scaling.settings"
 LEAST_SETTLE_S = 1.0
 _MOST_STAGED = 3.0
-"""Multiple of the time planned for the judgement. After it, the change is taken back, however little traffic there
-was."""
+"""Maximum length of the staged phase, as a multiple of the time planned for the judgement. After it, the change is
+taken back, even if there was little traffic."""
 Ask = Callable[[Sequence[str]], Awaitable[dict[str, Any]]]
 
 

@@ -36,7 +36,7 @@ _NO_HANDOVER = {
     "llama.cpp": "llama.cpp's server cannot transfer its KV cache; expected vLLM, SGLang, or `aggregated`",
     "openai": "OpenAI's API cannot transfer a KV cache; expected vLLM, SGLang, or `aggregated`",
 }
-"""Maps each dialect to why a replica cannot prefill or decode for another one."""
+"""Maps each dialect to the reason why a replica cannot prefill or decode for another replica."""
 
 
 class DeclaredPool(Struct, frozen=True):

@@ -127,7 +127,7 @@ class _Child:
         return None
 
     def wait_to_restart(self, pause_s: float) -> bool:
-        """Pause. True if the gateway must end meanwhile."""
+        """Pause before a restart. Returns True if the gateway must end."""
         end_s = time.monotonic() + pause_s
         while time.monotonic() < end_s and not self._ending.is_told:
             time.sleep(min(0.05, pause_s))

@@ -168,8 +168,8 @@ def states_its_interval_or_none(make: Make, seed: int) -> None:
 class AdmissionTrial(Trial[Admission, AdmissionStep]):
     """Tests an admission policy and the requests that it holds.
 
-    At each step some held requests are cancelled, and other requests arrive and are held or not. Then the policy
-    releases some: each request once, to an existing tier and region.
+    At each step some held requests are cancelled, and new requests arrive, which the policy may hold. Then the policy
+    releases some held requests: each request once, to an existing tier and region.
     """
 
     draw_story = staticmethod(draw_admission_story)

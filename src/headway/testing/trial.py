@@ -33,7 +33,7 @@ SHORT_STORY = 24
 
 
 class Trial(ABC, Generic[P, S]):
-    """One policy, called at each step of a story with views that record and restrict what it does."""
+    """One policy, called at each step of a story. The policy gets views that record and restrict its reads."""
 
     draw_story: ClassVar[Callable[[int, int], Sequence[Any]]]
     """The moments at which a policy of this kind is called, from a seed and the number of steps."""
@@ -52,7 +52,7 @@ class Trial(ABC, Generic[P, S]):
         return
 
     def play(self, step: S) -> Any:
-        """Let the policy learn, then decide. Afterwards the views of the call can no longer be read."""
+        """Let the policy learn, and then decide. After the decision, the views of the call can no longer be read."""
         learn(self.policy, step.ended)
         call = PolicyCall(is_oracle(self.policy))
         decision = self.decide(step, call)

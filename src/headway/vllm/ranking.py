@@ -72,7 +72,7 @@ class Ranking:
         self._arrival_turn = self.tick
 
     def key(self, request: EngineRequest) -> tuple[Any, int]:
-        """The request's rank, and its number among equals."""
+        """(the request's rank, its number among requests of equal rank)."""
         if request.epoch != self._epoch:
             try:
                 rank = self._rank(request, self.now)

@@ -24,7 +24,7 @@ from typing import Any
 VARIABLE = "HEADWAY_STEP_LOG"
 COLUMNS = "seq,scheduled_s,done_s,decodes,decode_context_tokens,prompt_tokens,prompt_chunks,running,waiting"
 FILE_BYTES = 32 * 2**20
-"""A file is closed at this size, and the next one begun."""
+"""Size at which a file is closed and the next file is begun."""
 FILES = 8
 """Files kept for one engine; the oldest is removed."""
 FLUSH_S = 1.0

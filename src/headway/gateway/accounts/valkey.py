@@ -93,7 +93,7 @@ class ValkeyAccountStore(AccountStore):
             key(name) for name in ("keys", "teams", "key-changes", "days")
         )
         self._has_changed = False
-        """Whether the server has had a key or a team."""
+        """Whether the server has ever had a key or a team."""
 
     async def open(self) -> None:
         await self.num_changes()

@@ -25,9 +25,9 @@ class KeyCounts:
 
     def __init__(self) -> None:
         self.num_requests = self.num_tokens = 0
-        """Requests that have ended, and the tokens of their prompts and answers."""
+        """Number of ended requests, and the sum of their prompt and answer tokens."""
         self.refused: Counter[str] = Counter()
-        """Requests that were answered 429, by the reason."""
+        """Maps each reason to the number of requests that were answered 429."""
 
 
 class Caller:

@@ -46,7 +46,7 @@ class FileWriter:
         self._num_parts += 1
 
     async def close(self) -> FileObject:
-        """Write the rest. From now on the file exists."""
+        """Write the remaining data. From now on the file exists."""
         if self._buffer:
             await self._write_part(bytes(self._buffer))
         row = {**self._columns, "bytes": self.num_bytes, "created_ns": time.time_ns()}
@@ -103,7 +103,8 @@ async def delete_file(store: BatchStore, owner: str, id: str) -> bool:
 
 
 async def read_parts(store: BatchStore, file: FileObject) -> AsyncIterator[bytes]:
-    """A file's parts, each read from the database on demand. DeletedError if the file is deleted meanwhile."""
+    """A file's parts, each read from the database on demand. Raises DeletedError if the file is deleted during the
+    reading."""
     part, bytes_left = 0, file.bytes
     while bytes_left > 0:
         async with store.begin() as connection:

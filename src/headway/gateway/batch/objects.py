@@ -50,7 +50,7 @@ class NewBatch(Struct):
 
 
 class RequestCounts(Struct, forbid_unknown_fields=True):
-    """How many of a batch's requests have ended."""
+    """Counts of a batch's requests."""
 
     total: _Count
     completed: _Count

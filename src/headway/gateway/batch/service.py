@@ -30,7 +30,7 @@ from headway.gateway.settings import Settings
 
 log = logging.getLogger("headway.gateway")
 _PASS_S, _IDLE_S = 0.05, 1.0
-"""Shortest and longest time between two passes over the database."""
+"""(shortest time, longest time) between two passes over the database."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _NO_CAPACITY = frozenset(
     (
@@ -54,7 +54,7 @@ class _CollectedAnswer:
         self.status = 0
         self.body = b""
         self.lacked_capacity = False
-        """Whether no engine was tried."""
+        """Whether the request ended before any engine was tried."""
         self.retry_after_s = 0.0
         """Shortest wait before another attempt."""
 
@@ -194,7 +194,7 @@ class BatchService:
             self._open[batch.id, line.line] = asyncio.create_task(self._process(batch, line))
 
     async def _process(self, batch: ActiveBatch, line: Line) -> None:
-        """Answer a line; retry after temporary errors."""
+        """Answer a line, with further attempts after temporary errors."""
         request_id = uuid.uuid4().hex
         num_attempts, pause_s = 0, _FIRST_PAUSE_S
         while True:

@@ -41,7 +41,7 @@ class LineValidator:
         self._custom_ids: set[str] = set()
 
     def read(self, number: int, raw: bytes) -> Line | None:
-        """The request on a line; None for a blank or an invalid line."""
+        """The request of a line; None for a blank or an invalid line."""
         if not raw.strip():
             return None
         self.num_requests += 1
@@ -82,7 +82,7 @@ class LineValidator:
 
     @property
     def can_stop(self) -> bool:
-        """Whether further lines cannot change the result."""
+        """Whether the result of the validation is certain, so that no further line need be read."""
         return self.num_requests > self._max_lines or len(self.errors) >= _MAX_ERRORS
 
 

@@ -37,7 +37,7 @@ class ActuatorHost(Protocol):
         """Whether this gateway sets the number of replicas, among the gateways that share the fleet."""
 
     def replica_created(self, pool: str, url: str) -> LiveReplica:
-        """A replica exists, or soon will."""
+        """A replica exists, or will exist soon."""
 
     def replica_lost(self, replica: LiveReplica, at_once: bool = True) -> bool:
         """A replica has ended by itself (`at_once`), or will end soon: then it gets no new requests and keeps its
@@ -56,7 +56,7 @@ class ActuatorHost(Protocol):
         """Whether the GPUs for one more replica are available."""
 
     def pods_requested(self, pool: str, num: int, num_not_up: int) -> None:
-        """Report the pods requested from a cluster in all, and how many existing or coming pods are not up."""
+        """Report two numbers: the pods requested from a cluster, and the existing or coming pods that are not up."""
 
     def set_unready(self, replica: LiveReplica, on: bool) -> None:
         """A replica is not ready, or (not `on`) is ready again. An unready replica keeps its requests, and gets new

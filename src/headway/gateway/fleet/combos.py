@@ -26,7 +26,7 @@ class ComboInstance:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all replicas of the instance exist, up or not."""
+        """Whether all replicas of the instance exist. They may be down."""
         return not any(self.has_room_for(pool) for pool in self._num_wanted)
 
 

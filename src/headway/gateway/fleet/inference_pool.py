@@ -27,7 +27,7 @@ log = logging.getLogger("headway.gateway")
 _GROUP, _VERSION, _PLURAL = "inference.networking.k8s.io", "v1", "inferencepools"
 _TIMEOUT_S = 10.0
 _GONE = 410
-"""The API server no longer knows the version of the last list: list the pods again."""
+"""The API server's status if it no longer knows the version of the last list: the pods must be listed again."""
 _PAUSE_S = 2.0
 """Pause after an error."""
 
@@ -38,7 +38,7 @@ class Endpoint(Struct, frozen=True):
     uid: str
     url: str
     is_leaving: bool
-    """The pod is being deleted."""
+    """Whether the pod is being deleted."""
     is_ready: bool = True
 
 
@@ -50,7 +50,7 @@ class PoolApi:
         api = client.ApiClient(configuration(spec.context))
         self._core, self._custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
         self._selector = self._version = ""
-        """The selector and version of the last list of pods."""
+        """(selector, version) of the last list of pods."""
         self._watch: Any = None
 
     def read(self) -> list[Endpoint]:
@@ -105,7 +105,7 @@ class InferencePoolPods:
         self._name, self._spec, self._host = served.pool.name, spec, host
         self._api = PoolApi(spec)
         self._used: dict[tuple[str, str], LiveReplica] = {}
-        """Replicas by the pod's uid and the address."""
+        """Maps (pod's uid, address) to the replica."""
         self._retired: set[tuple[str, str]] = set()
         self._readiness, self._departures = Readiness(self._name, host), Departures(host)
         self._is_closed = threading.Event()
@@ -177,7 +177,7 @@ class InferencePoolPods:
         """Ignored: Headway starts no pods."""
 
     def replica_up(self, replica: LiveReplica) -> None:
-        """Ignored: the pod was ready before."""
+        """Ignored: the pod was ready already."""
 
     def stop(self, replica: LiveReplica) -> None:
         """Ignored: Headway does not stop these pods."""

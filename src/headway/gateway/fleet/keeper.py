@@ -18,7 +18,8 @@ import time
 def main() -> None:
     """Run the command. The gateway has made this process the leader of its process group."""
     stop_s, command = float(sys.argv[1]), sys.argv[2:]
-    signal.signal(signal.SIGTERM, lambda number, frame: None)  # the engine does not inherit a handler, unlike SIG_IGN
+    # the engine does not inherit a handler; it would inherit SIG_IGN
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
         engine = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     except OSError as error:

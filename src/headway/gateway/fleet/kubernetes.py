@@ -44,7 +44,7 @@ class Pod(Struct, frozen=True):
     is_ready: bool = True
     """Whether the readiness probes succeed. True for a pod without probes."""
     is_leaving: bool = False
-    """The pod is being deleted."""
+    """Whether the pod is being deleted."""
 
     @property
     def number(self) -> int:
@@ -78,7 +78,7 @@ class WorkloadApi:
     def scale(self, num: int, delete_first: list[Pod]) -> None:
         spec = self._spec
         for pod in delete_first if spec.kind == "Deployment" else []:
-            with suppress(ApiException):  # it may be deleted already
+            with suppress(ApiException):  # the pod may be deleted already
                 self._core.patch_namespaced_pod(
                     pod.name, spec.namespace, {"metadata": {"annotations": _DELETE_FIRST}}, _request_timeout=_TIMEOUT_S
                 )
@@ -135,11 +135,12 @@ class PodFailures:
     def __init__(self, ready_s: float, tries: int) -> None:
         self._ready_s, self._tries = ready_s, tries
         self._since_s: dict[str, float] = {}
-        """When a pod was first seen, by uid. For missing pods: when each was first missing, by a running number."""
+        """Maps a pod's uid to the time at which the pod was first seen. A missing pod has a running number in place of
+        the uid, and the time at which it was first missing."""
         self.starting: dict[str, Pod] = {}
         """The existing pods that are not up, by uid."""
         self.reported: dict[str, str] = {}
-        """Reasons of the failures that were reported to the host, by uid or number."""
+        """Maps uids or numbers of failed pods to the reasons that were reported to the host."""
 
     def find(self, starting: list[Pod], num_missing: int, now: float) -> dict[str, str]:
         self.starting = {pod.uid: pod for pod in starting}
@@ -171,13 +172,13 @@ class Pods:
         self._leaving: dict[str, Pod] = {}
         """Empty pods that are no longer needed, by uid."""
         self._num_owed = 0
-        """Unneeded pods of a StatefulSet that are not yet subtracted from the request."""
+        """Number of pods of a StatefulSet that are no longer needed but still requested."""
         self._given_up: set[str] = set()
         """Last pods of a StatefulSet that were subtracted from the request, by uid."""
         self._num_requested = served.num_initial
-        """Requested pods by the cluster's last answer."""
+        """Number of requested pods, as the cluster last answered."""
         self._num_more = 0
-        """Change of the number of requested pods that is not sent yet."""
+        """Change of the number of requested pods that is not sent to the cluster yet."""
         self._failures = PodFailures(spec.ready_s, spec.tries)
         self._readiness, self._departures = Readiness(self._pool.name, host), Departures(host)
         self._changed = asyncio.Event()
@@ -217,12 +218,13 @@ class Pods:
         self._leaving[pod.uid] = pod
         if self._spec.kind == "StatefulSet":
             self._num_owed += 1
-            asyncio.get_running_loop().call_soon(self._give_up_last)  # after all pods that leave together
+            asyncio.get_running_loop().call_soon(self._give_up_last)  # after all pods that leave at the same time
         else:
             self._request_more(-1)
 
     def _give_up_last(self) -> None:
-        """Give up a StatefulSet's last pods in place of the empty pods: at once if empty, otherwise after a drain."""
+        """Give up a StatefulSet's last pods in place of empty pods. An empty last pod is given up at once, any other
+        after a drain."""
         num_owed, self._num_owed = self._num_owed, 0
         used = {uid: pod for uid, (pod, _) in self._used.items()}
         pods = [pod for uid, pod in (used | self._leaving).items() if uid not in self._given_up]

@@ -28,7 +28,7 @@ class KubernetesLease:
         self._last_read: tuple[Any, ...] = ()
         """The holder and the renewal time at the last read."""
         self._unchanged_since_s = 0.0
-        """When this state was first read."""
+        """The time at which this state was first read."""
 
     async def acquire(self, lease_s: float) -> bool:
         """Take or renew the Lease, unless another gateway holds it. Raises OSError if the cluster does not answer."""

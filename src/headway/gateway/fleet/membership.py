@@ -298,7 +298,7 @@ class LiveFleet:
         """Remove the leaving replicas that have become empty."""
         for id in [id for id in self.leaving if not self.replicas[id].num_in_flight]:
             if id not in self.leaving:
-                continue  # removed meanwhile, together with another replica
+                continue  # removed already, together with another replica
             replica = self.replicas[id]
             self.leaving.discard(id)
             replica.is_removed = True

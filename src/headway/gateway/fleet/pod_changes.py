@@ -35,7 +35,7 @@ class Readiness:
     def follow(self, ready: Collection[LiveReplica], others: Iterable[LiveReplica]) -> None:
         """Place no requests at replicas whose pods are not ready.
 
-        If fewer than half of the once ready pods are ready, all of them are used.
+        If fewer than half of the pods that were ever ready are ready, all pods that were ever ready are used.
         """
         others = list(others)
         self._were_ready = {each.id for each in ready} | (self._were_ready & {each.id for each in others})
@@ -94,7 +94,7 @@ class Departures:
 
 
 async def answers(replica: LiveReplica) -> bool:
-    """Whether a replica's engine answers its health check with any status, or cannot be checked from here."""
+    """Whether a replica's engine answers its health check with any status. True if this process cannot check it."""
     try:
         await replica.check_health(_TIMEOUT_S)
     except (RefusedError, ExhaustedError):

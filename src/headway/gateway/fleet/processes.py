@@ -39,7 +39,7 @@ class _ReplicaSlot:
     def __init__(self) -> None:
         self.is_up, self.stops = asyncio.Event(), asyncio.Event()
         self.num_failures = 0
-        """Failed starts in a row."""
+        """Number of failed starts in a row."""
         self.why = ""
         """Why the last start failed."""
         self.has_failed = False

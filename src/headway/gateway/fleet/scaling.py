@@ -62,7 +62,7 @@ class ScalingWithFailures(Scaling):
         self.settle_s = 0.0
         """Time from a decision to drain until every gateway that shares the fleet knows of it."""
         self._drained_s: dict[int, float] = {}
-        """Start time of the drain, by replica drained here."""
+        """Maps each replica that this gateway drains to the start time of the drain."""
         self._drained_by_peers: set[int] = set()
 
     def _changes(self) -> list[tuple[PoolState, int]]:
@@ -70,7 +70,7 @@ class ScalingWithFailures(Scaling):
         return changes if self.leads() else []
 
     def _start_units(self, pool: PoolState, num: int, now: float) -> None:
-        """Start units, but no replacement for failed units, whose attempts go on."""
+        """Start units. Failed units are not replaced, because attempts to start them go on."""
         num_draining = sum(unit[0].is_draining for unit in pool.units())
         num = min(num, max(num - pool.num_failed, num_draining))
         if num > num_draining:
@@ -96,8 +96,8 @@ class ScalingWithFailures(Scaling):
         return [pool for pool in self._pools.values() if pool.region == region]
 
     def stop_empty(self, now: float) -> None:
-        """Stop drained units, except: a model's last unit while another, for which there is room, starts; and units to
-        which another gateway may still send requests."""
+        """Stop drained units. Kept are a model's last unit while another unit is to start, and units to which another
+        gateway may still send requests."""
         if not self.leads():
             return
         needed = [entry for entry in self._draining if self._is_needed(*entry) or not self._is_settled(entry[1], now)]
@@ -127,7 +127,7 @@ class ScalingWithFailures(Scaling):
         return {member.view.id for _, unit in self._draining for member in unit}
 
     def drain_as_peers(self, replicas: set[int]) -> None:
-        """Drain exactly the replicas that other gateways drain."""
+        """Drain exactly those replicas that other gateways drain."""
         changed, own = replicas ^ self._drained_by_peers, self.drained
         self._drained_by_peers = replicas
         for pool in self._pools.values():
@@ -137,7 +137,7 @@ class ScalingWithFailures(Scaling):
                     self._effects.drain(member.view.id, on)
 
     def _undo_drains(self) -> None:
-        """End the drains, because another gateway scales now and decides again."""
+        """End the drains of this gateway, because another gateway scales now and decides anew."""
         for _, unit in self._draining[:]:
             self._drain(self._pools[unit[0].deployment], unit, False)
 
@@ -197,9 +197,9 @@ class LiveScaling:
         self._states: dict[str, PoolState] = {}
         """The scaler's counts by deployment; empty without a scaler."""
         self._num_initial_left = {name: served.num_initial for name, served in self._pools.items()}
-        """How many of the next replicas belong to the initial fleet, by pool."""
+        """Number of replicas of the initial fleet that are not created yet, by pool."""
         self._waiting: set[int] = set()
-        """Replicas that are up while their instances are not."""
+        """Replicas that are up although their instances are not complete."""
         self._num_pods: dict[str, int] = {}
         """Pods requested from a cluster, by pool. Pools of processes are left out."""
         self._start_took_s: dict[str, float] = {}
@@ -208,7 +208,7 @@ class LiveScaling:
 
     def _actuator(self, served: ServedPool) -> Actuator:
         if isinstance(served.start, Processes):
-            ports = served.start.ports  # shared by pools of a model's shapes
+            ports = served.start.ports  # one entry for all pools of the model
             cascade = self._plan.policies.cascade
             gpus = self._gpus if cascade is not None and served.pool.model.name in cascade.models else None
             return LocalProcesses(served, served.start, self, self._ports.setdefault(ports, Ports(*ports)), gpus)
@@ -325,8 +325,8 @@ class LiveScaling:
             log.warning("%s: its last replica stops before another one is up: requests wait", stopped.model)
 
     def retry_after_s(self, live: Live) -> int:
-        """The wait advised to the client of a rejected request: until it would be served in time, or another replica is
-        up. Otherwise the time that the request has waited."""
+        """Seconds that the client of a rejected request is advised to wait: until the request would be served in time,
+        or until another replica is up. If neither is known: the time that the request has waited."""
         driver = self._host.driver
         if live.shed_s:
             return ceil(live.shed_s)
@@ -336,12 +336,13 @@ class LiveScaling:
 
     @property
     def react_s(self) -> float:
-        """Time from a change of the load until a replica started for it is up, by the longest of the last starts."""
+        """Seconds from a change of the load until a replica started for the new load is up. Estimated by the longest of
+        the last starts."""
         interval_s = 0.0 if self.control is None else self.control.interval_s
         return interval_s + max(self._start_took_s.values(), default=0.0)
 
     def expected_s(self, model: str) -> int:
-        """Estimated time until another replica of a model is up, by the last start; 1 if no start is known."""
+        """Estimated seconds until another replica of a model is up, by the last start; 1 if no start is known."""
         if model not in self._start_took_s:
             return 1
         now, replicas = self._host.driver.now, self._fleet.present()
@@ -449,8 +450,8 @@ class LiveScaling:
         return replica
 
     def replica_lost(self, replica: LiveReplica, at_once: bool = True) -> bool:
-        """Continue the replica's requests elsewhere if possible, `at_once` or while it ends. Replace the replica unless
-        it drained."""
+        """Continue the replica's requests elsewhere if possible: `at_once`, or while the replica ends. Replace the
+        replica unless it was draining."""
         state, is_replaced = self._states.get(replica.deployment), not replica.is_draining
         instance = self._fleet.combos.of(replica)
         if is_replaced:
@@ -512,7 +513,7 @@ class LiveScaling:
         if state is None:
             return
         if self._num_pods.keys() >= unit.keys():
-            num_given_up = 0  # the number of requested pods is reduced already
+            num_given_up = 0  # the number of requested pods has been reduced already
         num_unannounced = state.num_starting + state.num_failed - num_given_up
         announced = [instance for instance in self._fleet.combos.named(name) if instance.is_announced]
         num_failed = max(-(-self._num_failed(pool, num, announced) // num) for pool, num in unit.items())

@@ -35,7 +35,8 @@ class Processes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     env: dict[str, str] = {}
     """Environment variables, with the same placeholders."""
     keep_env: tuple[str, ...] = ()
-    """Variables of the gateway's own environment that replicas see, too, besides PATH, HOME and the like."""
+    """Additional variables of the gateway's own environment that replicas get. Replicas always get PATH, HOME and
+    similar variables."""
     ready_s: _Seconds = 600.0
     """A replica that is not healthy after this time is stopped and restarted."""
     tries: Annotated[int, Meta(ge=1)] = 3
@@ -44,7 +45,7 @@ class Processes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     stop_s: _Seconds = 30.0
     """Time from SIGTERM to SIGKILL."""
     log: str = ""
-    """A folder for the replicas' output, one file for each port. Without it, output goes to the gateway's log."""
+    """A folder for the replicas' output, one file for each port. Unset: output goes to the gateway's log."""
 
 
 class Kubernetes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -57,7 +58,7 @@ class Kubernetes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     port: _Port = 8000
     """The port that engines listen on."""
     context: str = ""
-    """A context of the kubeconfig. Without it: the cluster that the gateway runs in, else the current context."""
+    """A context of the kubeconfig. Unset: the cluster that the gateway runs in, else the current context."""
     poll_s: _Seconds = 2.0
     """Time between two reads of the pods."""
     ready_s: _Seconds = 600.0
@@ -74,7 +75,7 @@ class InferencePool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     name: str
     namespace: str = "default"
     context: str = ""
-    """A context of the kubeconfig. Without it: the cluster that the picker runs in, else the current context."""
+    """A context of the kubeconfig. Unset: the cluster that the picker runs in, else the current context."""
     poll_s: _Seconds = 60.0
     """Longest time between two reads of the pool and its pods. They are read at once when a pod changes."""
 
@@ -98,9 +99,9 @@ class ServedPool(Struct, frozen=True):
     coefficients: Coefficients | None = None
     """Step times of the fleet file, else of the catalog; None if the file names no GPU."""
     engine_model: str = ""
-    """The engines' name of the model. Empty: the name that they list."""
+    """The engines' name of the model. Empty: the name that the engines list."""
     kv_events: KvEvents | None = None
-    """Where the engines publish the contents of their prefix caches."""
+    """The addresses at which the engines publish the contents of their prefix caches."""
 
     @property
     def deployment(self) -> Pool | Combo:
@@ -139,7 +140,7 @@ class ServingPlan(Struct, frozen=True):
     """Whether the file sets the policies' `window`. Otherwise a llama.cpp server gets as many requests as it has
     slots."""
     fallbacks: Fallbacks = Fallbacks()
-    """The models that may answer instead of others."""
+    """The models that may answer in place of other models."""
     judge: Judge | None = None
     """Scores the cascade's answers; None without a cascade."""
     gpu_limits: tuple[tuple[str, str, int], ...] = ()

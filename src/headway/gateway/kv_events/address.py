@@ -16,7 +16,7 @@ class EventAddress(Struct, frozen=True):
     endpoint: str
     """Address such as `tcp://10.0.0.1:5557`."""
     replay_endpoint: str = ""
-    """Where the engine sends past batches again; empty if it does not."""
+    """The address at which the engine sends past batches again; empty if there is none."""
     topic: str = ""
 
 
@@ -29,11 +29,11 @@ class KvEvents(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """
 
     endpoint: str = "tcp://{host}:5557"
-    """Where an engine publishes its events. ZeroMQ's `ipc://PATH` works on one machine. With several data-parallel
-    ranks, this is the first rank's address; the other ranks use the following ports."""
+    """The address at which an engine publishes its events. ZeroMQ's `ipc://PATH` works on one machine. With several
+    data-parallel ranks, this is the first rank's address; the other ranks use the following ports."""
     replay_endpoint: str = ""
-    """Where an engine sends past batches of events again. Without it, blocks stored before the gateway began and lost
-    batches stay unknown. Leave room between this port and the ports of the ranks' events."""
+    """The address at which an engine sends past batches of events again. Unset: lost batches, and blocks stored before
+    the gateway's start, stay unknown. Leave room between this port and the ports of the ranks' events."""
     topic: str = ""
     """The topic of the events."""
     ranks: Annotated[int, Meta(ge=1, le=1024)] | None = None
@@ -41,8 +41,8 @@ class KvEvents(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pool's `dp`, or as many ranks as the engine's metrics name."""
     tokenizer: str = ""
     """The model's files on the gateway's machine: a folder with `tokenizer.json` and a chat template, or a
-    `tokenizer.json`. The gateway then tokenizes prompts itself if the tokens agree with an engine's. Without it, the
-    engine tokenizes."""
+    `tokenizer.json`. The gateway then tokenizes prompts itself if the tokens agree with an engine's. Unset: the engine
+    tokenizes."""
 
     def address(self, url: str, rank: int = 0) -> EventAddress:
         """The event address of a rank of the engine at `url`. Raises HeadwayError if a value has another placeholder,
@@ -81,7 +81,7 @@ class KvEvents(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def _at_rank(name: str, endpoint: str, rank: int) -> str:
-    """The endpoint of a later rank. As in vLLM and SGLang, its port is the first port plus the rank."""
+    """The endpoint of a rank: its port is the first rank's port plus the rank, as in vLLM and SGLang."""
     before, _, port = endpoint.rpartition(":")
     if not endpoint.startswith("tcp://") or not port.isdecimal():
         raise HeadwayError(

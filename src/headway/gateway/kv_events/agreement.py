@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 MIN_SAMPLES, _MAX_SAMPLES = 16, 64
-"""Compared answers required for a judgement, and the number of last answers that it covers."""
+"""(number of compared answers that a judgement needs, number of last answers that a judgement covers)."""
 LEAST_AGREEMENT = 0.5
 """Minimum ratio of the smaller to the larger token count, summed over the last answers."""
 
@@ -24,7 +24,7 @@ class Agreement:
         self.num_compared = 0
         """Answers with a positive expected or reported count."""
         self.expected_tokens = self.reported_tokens = 0
-        """Token sums over the compared answers."""
+        """Sums over the compared answers: expected tokens and reported tokens."""
         self._reports = False
 
     def add(self, expected: Sequence[int], reported: int, block_tokens: int) -> None:
@@ -44,7 +44,8 @@ class Agreement:
 
     @property
     def share(self) -> float | None:
-        """Ratio of the smaller to the larger counts, 1 if equal; None if too few answers were compared."""
+        """Ratio of the smaller to the larger count, summed over the compared answers: 1 if all are equal. None: too few
+        answers were compared."""
         if len(self._pairs) < MIN_SAMPLES:
             return None
         return sum(map(min, self._pairs)) / sum(map(max, self._pairs))

@@ -107,8 +107,8 @@ def _difference(reported: Sequence[int], own: Sequence[int]) -> str:
 
 
 async def _compare(tokenizer: LocalTokenizer, engine: EngineEndpoint) -> tuple[dict[str, bool], list[str]] | None:
-    """Maps each kind of prompt to whether an engine makes the same tokens, and the differences. None if the engine
-    reports no tokens."""
+    """Compare. Returns, for each kind of prompt, whether an engine makes the same tokens, and the differences; None if
+    the engine reports no tokens."""
     agrees: dict[str, bool] = {}
     differences = []
     is_silent = True

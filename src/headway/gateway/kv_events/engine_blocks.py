@@ -21,9 +21,11 @@ _WHOLE = frozenset((None, "full_attention", "mla_attention", "sink_full_attentio
 _WINDOWS = frozenset(("sliding_window", "sliding_window_mla"))
 _STATES = frozenset(("mamba",))
 MAX_HASH_BYTES = 64
-"""Length of an engine's hash of a block, which is kept while the block is. No known hash is longer."""
+"""Maximum length of an engine's hash of a block. Hashes are kept as long as their blocks, and no known engine has
+longer hashes."""
 _MAX_GROUPS, _MAX_MEMORIES = 32, 16
-"""Groups and memories of an engine. Events of further groups are ignored; further memories count as the last one."""
+"""Maximum numbers of an engine's groups and memories. Events of further groups are ignored; further memories count as
+the last memory."""
 
 
 class _Group:
@@ -52,7 +54,8 @@ class EngineBlocks:
         self._names: dict[Hash, int] = {}
         """Block names of the leading group by hash, in order of storing."""
         self._copies: dict[Hash, int] = {}
-        """Maps each hash to further blocks with the same content. vLLM reports the storing and the removal of each."""
+        """Maps each hash to the number of further blocks with the same content. vLLM reports each such block when it is
+        stored and when it is removed."""
         self._leading: int | None = None
         """The number of the leading group; None before it was seen."""
         self._groups: dict[int, _Group] = {}
@@ -140,7 +143,8 @@ class EngineBlocks:
                 if len(self._names) > self._most_blocks:
                     oldest = self._forget_oldest()
                     found += [(True, False, oldest), (False, False, oldest)]
-        for event in others:  # last, because they may follow blocks that the leading group now has
+        # last, because these blocks may follow blocks of the leading group that were stored by the same events
+        for event in others:
             self._note_other(event, found)
         return found
 
@@ -386,7 +390,7 @@ def _count_copies(names: dict[Hash, int], copies: dict[Hash, int], hashes: Itera
 
 
 def _without_copies(copies: dict[Hash, int], hashes: list[Hash]) -> list[Hash]:
-    """The removed blocks of which no copy is left."""
+    """The removed blocks that have no further copy."""
     left = []
     for hash in hashes:
         num = copies.get(hash, 0)

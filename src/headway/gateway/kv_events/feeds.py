@@ -24,7 +24,7 @@ log = logging.getLogger("headway.gateway")
 OnState = Callable[[LiveReplica, State, str], None]
 _BY_KNOWLEDGE: list[State] = ["guess", "degraded", "connecting", "incomplete", "live"]
 _BLOCKS_PER_KV_BLOCK = 8
-"""Blocks kept for an engine, including slower memory, per block of its GPU."""
+"""Number of blocks that are kept for an engine, including its slower memory, per block of its GPU."""
 _LEAST_BLOCKS = 1 << 16
 
 _METRICS = tuple(name for name in DEFINITIONS if name.startswith("headway_kv_events_"))
@@ -42,12 +42,12 @@ class ReplicaFeed:
 
     @property
     def state(self) -> State:
-        """The state of the rank with the worst state."""
+        """The worst state of all ranks."""
         return min([each.state for each in self.subscribers], key=_BY_KNOWLEDGE.index)
 
     @property
     def why(self) -> str:
-        """The reason of the state; empty if the events are live."""
+        """The reason for the state; empty if the events are live."""
         state = self.state
         number, found = next((i, each) for i, each in enumerate(self.subscribers) if each.state == state)
         return f"rank {number}: {found.why}" if found.why and len(self.subscribers) > 1 else found.why

@@ -28,8 +28,8 @@ from headway.gateway.kv_events.chat_template import ChatTemplate, NotExactError
 _MOST_PIECES, _MOST_BLOCKS = 1 << 16, 1 << 20
 """Cached pieces and blocks."""
 _INLINE_CHARS, _FAST_INLINE_CHARS = 2048, 16_384
-"""Longer texts are tokenized in a thread, because they would block the event loop for a millisecond or more. First
-value: the usual library; second: fastokens."""
+"""(limit with the usual library, limit with fastokens) of characters. Longer texts are tokenized in a thread, because
+they would block the event loop for a millisecond or more."""
 _SAMPLES = (
     "",
     " ",
@@ -56,7 +56,7 @@ class _Prefix(Struct, frozen=True, gc=False):
     name: int
     """The name of the prefix's last full block."""
     rest: tuple[int, ...]
-    """The tokens after that block."""
+    """The prefix's tokens after that block."""
     blocks: tuple[Segment, ...] = ()
     """The full blocks that the piece has added."""
 

@@ -83,7 +83,7 @@ class PromptBlocks:
         request.counted_tokens, request.blocks = found
 
     async def _tokenize(self, request: ClientRequest, engines: Sequence[EngineEndpoint]) -> list[int] | None:
-        """The prompt's tokens; the engines are asked in turn."""
+        """The prompt's tokens. The engines are asked one after the other."""
         able = [engine for engine in engines if engine.adapter.tokenize is not None and engine.adapter.template is None]
         for _ in range(min(_TRIES, len(able))):
             ids = await able[next(self._turns) % len(able)].tokenize(request.body)

@@ -31,22 +31,24 @@ REPLAY_TIMEOUT_S = 2.0
 """Longest wait for the first batch of a replay. The limit for later batches is a quarter of this, because they can be
 requested again."""
 QUIET_S = 2.0
-"""After a pause of this length, the engine is asked whether its last batch was lost."""
+"""Length of a pause after which the engine is asked whether its last batch was lost."""
 MAX_MALFORMED = 3
 """After this many malformed batches in a row, the events are not trusted."""
 REBUILD_PERIOD_S = 10.0
 """Minimum time between two attempts to reread an engine whose events were not trusted."""
 MAX_BATCH_BYTES = 2 << 20
-"""A longer batch ends the connection. 64 Ki tokens, more than an engine computes at a time, take a quarter of it."""
+"""Maximum length of a batch; a longer batch ends the connection. 64 Ki tokens take a quarter of this, and an engine
+computes fewer at a time."""
 MAX_WAITING_BYTES = 64 << 20
-"""Received bytes of an engine's batches that are not applied yet. Further batches wait at the engine."""
+"""Maximum received bytes of an engine's batches that are not applied yet. Further batches wait at the engine."""
 _USUAL_BYTES = 64 << 10
-"""Buffer for a batch of a replay, unless the replay ended at a longer one. Engines send a whole replay at once, and
-drop batches that do not fit."""
+"""Buffer size for a batch of a replay, unless an earlier replay ended at a longer batch. Engines send a whole replay at
+once, and drop batches that do not fit."""
 _YIELD_S = 0.005
 """Longest time spent on waiting batches before other work of the event loop may run."""
 FIRST_DOUBT_S, LONGEST_DOUBT_S = 60.0, 3600.0
-"""How long events are ignored after they disagreed with answers. Each period doubles the last, up to the longest."""
+"""(first time, longest time) for which events are ignored after they disagreed with answers. The time doubles with each
+disagreement."""
 State = Literal["connecting", "live", "incomplete", "degraded", "guess"]
 """`incomplete`: some batches are lost for good, so that the index misses blocks or has removed ones. `degraded`: no or
 inconsistent events come, and the index guesses. `guess`: the index guesses, because the cached tokens in the engine's
@@ -58,14 +60,14 @@ class EventCounts(Struct):
 
     batches: int = 0
     gaps: int = 0
-    """How often batches were missing."""
+    """Number of times that batches were missing."""
     replayed: int = 0
     """Batches received by replay."""
     lost: int = 0
-    """Batches that were never received."""
+    """Number of batches that were never received."""
     malformed: int = 0
     restarts: int = 0
-    """How often the index was rebuilt."""
+    """Number of times that the index was rebuilt."""
 
 
 class KvEventSubscriber:
@@ -85,24 +87,25 @@ class KvEventSubscriber:
         index.groups = blocks.layer_groups
         self.state: State = "connecting"
         self.why = ""
-        """The reason of the state; empty if the events are live."""
+        """The reason for the state; empty if the events are live."""
         self.counts = EventCounts()
         self._next = 0
         """The sequence number of the next batch."""
         self._num_malformed, self._last_malformed, self._why_malformed = 0, -1, ""
-        """Malformed batches in a row, the number of the last one, and its error."""
+        """(number of malformed batches in a row, sequence number of the last malformed batch, its error)."""
         self._replay_bytes = _USUAL_BYTES
         """Largest size of a batch in a replay."""
         self._first = b""
         """The batch with number 0."""
         self._has_index = False
         self._read_s: float | None = None
-        """When the last batch came, on the monotonic clock; None before the first."""
+        """The time of the last batch, on the monotonic clock; None before the first batch."""
         self._rebuilt_s = float("-inf")
-        """When all batches were last requested, on the monotonic clock."""
+        """The time at which all batches were last requested, on the monotonic clock."""
         self._task: asyncio.Task[None] | None = None
         self._doubted_until_s, self._doubt_s = float("-inf"), FIRST_DOUBT_S
-        """Until when events are ignored, on the monotonic clock, and for how long the next time."""
+        """(time until which events are ignored, on the monotonic clock; seconds for which they are ignored the next
+        time)."""
 
     @property
     def age_s(self) -> float | None:
@@ -139,7 +142,7 @@ class KvEventSubscriber:
                 await self._read()
             except (zmq.ZMQError, OSError) as error:
                 self._degrade(f"{self.address.endpoint}: {error}")
-            except Exception as error:  # an engine's message must not end the reading for good
+            except Exception as error:  # no message of an engine may end the reading for good
                 log.exception("%s: KV cache events", self.name)
                 self._degrade(f"{type(error).__name__}: {error}")
             await asyncio.sleep(REPLAY_TIMEOUT_S)
@@ -366,4 +369,4 @@ class KvEventSubscriber:
 def _limit(socket: zmq.asyncio.Socket, max_bytes: int) -> None:
     """Limit the bytes of a batch that a socket accepts, before it is connected."""
     socket.rcvhwm, socket.maxmsgsize = MAX_WAITING_BYTES // max_bytes, max_bytes
-    socket.reconnect_ivl_max = 5000  # ms: for an engine whose batches are too long
+    socket.reconnect_ivl_max = 5000  # in ms: for an engine whose batches are too long

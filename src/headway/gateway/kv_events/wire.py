@@ -30,7 +30,7 @@ class BlockStored(Struct, tag="BlockStored", omit_defaults=True):
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None
-    """The block before the first one; None if the first one begins the prompt."""
+    """Hash of the block before the event's first block; None if the first block begins the prompt."""
     token_ids: list[int | tuple[int, ...]] = []
     """The tokens of all blocks together. SGLang with EAGLE names blocks by pairs of a token and its successor."""
     block_size: int = 0
@@ -56,7 +56,7 @@ class BlockStored(Struct, tag="BlockStored", omit_defaults=True):
 
     @property
     def ids(self) -> list[int]:
-        """The tokens; of a pair, its first token."""
+        """The token ids. Of a pair, the first id."""
         ids = self.token_ids
         if ids and type(ids[0]) is not int:
             return [each if isinstance(each, int) else each[0] for each in ids]

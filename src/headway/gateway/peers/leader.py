@@ -48,7 +48,7 @@ class Leader:
     """Whether this gateway leads. It leads from the time of a granted request, for the requested duration."""
 
     def __init__(self, name: str, lease: Lease, lease_s: float, now_s: Callable[[], float] = uptime_s) -> None:
-        """`now_s()` must count time in suspension, because the lease may expire meanwhile."""
+        """`now_s()` must include the time while the machine is suspended, because the lease may expire in that time."""
         self._name, self._lease, self._lease_s, self._now_s = name, lease, lease_s, now_s
         self._until_s = float("-inf")
         self._was_leader = False

@@ -26,7 +26,7 @@ def replica_key(model: str, url: str) -> int:
 
 
 class LoadAt(Struct, array_like=True, tag="l", gc=False):
-    """The gateway's current load at a replica. Replicas that a state does not name have none."""
+    """The gateway's current load at a replica. A state names only replicas with load."""
 
     replica: int
     load: Load
@@ -49,7 +49,7 @@ class Placed(Struct, array_like=True, tag="p", gc=False):
 
 
 class Quarantined(Struct, array_like=True, tag="q", gc=False):
-    """A body that broke engines, and how long it stays barred."""
+    """A body that broke engines, and the time for which it stays barred."""
 
     digest: str
     left_s: float
@@ -77,14 +77,14 @@ class Arrived(Struct, array_like=True, tag="a", gc=False):
 
 
 class Held(Struct, array_like=True, tag="h", gc=False):
-    """Requests in the gateway's hold queue, by model. Models that a state does not name have none."""
+    """Number of requests in the gateway's hold queue, by model. A state names only models with held requests."""
 
     model: str
     num: int
 
 
 class Drained(Struct, array_like=True, tag="d", gc=False):
-    """A replica that the gateway's scaler drains. Replicas that a state does not name are not drained."""
+    """A replica that the gateway's scaler drains. A state names only drained replicas."""
 
     replica: int
 
@@ -97,7 +97,7 @@ class Message(Struct, array_like=True):
 
     gateway: str
     run: int
-    """Increases with each start of this gateway."""
+    """A number that increases with each start of this gateway."""
     sequence: int
     """Number of the state."""
     is_last: bool
@@ -111,7 +111,7 @@ _DECODER = msgspec.json.Decoder(Message)
 
 
 def packed(gateway: str, run: int, sequence: int, pieces: Iterable[Piece], is_leaving: bool = False) -> Iterator[str]:
-    """The messages of one state, each within the size limit. A piece that exceeds the limit alone is left out."""
+    """The messages of one state, each within the size limit. A piece that is larger than the limit is left out."""
     encode, most = msgspec.json.encode, MAX_BYTES - _HEADER_BYTES - len(gateway)
     part: list[Raw] = []
     size = 0

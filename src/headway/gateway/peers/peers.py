@@ -58,7 +58,7 @@ _RETRY_S = 0.5
 _CLEAN_S = 30.0
 """Time between two clean-ups of the store."""
 _MOST_PLACED = 256
-"""Prompts sent at a time. If there are more, the latest are sent."""
+"""Maximum number of prompts sent at a time. Of more prompts, only the latest are sent."""
 
 
 class PeerHost(Protocol):
@@ -87,7 +87,7 @@ class _PeerState:
         self.run = run
         self.sequence = -1
         self.loads: dict[int, Load] = {}
-        """Loads by replica key, from a state of which not all messages have arrived."""
+        """Loads by replica key, of the state that is still arriving."""
         self.held: dict[str, int] = {}
         """Held requests by model, of the state that is still arriving."""
         self.drained: set[int] = set()
@@ -109,7 +109,7 @@ class Peers:
         self.is_up = False
         """Whether the store can be used."""
         self.num_errors = 0
-        """How often the store was lost or unreachable."""
+        """Number of times that the store was lost or unreachable."""
         self.num_sent = self.num_received = 0
         """Numbers of messages."""
         self._states: dict[str, _PeerState] = {}
@@ -118,7 +118,7 @@ class Peers:
         self._is_applying = False
         self._sequence = 0
         self._last: tuple[list[Piece], float] = ([], float("-inf"))
-        """The last published state, and when it was published."""
+        """(the last published state, the time of its publication)."""
         self._lost = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -156,7 +156,7 @@ class Peers:
         replica.on_placed = self._on_placed
 
     async def stop(self) -> None:
-        """Leave the group, so that the others need not wait for the lease to expire."""
+        """Leave the group, so that the other gateways need not wait for the lease to expire."""
         if self.scaling is not None:
             await self.scaling.leader.stop()
         for task in self._tasks:
@@ -174,7 +174,7 @@ class Peers:
 
     def _on_placed(self, replica: LiveReplica, live: Live) -> None:
         if not replica.cache_index.guesses or not live.prefix:
-            return  # its engine sends events to all gateways
+            return  # the replica's engine sends its events to all gateways
         segments = [value for each in live.prefix[:MAX_SEGMENTS] for value in (each.id, each.tokens)]
         key = replica_key(replica.model, replica.url)
         self._placed.append(Placed(key, live.id, live.prompt_tokens, segments))
@@ -186,7 +186,7 @@ class Peers:
             self._quarantined.append(Quarantined(digest.hex(), until_s - self._host.clock.now))
 
     def _state(self) -> list[Piece]:
-        """The current state for the other gateways. News is included once."""
+        """The current state for the other gateways. News is included in only one state."""
         host = self._host
         pieces: list[Piece] = [
             LoadAt(replica_key(replica.model, replica.url), load_of(replica))

@@ -52,8 +52,8 @@ class SharedScaling:
         return found
 
     def arrived(self, peer: str, report: Arrived) -> None:
-        """Add the growth of a sum since the last message; for an unknown sum, its growth since the sender's last
-        report."""
+        """Add the growth of a sum since the sender's last message. For a sum that was not known: its growth since the
+        sender's last report."""
         cell, now = (report.model, report.region, report.tier), (report.num, report.tokens)
         before = self._received.get((peer, cell), (report.num_before, report.tokens_before))
         self._received[peer, cell] = now

@@ -10,9 +10,9 @@ from headway.gateway.scheduling.stream_copy import KEEP_S
 OVER = -1
 """Part number of a marker: the stream's own gateway will not continue the stream."""
 KEEP_PARTS_S = 2 * KEEP_S
-"""How long a stream is kept after its last part."""
+"""Time for which a stream is kept after its last part."""
 StoredPart = tuple[int, str, bytes]
-"""Number, gateway and content of a part."""
+"""(number, gateway, content) of a part."""
 
 
 class PeerStore(ABC):

@@ -11,9 +11,9 @@ from headway.gateway.scheduling.stream_copy import StreamCopies, StreamCopy, Str
 
 _PART = msgpack.Decoder(StreamPart)
 _MOST_ROWS = 256
-"""Parts that one statement writes."""
+"""Maximum number of parts that one statement writes."""
 _TRIES, _TRY_S = 20, 0.05
-"""How often, and at which intervals in seconds, the store is asked whether another gateway continues a stream."""
+"""(number of times, interval in seconds) to ask the store whether another gateway continues a stream."""
 
 
 class StoredStream:
@@ -67,7 +67,8 @@ class StoredStreams:
         self.resumed: set[bytes] = set()
         self.removed: set[bytes] = set()
         self._restored: dict[bytes, int] = {}
-        """Part numbers of streams that were read from the store and are about to begin."""
+        """Maps the digest of each stream that was read from the store, and is about to begin, to its number of
+        parts."""
         copies.listen = self._listen
 
     def _listen(self, digest: bytes) -> StoredStream:

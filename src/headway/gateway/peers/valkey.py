@@ -34,7 +34,7 @@ for _, stream in ipairs(KEYS) do
   end
 end
 """
-"""Remove a gateway's parts of streams, or only the part with one number."""
+"""Remove a gateway's parts of streams. With a number: only the part with this number."""
 _TAKE = """
 redis.call('HDEL', KEYS[1], ARGV[2])
 local fields = redis.call('HGETALL', KEYS[1])

@@ -26,7 +26,7 @@ class Answer:
     """The answer to one request, in the parts that Envoy reports: headers, body parts and end."""
 
     def __init__(self, gateway: Gateway, request: ClientRequest, in_flight: InFlightRequest, hides_usage: bool) -> None:
-        """`hides_usage`: the picker asked the engine for token counts that the client did not ask for."""
+        """`hides_usage`: whether only the picker, and not the client, asked the engine for token counts."""
         self._gateway, self._request, self._in_flight = gateway, request, in_flight
         self._hides_usage = hides_usage
         self._meter = ResponseMeter(request, in_flight, gateway.driver)

@@ -101,7 +101,7 @@ class Exchange:
         self._num_bytes = 0
         self._is_compressed = False
         self._has_headers = self._is_whole = False
-        """Which parts of the request have come."""
+        """Whether the headers, and the whole body, have come."""
         self._passes = False
         """Whether the request is passed on without a decision of control, because it has no body or its endpoint is
         unknown."""
@@ -198,7 +198,7 @@ class Exchange:
         if self._caller is not None:
             self._bodies.free(self._num_bytes, self._caller.owner)
         in_flight, answer = self._in_flight, self._answer
-        self._in_flight = self._answer = None  # the references to this exchange keep the body in memory
+        self._in_flight = self._answer = None  # references to this exchange would keep the body in memory
         if in_flight is None:
             return
         if answer is not None and self._answer_mode == pb.NONE and answer.status:
@@ -380,7 +380,7 @@ class Exchange:
             placing.cancel()
 
     def _error_of(self, in_flight: PickedRequest, outcome: Outcome) -> ApiError:
-        """The client's error for a request that control ended before it reached a replica."""
+        """The client's error for a request that control ended before a replica was chosen."""
         if outcome is Outcome.REJECTED:
             retry_after_s, live = in_flight.retry_after_s, in_flight.live
             is_up = self._gateway.driver.services[live.model].any_up

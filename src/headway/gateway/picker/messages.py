@@ -67,8 +67,8 @@ def request_headers_of(sent: pb.HeaderMap) -> dict[str, str]:
 
 
 def headers_of(sent: pb.HeaderMap) -> dict[str, str]:
-    """Headers by name; Envoy writes names in lower case. Of several values the first counts, because nobody can have
-    added it on the way."""
+    """Headers by name; Envoy writes names in lower case. Of several values the first counts, because nothing on the way
+    can have added the first."""
     headers: dict[str, str] = {}
     for each in sent.headers:
         headers.setdefault(each.key, each.raw_value.decode("latin-1") if each.raw_value else each.value)

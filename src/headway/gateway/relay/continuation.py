@@ -27,7 +27,7 @@ _CHAT_OPTIONS = frozenset(
 )
 _THINK, _THINK_END = "<think>", "</think>"
 DEFAULT_COMPLETION_TOKENS = 16
-"""The limit of `/v1/completions` for requests without one."""
+"""The default of `max_tokens` at `/v1/completions`."""
 
 
 class CannotResumeError(Exception):
@@ -128,7 +128,7 @@ class PartialResponse:
         """Set all token ids from a KV snapshot: the prompt, the answer so far, and tokens that were not streamed."""
         start = self.seen_tokens - self.tokens
         self.prompt_ids, self.token_ids = tokens[:start], tokens[start : self.seen_tokens]
-        self._ids_of_reasoning = self._ids_read = len(self.token_ids)  # the file ends with the last chunk's text
+        self._ids_of_reasoning = self._ids_read = len(self.token_ids)  # the file ends with the text of the last chunk
 
     def forget_silent_ids(self) -> int:
         """Forget the tokens after the reasoning if they brought no text. One of them may be the end tag, and an engine
@@ -159,7 +159,7 @@ class PartialResponse:
         return self.token_ids[self._ids_read : self._ids_of_reasoning]
 
     def read_ids(self, text: str) -> None:
-        """Find the reasoning's end tag, or its start, in the text of the ids that brought reasoning last."""
+        """Find the end tag or the start tag of the reasoning in the text of the ids that last brought reasoning."""
         self.end_tag = _THINK_END if _THINK_END in text else _start_of_tag(text)
         self._ids_read = self._ids_of_reasoning
 
@@ -241,7 +241,7 @@ class ResumedStream:
         """`num_repeated`: tokens at the start whose ids the client already has."""
         self._is_chat, self._partial = request.is_chat, partial
         self._is_converted = request.is_chat and path == COMPLETIONS
-        """The engine completes the chat's rendered prompt, but the client gets chat chunks."""
+        """Whether the client gets chat chunks although the engine completes the chat's rendered prompt."""
         end_tag = partial.end_tag if partial.goes_on_from_ids else ""
         reasons = self._is_converted and bool(partial.reasoning) and not partial.text
         self._is_reasoning = reasons and end_tag != _THINK_END
@@ -258,7 +258,8 @@ class ResumedStream:
                 choice.text, choice.delta = None, Delta(**delta)
 
     def rewrite(self, value: dict[str, Any]) -> bool:
-        """Rewrite the same chunk completely, after its tokens were counted. False if it has nothing for the client."""
+        """Rewrite the same chunk completely, after its tokens were counted. Returns False if the chunk has nothing for
+        the client."""
         value |= self._partial.head
         usage = value.get("usage")
         if isinstance(usage, dict):

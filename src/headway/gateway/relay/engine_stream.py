@@ -12,7 +12,7 @@ from headway.gateway.upstream import sse
 from headway.gateway.upstream.errors import EngineError
 
 _MAX_KEPT = 16
-"""After this many events without tokens, the events are sent to the client."""
+"""Maximum number of events without tokens that are held back. Then all events are sent to the client."""
 _field_remover = cache(sse.FieldRemover)
 
 
@@ -49,7 +49,7 @@ class EngineStream:
         """Events since the last learnt one that differ from it."""
         self._kept: list[bytes] | None = None if has_begun else []
         """Events before the first token. They are held back, because the engine may still refuse the request. None once
-        it has begun to answer."""
+        the engine has begun to answer."""
         self.last_events = b""
         """Events of the last read, which are sent with the end of the response."""
         self.is_done = False
@@ -136,12 +136,12 @@ class EngineStream:
             self._meter.note_unread(unread)
         self._meter.measure(chunk)
         if not chunk.choices and chunk.usage is not None and not self._wants_usage:
-            return  # only the gateway had asked for it
+            return  # only the gateway had asked for this event
         if chunk.choices:
             if self._remover is not None and (rest := self._remover.remove(payload)) is not payload:
                 event = b"data: " + rest + b"\n\n"
             elif self._repeated is not None and not unread:
-                self._num_unlike += 1  # the more events differ, the more rarely one is learnt
+                self._num_unlike += 1  # the more the events differ, the more rarely an event is learnt
                 if self._num_unlike & (self._num_unlike - 1) == 0 and self._repeated.learn(event, chunk):
                     self._num_unlike = 0
         output.append(event)

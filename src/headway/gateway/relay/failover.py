@@ -46,7 +46,8 @@ from headway.gateway.upstream.errors import (
 )
 
 _PROGRESS_TOKENS: Final = 8
-"""Tokens of progress after which the next failure counts as the first. With fewer, the replica made no progress."""
+"""Number of new tokens after which the next failure counts as the first. With fewer tokens, the replica made no
+progress."""
 
 
 class Failure(IntEnum):
@@ -108,21 +109,21 @@ class Situation(NamedTuple):
     """The state of a request and its answer when an attempt has failed."""
 
     is_moving: bool = False
-    """A move or a pause ended the attempt."""
+    """Whether a move or a pause ended the attempt."""
     is_opaque: bool = False
-    """The client received bytes that this process cannot interpret."""
+    """Whether the client received bytes that this process cannot interpret."""
     has_begun: bool = False
-    """The client received the start of a response."""
+    """Whether the client received the start of a response."""
     has_output: bool = False
-    """That start contains a part of the answer, or may do so."""
+    """Whether this start of a response contains a part of the answer, or may contain one."""
     can_resume: bool = False
-    """Another engine can continue the answer."""
+    """Whether another engine can continue the answer."""
     has_fallback: bool = False
-    """Another model may answer."""
+    """Whether another model may answer."""
     is_prefill: bool = False
-    """The attempt computed the prompt for another replica."""
+    """Whether the attempt only computed the prompt for another replica."""
     is_prefill_leg: bool = False
-    """The attempt at the prefill replica of a dual dispatch has failed."""
+    """Whether the attempt failed at the prefill replica of a dual dispatch."""
     may_break: bool = False
     """Whether the request may have broken the engine. It may not if an engine has answered a copy of the request
     lately."""
@@ -174,7 +175,7 @@ class Attempts:
         return ReleaseReason.FAILED_BEFORE_FETCH if is_untouched else ReleaseReason.FAILED
 
     def _count(self, failure: Failure, tokens: int) -> None:
-        """Count failures without progress in between. An unsent request has not failed."""
+        """Count failures without progress in between. An attempt that reached no engine does not count."""
         if tokens >= self._tokens_at_failure + _PROGRESS_TOKENS:
             self.num_failures = 0
         self._tokens_at_failure = tokens
@@ -203,8 +204,8 @@ class Attempts:
         return True
 
     def may_confirm(self, is_whole: bool, has_alternative: bool, has_begun: bool) -> bool:
-        """Whether another replica may be asked to confirm a refusal. `is_whole`: the attempt runs from the prompt on,
-        at one replica."""
+        """Whether another replica may be asked to confirm a refusal. `is_whole`: whether the attempt covers the whole
+        request at one replica, from the prompt on."""
         may_retry = is_whole and has_alternative and not has_begun and self.refusal is None
         return may_retry and self.num_failures + 1 < self.max_attempts
 
@@ -235,8 +236,8 @@ def error_of_end(outcome: Outcome, is_cut_off: bool) -> ApiError | None:
 
 
 def reason_here(reason: ReleaseReason, is_moving: bool) -> ReleaseReason:
-    """A worker's release reason, corrected by the scheduler's knowledge: a move that has begun takes precedence, and an
-    impossible reason means that the request ended."""
+    """A worker's release reason, corrected by the scheduler's knowledge: a move that has begun takes precedence, and a
+    reason that is impossible in the request's state means that the request has ended."""
     if is_moving and reason in RESUMES:
         return ReleaseReason.MOVED
     return ReleaseReason.CANCELLED if reason in (ReleaseReason.MOVED, ReleaseReason.ACKNOWLEDGED) else reason

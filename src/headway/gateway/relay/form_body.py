@@ -53,7 +53,7 @@ class Form:
                 self._places.setdefault(field, []).append((start, end))
 
     def with_field(self, name: str, value: str) -> bytes:
-        """The form with a new value for a text field that it has."""
+        """The form with a new value for one of its text fields."""
         parts, at = [], 0
         for start, end in self._places[name]:
             parts += [self.raw[at:start], value.encode()]

@@ -37,7 +37,7 @@ class ResponseMeter:
     """Whether the engine has generated more tokens than allowed."""
     _limit: float = inf
     _counted_before = 0
-    """`tokens_before` at the last attempt whose start was counted."""
+    """The value of `tokens_before` when an attempt's start was last counted."""
     _num_forgotten = 0
     """Number of tokens that are still counted although the next engine generates them again."""
     _is_in_think_tags = False
@@ -280,8 +280,8 @@ class ResponseMeter:
 
 
 def _of_all_prompts(prompts: object, first_tokens: int) -> int:
-    """Tokens of a list of prompts whose first one has `first_tokens`. Prompts are texts or token ids; the tokens per
-    character are assumed equal."""
+    """Estimated tokens of a list of prompts whose first prompt has `first_tokens`. Prompts are texts or token ids; the
+    tokens per character are assumed equal."""
     if not isinstance(prompts, list) or not all(isinstance(each, str | list) for each in prompts):
         return first_tokens
     sizes = [len(each) for each in prompts]

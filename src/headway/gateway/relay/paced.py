@@ -28,7 +28,7 @@ class PacedWriter:
         self._kept: deque[tuple[float, bytes, bool]] = deque()
         """(when to send, bytes, whether more follows)."""
         self._last_s = 0.0
-        """Time at which the last written part is sent."""
+        """Send time of the last part that was written."""
         self._sending: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._is_ended = self._is_flushed = False
@@ -72,7 +72,7 @@ class PacedWriter:
             await self._writer.drain()
 
     async def drain(self) -> None:
-        """Wait until there is room for more; after the end, until everything is sent."""
+        """Wait until there is room for more data. After the end of the response: wait until all data is sent."""
         if self._is_ended and self._sending is not None:
             await self._sending
         await self._writer.drain()

@@ -69,7 +69,7 @@ class Passthrough:
         self.error: EngineError | None = None
         """The error that the last event reports."""
         self.id: str | None = None
-        """Id of a response, once it is known."""
+        """Id of a response; empty until it is known."""
 
     def measure(self, payload: bytes) -> tuple[int, bool]:
         """An event's approximate number of tokens, and whether they are reasoning."""

@@ -19,9 +19,10 @@ SURVIVED_TOKENS = 4
 MAX_BROKEN = 2
 """Number of engines that a request may break."""
 _STATUS, _CODE = 422, "request_quarantined"
-"""A status below 500, because clients retry by themselves after a 5xx and would break the next engines."""
+"""(status, code) of the error. The status is below 500, because clients retry by themselves after a 5xx and would break
+the next engines."""
 _MAX_KEPT, _MAX_ANSWERED = 1024, 4096
-"""Limits: quarantined bodies, and answered bodies in each of two sets."""
+"""(maximum number of quarantined bodies, maximum number of answered bodies in each of two sets)."""
 _MAX_HASHED_BYTES = 1 << 18
 """Longer bodies are not remembered as answered, because hashing them takes time."""
 
@@ -35,9 +36,10 @@ class Quarantine:
     def __init__(self, keep_s: float) -> None:
         self.keep_s = keep_s
         self.until_s: OrderedDict[bytes, float] = OrderedDict()
-        """By digest, oldest first: until when copies of a body are barred. If empty, no check is needed."""
+        """Maps the digest of each barred body to the time until which its copies are barred, oldest first. If empty, no
+        check is needed."""
         self.listeners: list[Callable[[bytes, float], None]] = []
-        """Called with a new digest, and until when the body is barred."""
+        """Called with (new digest, time until which the body is barred)."""
         self._answered: set[int] = set()
         """Hashes of recently answered bodies."""
         self._answered_before: set[int] = set()
@@ -74,7 +76,7 @@ class Quarantine:
             listener(digest, until_s)
 
     def held(self) -> list[tuple[bytes, float]]:
-        """The digests of all quarantined bodies, and until when they are barred."""
+        """The digests of all quarantined bodies, and the times until which they are barred."""
         return list(self.until_s.items())
 
     def check(self, body: bytes, now: float) -> None:

@@ -63,7 +63,7 @@ _SETTLE_S, _SETTLE_STEP_S = 0.3, 0.02
 _MAX_REFUSAL_BYTES = 1 << 20
 _KEPT_HEADERS = ("content-encoding", "content-disposition")
 _TAIL_S = 1.0
-"""Longest time from [DONE] to the end of the response for the connection to be kept."""
+"""Maximum time from [DONE] to the end of the response with which the connection is kept."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

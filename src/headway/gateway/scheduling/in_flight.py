@@ -179,7 +179,7 @@ class InFlightRequest:
     can_move: bool = False
     """Whether another replica can continue the answer."""
     is_prefill_only: bool = False
-    """Whether the current replica computes only the prompt, and another one decodes."""
+    """Whether the current replica only computes the prompt, and another replica decodes."""
     has_stored_kv: bool = False
     """Whether the prefill replica stores the KV cache for the decode replica."""
     prefilled_by: EngineEndpoint | None = None

@@ -1,10 +1,10 @@
 """Disaggregated prefill with SGLang: one attempt as two requests at the same time (dual dispatch).
 
-Source: SGLang's documentation of PD disaggregation, and its routers. Each engine is started for one phase. Both are
-sent the same request, with the prefill replica's address (`bootstrap_host`, `bootstrap_port`) and a number under which
+Source: SGLang's documentation of PD disaggregation, and its routers. Each engine is started for one phase. Both engines
+get the same request, with the prefill replica's address (`bootstrap_host`, `bootstrap_port`) and a number under which
 the two engines find each other (`bootstrap_room`). The prefill replica's answer is read and dropped; it ends when the
 KV cache has been sent. The client gets the decode replica's answer, whose first token comes with the cache. An engine
-waits minutes for a partner that never comes, so when one request fails, the other one is aborted.
+waits for minutes for a missing partner, so when one request fails, the other request is aborted.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ at no cost per token. Silence is counted in checks and not by the clock, so that
 count as silence.
 
 An engine that is silent towards all of its requests for longer than `TimeLimits` allows is suspected: a one-token
-request shows whether it generates. An engine is also suspected if it is silent towards several streams that began at
-least a second ago, and all of these, while new ones get their first tokens. A request that is silent for much longer
-while its engine generates for others is aborted, and continues elsewhere; sooner if the engine is silent towards all
-its running requests and generates only new ones. An engine with a queue is not suspected of neglecting single requests:
-it may compute prompts first, or may have preempted them.
+request shows whether it generates. An engine is also suspected if several of its streams began at least a second ago,
+and it is silent towards all of these while new streams get their first tokens. A request that is silent for much
+longer, while its engine generates for other requests, is aborted and continues elsewhere. It is aborted sooner if the
+engine is silent towards all its running requests, and serves only new requests. A request at an engine with a queue is
+not aborted for its silence: the engine may compute prompts first, or may have preempted the request.
 """
 
 from __future__ import annotations

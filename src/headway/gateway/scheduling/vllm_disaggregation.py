@@ -1,9 +1,9 @@
 """Disaggregated prefill with vLLM's KV connectors: one attempt as two requests, first to the prefill replica.
 
 Source: vLLM's documentation of disaggregated prefill (`kv_transfer_params`). The prefill replica generates one token
-and returns where it stores the prompt's KV cache. That value goes, unread, into the request to the decode replica,
-which fetches the cache and recomputes the prompt's last token, so that the first token is its own. A cache can be
-fetched once: after a decode replica may have fetched it, it is not offered to another one.
+and returns where it stores the prompt's KV cache. The gateway copies this value into the request to the decode replica.
+The decode replica fetches the cache, recomputes the prompt's last token, and generates the first token itself. A cache
+can be fetched only once: if a decode replica may have fetched the cache, the cache is not offered to another replica.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class AccessEntry:
 
 
 class AccessLog:
-    """An ASGI application that wraps another one and logs its requests. Closed at the end of the lifespan."""
+    """An ASGI application that wraps another application and logs its requests. Closed at the end of the lifespan."""
 
     takes_writer = True
 

@@ -70,7 +70,7 @@ class Application(Starlette):
     """The OpenAPI description, once it was requested."""
 
     async def drain(self) -> None:
-        """Refuse new requests, and wait until the running ones end or are cut off."""
+        """Refuse new requests, and wait until the running requests end or are cut off."""
         self.gateway().refuse_requests()
         await self.completions.drain()
 

@@ -27,7 +27,8 @@ class BodyMemory:
     """The bytes of request bodies in one process, from reading to the end of the request.
 
     Bodies of at most `LONG_BYTES` are counted apart, so that a client that sends long bodies slowly does not block
-    short ones. One key gets at most half of the room for either size, so that it does not block other keys.
+    short bodies. One key gets at most half of the room for long bodies and half of the room for short bodies, so that
+    it does not block other keys.
     """
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ class ServedConnection(Protocol):
     """The connection of a request, as its cycle uses it."""
 
     def close_after_response(self) -> None:
-        """Close the connection once the rest of the request has come."""
+        """Close the connection after this response, as soon as the rest of the request has come."""
 
     def end_response(self, cycle: HttpCycle, /) -> None:
         """The response is complete, so the next request may begin."""

@@ -1,5 +1,5 @@
-"""A separate port for liveness and readiness probes, served by its own thread. A probe is answered however busy the
-gateway is and however many connections wait."""
+"""A separate port for liveness and readiness probes, served by its own thread. A probe is answered even if the gateway
+is busy and many connections wait."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ Status = tuple[bool, dict[str, Any]]
 
 
 class ProbeServer:
-    """Answers probes at `port` on all addresses. Created in the event loop whose turns show that the gateway lives."""
+    """Answers probes at `port` on all addresses. Created in the gateway's event loop: the gateway is alive while this
+    loop runs."""
 
     def __init__(self, port: int, status: Callable[[], Status], hang_s: float) -> None:
         """`status()` is called in the event loop. Raises HeadwayError if the port is taken."""

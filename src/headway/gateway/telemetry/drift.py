@@ -5,9 +5,9 @@ Ended requests are collected. Every few seconds their latencies are compared wit
 their load: the requests that decoded at the same time, and the prompts computed meanwhile. A replica's ratio is the
 median over its last requests, so that outliers do not matter. Waiting for a batch slot is not predicted: a request that
 arrived at a full batch counts only for its time between tokens. Prompt tokens that an answer reports as cached cost no
-compute; where answers report none, all tokens count as new. Times that end while the gateway itself was late are left
-out. From the remaining times, `perf.term_factors` estimates the factors of decoding, prompts and the time outside the
-batch.
+compute; if answers do not report cached tokens, all prompt tokens count as new. Times that end while the gateway itself
+was late are left out. From the remaining times, `perf.term_factors` estimates the factors of decoding, prompts and the
+time outside the batch.
 """
 
 from __future__ import annotations

@@ -284,9 +284,10 @@ class PrometheusMetrics:
         return "\n".join(self.lines(metrics, wall_start_s)) + "\n"
 
     def lines(self, metrics: Iterable[Metric] = (), wall_start_s: float | None = None) -> Iterator[str]:
-        """The lines of the page; the lines of one histogram come together. `metrics` are kept elsewhere and added; they
-        may change meanwhile. The format is Prometheus' text format. With `wall_start_s`, the wall clock's time when the
-        gateway's clock was 0, it is OpenMetrics with exemplars."""
+        """The lines of the page. The lines of one histogram come one after the other. `metrics`: further metrics, kept
+        elsewhere, whose values may change while the lines are read. The format is Prometheus' text format. With
+        `wall_start_s`, the format is OpenMetrics with exemplars. `wall_start_s`: the wall clock's time at time 0 of the
+        gateway's clock."""
         is_open = wall_start_s is not None
         for name, samples in (*self._counters(), *metrics):
             yield from _head(name, is_open)

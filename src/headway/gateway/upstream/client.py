@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
             self._wake()
 
     def on_message_complete(self) -> None:
-        if self._is_interim:  # 100 Continue and the like: the answer is still to come
+        if self._is_interim:  # an interim response such as 100 Continue: the answer is still to come
             return
         self.is_complete = True
         if self._waiter is not None:
@@ -233,7 +233,7 @@ class Connection(asyncio.Protocol):
         """Call `on_data` with the body so far, then with each piece as it comes, without waking a task for it.
 
         Returns True if `on_data` stopped the stream, False at the end of the body. Raises EngineError if the body is
-        cut off, and what `on_data` raises.
+        cut off. Passes on the errors of `on_data`.
         """
         self._on_data = on_data
         try:

@@ -207,8 +207,8 @@ class EngineEndpoint:
             raise NoAnswerError(f"{num_tokens} tokens did not come within {limit_s:g} s") from None
 
     async def render_chat(self, body: dict[str, Any]) -> str | None:
-        """The prompt for a chat; None if the engine does not render chats, or not in time. Raises EngineError if it is
-        gone."""
+        """The prompt for a chat; None if the engine does not render chats, or not in time. Raises EngineError if the
+        engine is gone."""
         if self.adapter.template is None:
             return None
         try:

@@ -1,13 +1,13 @@
 """Detects outliers: replicas that pass their health checks but serve worse than their peers are ejected for a while.
 
-A replica's peers are those of its pool and role. It is an outlier if it fails several requests in a row, or a larger
-share of its requests than they do, or is slower than they are, relative to the step model's expectation for each. The
-rules follow Envoy's outlier detection (consecutive errors, success rate, a bounded share, ejection times that grow),
-with one difference: fleets of engines are small, so a replica is compared with its peers' total, where Envoy compares
-with the mean and deviation over many hosts.
+A replica's peers are those of its pool and role. A replica is an outlier if it fails several requests in a row, fails a
+larger share of its requests than its peers, or is slower than its peers. Latencies are compared as ratios to the step
+model's expectation. The rules follow Envoy's outlier detection (consecutive errors, success rate, a bounded share,
+ejection times that grow), with one difference: fleets of engines are small, so a replica is compared with its peers'
+total, where Envoy compares with the mean and deviation over many hosts.
 
-Failures to connect are not counted here, because a probe shows whether such a replica exists. If an engine ends, the
-breaks of all its streams count as one failure.
+Failures to connect are not counted here, because a probe shows whether such a replica exists. If an engine ends, all
+its streams break, and the breaks count as one failure.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class RepeatedEvent:
     """Recognises events that repeat an earlier one except for the answer's text, without decoding them.
 
     Most events of a stream differ only in the text. A text without quotes, backslashes and control characters is
-    unchanged in JSON, so equal bytes before and after it mean equal values of all other fields.
+    unchanged in JSON, so equal bytes before and after the text mean equal values of all other fields.
     """
 
     is_set = False

@@ -88,7 +88,7 @@ class StreamReader:
         self._counts = ChoiceCounts(1)
         self._num = 0
         self._has_counts = False
-        """Whether chunks before the last one have had usages."""
+        """Whether chunks before the last chunk have reported usage."""
         self._texts: list[str] = []
         self.is_over = False
         """Whether the stream has sent its end, or the reason for its end."""

@@ -73,7 +73,7 @@ async def vocabulary(count: Count | None) -> Vocabulary:
 
 
 async def _cost(count: Count, words: Sequence[str]) -> tuple[int, int] | None:
-    """The tokens of the words together, and of the rest of the prompt; None if unknown."""
+    """(tokens of the words together, tokens of the rest of the prompt); None if unknown."""
     once, twice = await count("".join(words)), await count("".join([*words, *reversed(words)]))
     return None if once is None or twice is None else (twice - once, 2 * once - twice)
 

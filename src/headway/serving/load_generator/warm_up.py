@@ -48,7 +48,8 @@ class WarmUp(Struct, frozen=True):
 async def warm_up(
     target: Target, words: Vocabulary, prompt_tokens: int, output_tokens: int, together: int, seed: int
 ) -> WarmUp:
-    """Send rounds of one request and of `together` requests in turn. Raises HeadwayError if the engine answers none."""
+    """Send rounds of one request and of `together` requests in turn. Raises HeadwayError if the engine answers no
+    request of a round."""
     begun_s = perf_counter()
     now: Callable[[], float] = lambda: perf_counter() - begun_s  # noqa: E731
     tokens, length = max(prompt_tokens - words.extra_tokens, 1), min(output_tokens, OUTPUT_TOKENS)
@@ -80,7 +81,7 @@ def longest_wait_s(answer: Answer) -> float:
 
 
 def stalls_s(waits: Sequence[tuple[int, float]]) -> list[float]:
-    """The unusually long waits among the longest waits of the rounds."""
+    """The longest waits of those rounds in which this wait is unusually long."""
     usual = {size: min(wait for other, wait in waits if other == size) for size, _ in waits}
     return [wait for size, wait in waits if _is_stall(wait, usual[size])]
 
