@@ -17,18 +17,20 @@ from headway.perf.params import WEIGHT_BYTES
 from headway.perf.roofline import peak_flops
 
 L2_RESIDENT_BYTES = 96e6
-"""In a benchmark, a smaller KV cache stays in the L2 cache between repetitions, unlike in an engine."""
+"""Minimum bytes of the KV cache in a measurement: a smaller cache stays in the L2 cache between repetitions, unlike in
+an engine."""
 MATRICES_IN_TURN = 6
 """Number of matrices of one shape that AIConfigurator's collector uses in turn."""
 MOST_HEADS_PER_KV_HEAD = 8
-"""Kernels for more heads are compute-bound or use padding."""
+"""Maximum number of heads per KV head in a measurement: kernels for more heads are compute-bound or use padding."""
 SMALL_MATRIX = 4e6
 SMALL_SIDE = 512
-"""Smaller weight matrices occur in no relevant model, but would weigh as much as the others."""
+"""Minimum side of a weight matrix: smaller matrices occur in no relevant model, but would weigh as much as the
+others."""
 SHORT_PREFILL_S = 50e-6
-"""Prefill attention that is shorter than this at the peak is dominated by launch time."""
+"""Minimum seconds of prefill attention at the peak: launch time dominates shorter ones."""
 MIN_LATENT_TOKENS = 4_096
-"""Fewer cached tokens are dominated by launch time."""
+"""Minimum number of cached tokens for latent attention: launch time dominates for fewer."""
 MIN_SHAPES = 3
 """Minimum number of shapes per coefficient."""
 

@@ -23,9 +23,10 @@ LOGIT_BYTES = 8
 LAUNCH_S = 5e-6
 """Approximate launch time of any kernel, used only to detect wrong units."""
 UNIT = 60.0
-"""A table with a larger ratio to the peaks has another unit or GPU; units differ by a factor of 1,000."""
+"""Largest plausible ratio of a table's times to the peaks. A larger ratio means another unit or GPU: units differ by a
+factor of 1,000."""
 MIXED = 150.0
-"""A row with a larger ratio to the median of its table has another unit."""
+"""Largest plausible ratio of a row to the median of its table. A larger ratio means another unit."""
 
 
 class Peaks(NamedTuple):

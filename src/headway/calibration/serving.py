@@ -56,7 +56,8 @@ SAMPLINGS: dict[str, Sampling | None] = {"": None, "default": None, "greedy": GR
 OFFLOAD_BYTES = 32e9
 """Host memory for the KV cache if a file only says yes."""
 SLOWEST_RATIO = 10.0
-"""A latency with a larger ratio to the value implied by the other latencies has another unit."""
+"""Largest plausible ratio of a latency to the value implied by the other latencies. A larger ratio means another
+unit."""
 SHORTEST_MS = 0.1
 """Shortest plausible latency; a smaller one is not in milliseconds."""
 CONTRADICTION = 0.1

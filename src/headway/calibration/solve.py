@@ -14,9 +14,9 @@ from headway.core.errors import HeadwayError
 HOLD_OUT = 5
 """Every fifth shape is held out and gives the residual."""
 FEW = 30
-"""With fewer shapes, each fifth is held out in turn, and the final fit uses all shapes."""
+"""Number of shapes below which each fifth is held out in turn, and the final fit uses all shapes."""
 ROBUST = 0.05
-"""Larger relative errors count linearly instead of quadratically."""
+"""Relative error above which errors count linearly instead of quadratically."""
 PINNED = 1e-3
 WORST = 0.5
 """Largest acceptable median error on held-out shapes."""
@@ -46,7 +46,7 @@ class FitResult(Struct, frozen=True):
     """Median relative error on held-out shapes; positive if predictions are too slow."""
     at_bounds: tuple[str, ...] = ()
     prior: dict[str, float] = {}
-    """The values without any run; only in fits to served runs."""
+    """The prior's values, before any run; only in fits to served runs."""
     width: dict[str, float] = {}
     """Remaining standard deviation over the prior's, only in fits to served runs; 1 means that the runs determine
     nothing."""

@@ -131,7 +131,8 @@ class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
     """Largest number of tokens for which the shared expert runs in parallel with the routed ones, on a second
     stream."""
     sampler_latency_s: float = 0.0
-    """Time of the kernels that cut the candidates of a single sequence, and again of those that penalise repetition."""
+    """Time of the kernels that cut the candidates of one sequence. The kernels that penalise repetition take this time
+    again."""
     sort_bytes_per_logit: float = 0.0
     """Bytes that the GPU's peak bandwidth moves in the time to sort one logit, for top-p and top-k."""
     sorts_before: str = ""

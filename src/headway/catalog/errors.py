@@ -30,11 +30,11 @@ or neither."""
 LOADS: tuple[tuple[float, Load], ...] = ((0.25, "low"), (0.75, "medium"), (inf, "high"))
 """Upper bound of `metrics.usage.fullest`, and the load's name."""
 MOST_WAITING = 0.1
-"""A larger share of requests' time before admission counts as high load at any fullness, because prompts wait for
-prompts."""
+"""Share of requests' time before admission above which the load counts as high at any fullness, because prompts wait
+for prompts."""
 LEVEL = 0.9
 LEAST_RUNS, LEAST_MODELS = 9, 3
-"""Fewer runs, or runs of fewer models, give no band: 9 is the least n for which the 90% rank exists."""
+"""Minimum number of runs for a band, and of models in these runs. 9 is the least n for which the 90% rank exists."""
 METRICS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "itl_mean", "e2e_mean", "e2e_p99")
 """Latencies with known errors."""
 _STATISTICS = {"mean": "mean", "p50": "mean", "p90": "p99", "p95": "p99", "p99": "p99"}

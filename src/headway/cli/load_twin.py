@@ -22,7 +22,7 @@ from headway.core.errors import HeadwayError
 from headway.serving.load_generator.sweep import Point
 
 LEAST_REQUESTS = 5
-"""A load with fewer complete answers is not compared."""
+"""Minimum number of complete answers of a load; loads with fewer are not compared."""
 JUDGED = {"e2e_mean": "E2E", "itl_mean": "ITL", "ttft_mean": "TTFT"}
 Predicted = dict[str, float]
 

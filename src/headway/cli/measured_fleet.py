@@ -238,7 +238,7 @@ class MeasuredFleet:
         return self.pool(empty)
 
     def _chosen(self, pools: tuple[Pool, ...], run: MeasuredRun) -> Pool:
-        """The only pool, the named one, or the only one of the run's model."""
+        """The pool named by `--pool` or by the run; otherwise the only pool, or the only pool of the run's model."""
         wanted = self._pool or run.pool
         by_name = [pool for pool in pools if pool.name == wanted]
         if by_name:

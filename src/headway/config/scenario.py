@@ -223,7 +223,7 @@ def _written_policies(policies: PolicySpecs) -> dict[str, Any]:
 
 
 def _written_struct(value: Struct) -> dict[str, Any]:
-    """A Struct's keys whose values are not the defaults. Python values stay."""
+    """A Struct's keys whose values are not the defaults. Python values stay unchanged."""
     given = {field.encode_name: (getattr(value, field.name), field) for field in fields(value)}
     return {
         name: to_builtins(each) if isinstance(each, Struct) else each

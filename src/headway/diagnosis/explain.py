@@ -21,9 +21,9 @@ from headway.diagnosis.terms import Stay, terms
 from headway.report.table import seconds
 
 _EXPLAINED = 0.5
-"""The expectation must reach this share of the time to the first token to count as its cause."""
+"""Share of the time to the first token that an expectation must reach to count as its cause."""
 _LONGER = 1.5
-"""Decoding that took more than this multiple of its expectation is said to be longer than expected."""
+"""Multiple of the expected decoding time above which decoding is said to take longer than expected."""
 LATENCIES = ("e2e", "ttft", "tpot")
 
 

@@ -20,7 +20,7 @@ from headway.core.policy import Floats
 from headway.forecast.naive import LastValue
 
 LEAST = 8
-"""With fewer values no model is fitted, and the last value is the forecast."""
+"""Minimum number of values for a fit; with fewer, the last value is the forecast."""
 LEVEL = 80
 """Percent of the prediction interval from which the standard error is computed."""
 Order = tuple[int, int, int]

@@ -28,7 +28,7 @@ from headway.workload.table import Workload
 HOUR_S = 3600.0
 DAY_HOURS = 24
 LEAST_OBSERVED_S = 1800.0
-"""An hour that was recorded for less time gives no rate, unless there is no other hour."""
+"""Minimum recorded time of an hour. An hour with less gives no rate, unless there is no other hour."""
 MOST_REHEARSED = 10_000
 """Maximum number of requests of the recorded hour that plans rehearse."""
 

@@ -136,7 +136,7 @@ class GapHistogram:
         return fsum(self._sums_s) / self.total if self.total else float("nan")
 
     def reached(self) -> tuple[int, Ints, Ints, Ints]:
-        """The lowest bin, and the rows of cumulated counts from it on."""
+        """The lowest kept bin, and the cumulated counts of each row from this bin on."""
         self._put_into_bins()
         started, completed, over = (each.cumsum().astype(np.int64) for each in self._counts)
         return self._lowest, started, completed, over
@@ -242,7 +242,7 @@ class Gaps:
 
 
 def merged(parts: Iterable[GapRuns]) -> list[GapRuns]:
-    """The runs in fewer parts, because each part costs some calls, however short it is."""
+    """The same runs in fewer parts: each part costs some calls, even a short one."""
     long: list[GapRuns] = []
     short: list[GapRuns] = []
     num_rows = 0

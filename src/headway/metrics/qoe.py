@@ -26,7 +26,7 @@ from headway.metrics.columns import Floats, Ints, Mask, Rows, floats, ints, rang
 from headway.metrics.tokens import AcceptedTokens, TickClock, TokenSegments, clocks
 
 VIOLATED = 0.95
-"""A lower QoE violates the SLO of the answering phase (PASCAL, section III-B)."""
+"""Minimum QoE: a lower QoE violates the SLO of the answering phase (PASCAL, section III-B)."""
 CHUNK_TOKENS = 2_000_000
 """Tokens processed together; bounds memory."""
 

@@ -70,7 +70,7 @@ class Experts:
         return self._interpolated(num_tokens) - missing_s
 
     def _interpolated(self, tokens: float) -> float:
-        """Linear interpolation of the logarithms; proportional to the tokens beyond the table."""
+        """Seconds by linear interpolation of the logarithms; beyond the table, proportional to the tokens."""
         at, points = log(max(tokens, 1.0)), self._points
         i = min(max(bisect_right(points, (at,)), 1), len(points) - 1)
         (x0, y0), (x1, y1) = points[i - 1], points[i]

@@ -100,7 +100,7 @@ class Resources:
     """The cache folder; None: results are neither read nor stored."""
     progress: Progress | None = None
     pool: Executor | None = None
-    """Worker processes; None: none."""
+    """Worker processes; None: rehearsals run in this process."""
 
     @contextmanager
     def requests(self) -> Iterator[Path]:

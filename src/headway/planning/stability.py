@@ -29,7 +29,7 @@ LENGTHEN = 4
 
 
 class Stability(Struct, frozen=True, forbid_unknown_fields=True):
-    """The implications of a run for longer runs."""
+    """What a run shows about longer runs."""
 
     num_requests: int
     attainment: float

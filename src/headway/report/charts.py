@@ -315,7 +315,7 @@ def pools(runs: Sequence[Run]) -> dict[str, Figure]:
 
 
 _MOST_BARS = 200
-"""Bars are omitted for more replicas, because they would be indistinguishable."""
+"""Maximum number of replicas with a bar each; more bars would be indistinguishable."""
 
 
 def _replica_label(run: Run, index: int) -> str:

@@ -147,7 +147,8 @@ document.head.append(script);
 """
 """Script that unpacks and starts the script in the element `page`."""
 _MOST_PLAIN_CHARS = 100_000
-"""Longer scripts, which are mostly data, are packed. The script of a ten-run report shrinks from 0.8 MB to 0.2 MB."""
+"""Maximum length of a script that stays unpacked. Longer scripts are mostly data. The script of a ten-run report
+shrinks from 0.8 MB to 0.2 MB."""
 
 
 def library_name() -> str:

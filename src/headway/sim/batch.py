@@ -408,7 +408,7 @@ class Batch:
                 live.quantum_tick += turns * quantum
                 live.turn = live.quantum_tick
 
-    # The record.
+    # Records.
 
     def write_segment(self, live: Live, now: float, cause: Cause) -> None:
         """Record the end of a request's stay in the batch."""

@@ -150,7 +150,7 @@ class PrefixCache:
         live.shared_blocks = blocks
 
     def idle_blocks(self, live: Live, blocks: int) -> int:
-        """Free blocks that `share` would hold."""
+        """Number of free blocks that `share` would hold for the request."""
         return sum(
             node.cached
             for node_id, low, _ in self._findable(live)

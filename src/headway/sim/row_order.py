@@ -50,7 +50,7 @@ class RowOrder:
         self._kernel = kernel
 
     def end(self) -> None:
-        """Later rows belong to no event."""
+        """Mark the end of all events: rows that are noted later belong to no event."""
         self._is_over = True
 
     def place(self) -> tuple[float, int]:

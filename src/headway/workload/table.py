@@ -256,7 +256,7 @@ def _concat_prefix(parts: Sequence[Workload]) -> Prefix:
 
 
 def _present_fields(workload: Workload) -> tuple[str, ...]:
-    """`FIELDS` up to the last one for which the table has a column."""
+    """The fields from the start of `FIELDS` up to the last field for which the table has a column."""
     present = {"id", *workload.columns}
     if workload.prefix is not None:
         present.add("prefix")

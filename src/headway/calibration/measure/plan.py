@@ -35,7 +35,7 @@ SUSTAINED_S = 0.25
 LOGIT_BYTES = 32
 """Bytes per logit for the logits, their order and the probabilities in a sampler."""
 LONGEST_S = 2.0
-"""Slower operators are skipped."""
+"""Maximum seconds of an operator at the device's peaks, over all rounds; slower operators are skipped."""
 
 
 class OperatorCase(Struct, frozen=True):

@@ -110,7 +110,7 @@ class _Rank:
         self._own = _vllm_kernel(torch, self._device) if self._cuda else None
 
     def prepare(self, num_bytes: int) -> tuple[str, int]:
-        """The kernel's software, and its calls in one run."""
+        """Returns the kernel's software, and the number of its calls in one run."""
         torch = self._torch
         x = torch.ones(max(1, num_bytes // 2), device=self._device, dtype=torch.bfloat16)
         if self._own is not None and self._own.should_custom_ar(x):

@@ -13,7 +13,7 @@ from headway.calibration.runs.run import MeasuredRun, Object, RequestRows, laten
 from headway.core.errors import HeadwayError
 
 CONFIG = "config.yaml"
-"""The file beside the reports."""
+"""Name of the configuration file in the folder of the reports."""
 KEYS = {
     "ttft": "time_to_first_token",
     "tpot": "time_per_output_token",

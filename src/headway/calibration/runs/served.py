@@ -19,7 +19,7 @@ from headway.core.errors import HeadwayError
 from headway.core.record import Outcome, Records, ReplicaRecord
 
 LEAST_REQUESTS = 20
-"""A replica with fewer requests is left out."""
+"""Minimum number of requests of a replica; replicas with fewer are left out."""
 NO_CACHE = "records do not tell what the engines' prefix caches held: every prompt counts as a new one"
 
 

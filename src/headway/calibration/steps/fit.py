@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 MIN_SPANS = 200
 NOISE = 0.02
-"""Relative error of the model in a cell of batches."""
+"""Relative error of the step-time model in one cell of similar batches."""
 SPAN_NOISE = 0.2
 """Relative error of one span's duration. A cell of n spans has this error over the root of n, in addition to its
 own."""

@@ -34,7 +34,8 @@ COLUMNS = (
 (if not empty, an effect that happens once after a start)."""
 MARKS = ("scheduled_s", "done_s", "decode_context_tokens", "prompt_chunks")
 STILL_S = 1.0
-"""A longer iteration is a standstill of the engine, for example to compile a kernel at its first use."""
+"""Largest mean time of a span's iterations. A larger one includes a standstill of the engine, for example to compile a
+kernel at its first use."""
 
 
 class Iteration(Struct, frozen=True):

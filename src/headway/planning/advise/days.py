@@ -32,8 +32,8 @@ MOST_PARTS = 16
 LEAD = 3.0
 """Lead and tail of a part, in multiples of the p99 of E2E. Requests in the lead and tail run but do not count."""
 LEAST_SCALED_S = 3600.0
-"""Shorter parts do not show the effect of scalers, because replicas take minutes to start and each part starts
-empty."""
+"""Minimum length of a part for a fleet that scales: replicas take minutes to start and each part starts empty, so a
+shorter part does not show the effect of scalers."""
 
 
 @dataclass(frozen=True)

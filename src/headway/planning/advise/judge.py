@@ -30,7 +30,7 @@ MOST_PROPOSALS = 10
 MOST_TIMES = 20
 """Largest multiple of the judged days that is reported; nobody would wait longer."""
 LEAST_DAYS = 3
-"""With fewer judged days, the variation is taken over parts of days."""
+"""Number of judged days below which the variation is taken over parts of days."""
 
 
 class OnDay(Struct, frozen=True):

@@ -51,7 +51,7 @@ DEFAULT_GPUS = ("a100-80gb", "h100-80gb-sxm", "h200-141gb-sxm", "l40s")
 """The GPU types with measured step times."""
 DEFAULT_ATTAINMENT = 0.99
 GROWING = 1.5
-"""Waits are not settled if they grow by a larger factor from one third of a rehearsal to the next."""
+"""Largest growth of waits, as a factor from one third of a rehearsal to the next, at which waits count as settled."""
 
 
 class CapacityOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -110,7 +110,7 @@ class LatencyTable:
 
     @property
     def estimate(self) -> Floats:
-        """The best evaluated latency, or the expected latency of the next set if that is lower."""
+        """The best evaluated latency or the expected latency of the next set, whichever is lower."""
         return np.asarray(np.minimum(self.best, self._expected(slice(None)).min(axis=0)))
 
     def _expected(self, f: slice) -> Floats:

@@ -111,7 +111,7 @@ def judged_scores(scores: Scores, error: JudgeError, seed: int) -> Scores:
 
 
 def informed_routings(truth: Scores, judged: Scores, request: PlanningRequest) -> Routings:
-    """The routings by the judge's scores, with their true quality."""
+    """The routings whose thresholds apply to the judge's scores, with their quality by true scores."""
     weights = [weights_bytes(model) for model in request.problem.models]
     routings = cascades(judged, weights)
     final = np.stack([judged.final_stage(levels) for levels in routings.thresholds.tolist()]).astype("i1")

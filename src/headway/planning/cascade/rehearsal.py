@@ -61,7 +61,7 @@ class RehearsalResult(Struct, frozen=True, forbid_unknown_fields=True):
 
     quality: float | None
     p95_s: float | None
-    """Over finished requests, including all their stages and judges."""
+    """p95 latency of finished requests, over all of their stages and judges."""
     mean_s: float | None
     num_requests: int
     num_completed: int

@@ -102,7 +102,7 @@ class ThinnedSeries:
             self._every *= 2
 
     def between(self, from_s: float, to_s: float = inf) -> list[float]:
-        """The kept numbers in a time interval, without its end."""
+        """The kept numbers with times from `from_s` up to `to_s`, excluded."""
         return [value for at_s, value in self._items if from_s <= at_s < to_s]
 
     def num_since(self, from_s: float) -> int:

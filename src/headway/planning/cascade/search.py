@@ -159,8 +159,8 @@ class Search:
                 self.solved[i] = SolvedRouting(refined, min(self._wide.solved[i].bound_s, refined.minimised))
 
     def set_target(self, target: Target) -> None:
-        """Select the solved routings that remain valid for the target. Deployments of least cost depend on their
-        latency limit."""
+        """Select the solved routings that remain valid for the target. Deployments of least cost are valid for their
+        own latency limit only."""
         self.cheapest = target if isinstance(target, Cheapest) else None
         self.solved = self._solved_within.setdefault(inf if self.cheapest is None else self.cheapest.latency_s, {})
 

@@ -203,7 +203,7 @@ class Covers:
         return (model.getObjectiveValue() if sum(model.vals(bought)) < 1e-7 else None), prices
 
     def _enumerate(self, prices: Floats, budget: float) -> bool:
-        """Store all covers that exceed the cheapest by at most the budget. False if there are too many."""
+        """Store all covers that exceed the cheapest by at most the budget. Returns False if there are too many."""
         for i, demand in enumerate(self.demands):
             first = demand.cheapest(prices)
             covers = None if first is None else demand.within(prices, first[0] + budget + 1e-9 * (1 + first[0]))

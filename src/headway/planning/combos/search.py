@@ -223,7 +223,8 @@ class DeploymentProgram:
         return self._most_efficient(limits, least)
 
     def _minimised(self, cost: Floats, limits: Floats, least: Floats, no_less: Floats | None = None) -> Solution:
-        """Counts of the lowest cost, subject to the sum with `no_less` not being negative, within a tolerance."""
+        """The numbers of combos with the lowest cost for which the sum with `no_less` is not negative, within a
+        tolerance."""
         model = new_model()
         variables = integers(model, self._upper(limits))
         for share, at_least in zip(self.shares, least, strict=True):

@@ -30,7 +30,8 @@ class UncertainDemand(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{self.service}: rps: expected 0 or more, never falling")
 
     def at(self, quantile: float) -> float:
-        """The rate that demand exceeds with probability 1 - quantile. HeadwayError outside of the known quantiles."""
+        """The rate that demand exceeds with probability 1 - quantile. Raises HeadwayError outside of the known
+        quantiles."""
         first, last = self.quantiles[0], self.quantiles[-1]
         if not first <= quantile <= last:
             raise HeadwayError(f"{self.service}: quantile {quantile:g} is not known; expected {first:g} to {last:g}")

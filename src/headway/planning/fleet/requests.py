@@ -21,7 +21,7 @@ from headway.workload.transform import arriving_at
 
 SHORTEST_S, LONGEST_S = 1.0, 60.0
 PER_WINDOW = 20
-"""Mean number of requests in a window within which arrivals are redrawn, within the limits above."""
+"""Mean number of requests in a window in which arrivals are redrawn. A window lasts `SHORTEST_S` to `LONGEST_S`."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ HOUR_S = 3600.0
 TOLERANCE = 1e-6
 """Share of a demand by which a plan may miss the demand: the solver's tolerance."""
 NOTHING_TPS = 1e-6
-"""Smaller demands count as zero: rounding errors of a forecast of 0."""
+"""Largest demand that counts as zero, because a forecast of 0 may have rounding errors."""
 
 
 class InstanceKind(Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,7 +123,7 @@ class InstanceChange(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RegionBinding(Struct, frozen=True, forbid_unknown_fields=True):
-    """A constraint that is tight for whole instances."""
+    """A constraint that one more, or one less, instance would violate."""
 
     kind: Literal["region demand", "global demand", "gpus", "least", "most"]
     name: str
@@ -148,7 +148,7 @@ class RegionPlan(Struct, frozen=True, forbid_unknown_fields=True):
     """Relative gap of the search: a share of the price of all instances and their starts, because gamma + mu may
     be 0."""
     changes: tuple[InstanceChange, ...]
-    """Changes of every kind, region and period with instances before or after."""
+    """Changes for every kind, region and period that has instances before or after the change."""
     binding: tuple[RegionBinding, ...]
     why: str = ""
 

@@ -18,7 +18,7 @@ from headway.core.errors import HeadwayError
 
 TIMEOUT_S = 30.0
 UNEVEN = 0.01
-"""A step that differs from the first by more than this share is an error."""
+"""Largest relative difference of a step from the first step; a larger difference is an error."""
 RATE_COLUMNS = ("rate", "rps", "requests_per_s", "requests")
 MOST_STEPS = 200_000
 

@@ -100,7 +100,7 @@ class StartUpPlan(Struct, frozen=True, kw_only=True):
     """Start times to plan for; None: the pools' own."""
     results: tuple[ScalerResult, ...]
     clairvoyant: tuple[ScalerResult, ...]
-    """Timetables that know the trace, by headroom."""
+    """Timetables that were planned with the trace known, one for each headroom."""
     bound_gpu_hours: float | None
     chosen: int | None
     """Index in `results`; None if no scaler is late seldom enough."""

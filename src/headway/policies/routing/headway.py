@@ -36,7 +36,7 @@ _RATE_WINDOW_S: Final = 10.0
 _MOST_PLACED: Final = 100_000
 """Maximum number of requests in flight whose placement is kept."""
 _FORGET_S: Final = 3600.0
-"""A replica that was not seen for this time may be forgotten."""
+"""Seconds after which a replica that was not seen may be forgotten."""
 _NO_BOUND: Final[Bounds] = (-1e150, 0.0, 0.0, 0.0, None)
 """A bound below every score."""
 

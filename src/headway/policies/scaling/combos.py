@@ -181,8 +181,8 @@ class CombosScaler:
         most: Mapping[str, int],
         gpus: Mapping[str, int],
     ) -> Mapping[str, int]:
-        """The result of the search; raises _LaterError while it runs. The result for slightly older input is used,
-        too."""
+        """The result of the search; raises _LaterError while it runs. A result for slightly older arguments is
+        accepted, too."""
         if self._pending is not None:
             if self._task.is_busy:
                 raise _LaterError

@@ -69,7 +69,7 @@ class ArrivalCounts:
         self._counts: list[int] = []
 
     def push(self, now: float, count: int) -> None:
-        """Record the count since the start."""
+        """Record the number of arrivals since the start."""
         self._times_s.append(now)
         self._counts.append(count)
         # The last count before the window is the window's beginning.

@@ -31,13 +31,13 @@ LEAST_HOLD_S = 1800.0
 """Peaks of published demand return within the hour, and the cost of keeping replicas that long is repaid by fewer late
 requests."""
 RETRY_S = 60.0
-"""How long a pool that did not start the requested units counts as full."""
+"""Seconds for which a pool that did not start the requested units counts as full."""
 DEFAULT_TTFT_S = 1.0
 MOST_MORE = 4
 """Units that may be added in one step in addition to the current number, as in Kubernetes' autoscaler (100%, or 4
 pods)."""
 FEW_REQUESTS = 20
-"""With fewer requests, the rate that a replica serves is unknown."""
+"""Number of requests below which the rate that a replica serves counts as unknown."""
 
 
 class HeadwayScaler:

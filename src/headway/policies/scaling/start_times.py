@@ -49,7 +49,7 @@ class _Starts:
     def __init__(self, num_failed: int, now: float) -> None:
         self.taken_s: deque[float] = deque(maxlen=MOST_SAMPLES)
         self.since_s: deque[float] = deque()
-        """When the currently starting units were requested."""
+        """Times at which the currently starting units were requested."""
         self._failed, self._seen_s = num_failed, now
 
     def observe(self, num_starting: int, num_failed: int, now: float) -> list[float]:
