@@ -273,7 +273,7 @@ def metric_of(key: str) -> str | None:
 
 
 def known_of(used: Coefficients) -> Known:
-    """Which parts of these step times were measured."""
+    """The measured parts of these step times, as one of `KNOWN`."""
     if used.calibrated:
         return "GPU and version"
     return "neither" if any("kernels" in each for each in used.estimated) else "GPU"

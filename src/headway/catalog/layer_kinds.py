@@ -168,9 +168,9 @@ _PATTERN_OF = {
 }  # fmt: skip
 """Families with a window and no list of layers, in which every n-th layer has full attention."""
 _FULL_FIRST = frozenset({"cwm", "granite_swa", "granitemoe_swa"})
-"""In these families the first of each four layers has full attention."""
+"""Families in which the first of each four layers has full attention."""
 _FULL_UNLESS_LISTED = frozenset({"laguna", "mellum", "cohere_compass_text"})
-"""In these families only a list of layers gives layers a window."""
+"""Families in which layers have a window only if a list of layers says so."""
 
 
 def window_tokens(keys: ConfigKeys) -> int | None:

@@ -357,7 +357,7 @@ def _check_role_changes(scenario: Scenario) -> None:
 
 
 def _num_partners(fleet: Fleet) -> list[int]:
-    """By replica, in fleet order: the number of other replicas in its combo."""
+    """Holds, for each replica in fleet order, the number of other replicas in its combo."""
     deployments: list[Pool | Combo] = [*fleet.pools, *fleet.combos]
     units = [unit_of(each) for each in deployments for _ in range(each.replicas)]
     return [len(unit) - 1 for unit in units for _ in unit]

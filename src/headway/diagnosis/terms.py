@@ -49,7 +49,7 @@ class Stay(Struct, frozen=True):
     cause: Cause
     """Why it ended."""
     admitted_s: float = nan
-    """When the engine began the prompt; NaN: not reported."""
+    """Time at which the engine began the prompt; NaN: not reported."""
     resumed_s: float = nan
     """The first token here of an answer that had begun elsewhere; NaN: unknown."""
 

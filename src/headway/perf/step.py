@@ -126,7 +126,7 @@ class StepModel:
         return base_s + context_tokens * per_token_s, num_decode * per_token_s, None
 
     def least_s(self, num_tokens: int) -> float:
-        """A lower bound on any iteration in which a rank has `num_tokens` tokens."""
+        """A lower bound on the seconds of any iteration in which a rank has `num_tokens` tokens."""
         return min(self._prefill_factor, self._decode_factor) * (self._tokens_s(num_tokens) + self._rows_s(1))
 
     def _corrected_s(self, mixed_s: float, num_decode: int, context_tokens: int, window_tokens: int) -> float:

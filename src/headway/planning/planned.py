@@ -31,7 +31,7 @@ class Planned:
     report: Callable[[Path | None], Report] | None = None
     """Creates the page, given the path of the plan's file, if it was written; None: there is no page."""
     counted: str = ""
-    """How much was simulated."""
+    """A text on how much was simulated."""
 
     def yaml(self) -> str:
         """The plan as a scenario file. Raises HeadwayError if there is none, or several."""

@@ -48,7 +48,7 @@ class Flow:
         self.rate = 0.0
         self.since_s = 0.0
         self.end_s = inf
-        """When all bytes will have arrived, at the current rate."""
+        """Time at which all bytes will have arrived, at the current rate."""
         self.out: Link | None = None
         """The source's network; None: nothing is being sent."""
         self.into: Link | None = None

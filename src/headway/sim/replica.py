@@ -310,7 +310,7 @@ class Replica:
                 self._listener.on_prompt_computed(live, now)
 
     def _sent_s(self, live: Live, now: float) -> float:
-        """When the client receives a token of the iteration that ends now."""
+        """Time at which the client receives a token of the iteration that ends now."""
         return now + live.response_s + self._api_server.late_s
 
     def _sends_first(self, live: Live) -> bool:

@@ -52,7 +52,7 @@ class StallTracker:
         return first_s is None or first_s > now
 
     def first_stall_s(self, tick: int) -> float:
-        """When the first reader stalls if no further tick passes; infinite without readers."""
+        """Time at which the first reader stalls if no further tick passes; infinite without readers."""
         first_s = _first_s(self._decoding)
         paused_s = _first_s(self._paused)
         return min(

@@ -124,7 +124,7 @@ class ClosedLoop:
         self._num_left = len(workload) - len(self._starts)
 
     def peek_s(self) -> float | None:
-        """When the next ready client sends a request. None if every client waits for an answer or is done."""
+        """Time at which the next ready client sends a request. None if every client waits for an answer or is done."""
         return self._starts[0] if self._starts else None
 
     def pop(self, make: Callable[..., R]) -> R:

@@ -97,7 +97,7 @@ def _rungs(num_parts: int) -> list[int]:
 
 
 def _within(candidates: Sequence[Candidate], most: int, notes: list[str]) -> list[Candidate]:
-    """As many candidates as may be rehearsed, taking turns among the kinds."""
+    """Candidates of all kinds in turn, as many as may be rehearsed."""
     if most < 1:
         raise HeadwayError("--max-rehearsals: too few to choose and to judge a single change; expected more")
     if len(candidates) <= most:

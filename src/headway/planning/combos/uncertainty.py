@@ -38,8 +38,8 @@ class UncertainDemand(Struct, frozen=True, forbid_unknown_fields=True):
         return float(np.interp(quantile, self.quantiles, self.rps))
 
     def chance(self, rps: float) -> float:
-        """Lower bound of the probability that demand does not exceed this rate: 0 below the first quantile, the last
-        quantile above all."""
+        """Lower bound of the probability that demand does not exceed this rate: 0 for rates below the first quantile;
+        the last quantile for rates above all quantiles."""
         if rps < self.rps[0]:
             return 0.0
         at = max(i for i, each in enumerate(self.rps) if each <= rps)

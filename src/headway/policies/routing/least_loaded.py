@@ -9,7 +9,7 @@ from headway.core.decision import Placement
 from headway.core.view import FleetView, ReplicaView, RequestView
 
 _MANY: Final = 128
-"""With fewer replicas, reading one count of each is faster than caching values."""
+"""Number of replicas below which reading one count of each is faster than caching values."""
 
 
 class LeastLoadedRouter:
