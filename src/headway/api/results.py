@@ -190,7 +190,7 @@ class Comparison(Tabular, Sequence[Result]):
 
     @checked
     def difference(self, run: int | str, other: int | str, metric: str) -> Estimate | None:
-        """The first run's metric minus the other's, seed by seed; otherwise like `estimate`."""
+        """The metric of `run` minus the metric of `other`, seed by seed; otherwise like `estimate`."""
         self.seeded.check(metric)
         return self.seeded.difference(self._position(run), self._position(other), metric)
 

@@ -20,7 +20,7 @@ from headway.core.errors import HeadwayError
 Stage = Literal["idle", "staged", "judged", "promoted", "rolled back"]
 Verdict = Literal["promote", "roll back"]
 ALPHA = 0.05
-"""Largest probability that a change without effect is promoted, over all tests of it."""
+"""Largest probability that a change without effect is promoted, over all tests of the change."""
 HARM = 0.1
 """Loss of SLO attainment in each of the last two pairs that reverts a change at once."""
 

@@ -48,7 +48,7 @@ EXPERTS = (
 )
 PREFILL = (Coefficient("compute_efficiency", 0.5, 0.02, 1), Coefficient("tile_tokens", 256, 0, 4096))
 DECODE = (Coefficient("latency_s", 1.2, 1, 2), Coefficient("memory_efficiency", 0.8, 0.1, 1))
-"""Latency is in units of the latency of the shortest contexts. A long kernel starts and ends within two of them."""
+"""Latency is in units of the latency of the shortest contexts. A long kernel starts and ends within two such units."""
 LATENT = (
     Coefficient("latency_s", 10, 0, 300, 1e-6),
     Coefficient("memory_efficiency", 0.6, 0.02, 1),

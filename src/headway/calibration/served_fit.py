@@ -41,7 +41,7 @@ ROUNDS = 6
 SETTLED = 0.05
 """A fit has converged when a step lowers the sum of squares by less than this share."""
 BACKTRACKS = 2
-"""Number of shorter steps that are tried, each a third of the one before."""
+"""Number of shorter steps that are tried, each a third of the step before."""
 RENEWALS = 1
 """Maximum number of times that the slopes are simulated again."""
 KEPT, PARTLY = 0.9, 0.5
@@ -187,8 +187,8 @@ class _Fit:
         return best
 
     def held_out(self, found: Posterior) -> dict[str, float]:
-        """Errors of each run predicted from the others, in percent: means of E2E, ITL and TTFT. For ITL also the median
-        and the bias, as shares."""
+        """Errors of each run predicted from the other runs, in percent: means of E2E, ITL and TTFT. For ITL also the
+        median and the bias, as shares."""
         compared = []
         for i, e in enumerate(self.experiments):
             weight = np.where(self._owner == i, 0.0, self._weight)

@@ -77,7 +77,7 @@ def terms(times: Times, stays: Sequence[Stay]) -> dict[str, float]:
 
 
 def _stall_s(decode_s: float, times: Times) -> float:
-    """Excess of the longest gap over the mean of the others; 0 if it is too small to count."""
+    """Excess of the longest gap over the mean of the other gaps; 0 if it is too small to count."""
     gap_s, num_others = min(times.longest_gap_s, decode_s), times.generated_tokens - 2
     if num_others < 1 or gap_s < STALL_S:
         return 0.0

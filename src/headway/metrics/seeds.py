@@ -70,7 +70,7 @@ class SeededMetrics:
         return estimate_of([float(value) for value in self.values(variant, key) if value is not None])
 
     def difference(self, variant: int, other: int, key: str) -> Estimate | None:
-        """The variant's metric minus the other's, over the seeds in which both have it."""
+        """The variant's metric minus that of `other`, over the seeds in which both have the metric."""
         pairs = zip(self.values(variant, key), self.values(other, key), strict=True)
         return estimate_of([float(a - b) for a, b in pairs if a is not None and b is not None])
 

@@ -80,7 +80,8 @@ class ReplicaMetrics(RequestMetrics, frozen=True, kw_only=True):
 
 
 class Summary(ReplicaMetrics, frozen=True, kw_only=True):
-    """Metrics of a run. Breakdowns by tier, model, region and tenant are empty if there is only one of them."""
+    """Metrics of a run. A breakdown by tier, model, region or tenant is empty if there is only one tier, model, region
+    or tenant."""
 
     warmup_s: float
     window_s: float

@@ -105,7 +105,7 @@ ONLY_IF_NONZERO = {
 }
 
 ONLY_WITH = {"gpu_hours": "gpu_hours_bound"}
-"""Columns that are shown only together with another one."""
+"""Maps a column to the column without which it is not shown."""
 
 DROPPED_FIRST = (
     "joules_per_output_token", "judged", "kv_use.mean", "e2e_s.p99", "retries", "output_tokens_per_s",

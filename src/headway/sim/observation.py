@@ -107,7 +107,7 @@ class Observation:
         self._cache_events.apply(batches)
 
     def _send_state(self, now: float, scheduler: int) -> None:
-        """Send a scheduler's loads to the others."""
+        """Send a scheduler's loads to the other schedulers."""
         assert self._schedulers is not None
         config = self._schedulers.config
         if self._is_active(now):

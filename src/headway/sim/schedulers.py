@@ -132,7 +132,7 @@ class SharedControl(Control):
 
 
 class SchedulerState(NamedTuple):
-    """The report of one scheduler to the others."""
+    """The report of one scheduler to the other schedulers."""
 
     loads: dict[int, Load]
     """Loads by replica; replicas without requests are missing."""

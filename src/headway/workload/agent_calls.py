@@ -185,8 +185,8 @@ def _order(calls: Sequence[_Call], numbers: Sequence[int], path: Path) -> tuple[
 def _programs(
     calls: Sequence[_Call], numbers: Sequence[int], after: Sequence[tuple[int, ...]], path: Path
 ) -> tuple[list[int], list[float]]:
-    """The program number of each call, and the start of each program. Calls of one session, or of which one waits for
-    the other, belong to one program."""
+    """The program number of each call, and the start of each program. Two calls belong to one program if they belong to
+    one session, or if one waits for the other."""
     of: list[int] = list(range(len(calls)))
 
     def root(i: int) -> int:

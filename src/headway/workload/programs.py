@@ -244,7 +244,7 @@ class Programs:
         while lost:
             for follower in self._next.get(lost.pop(), ()):
                 if running.waits[follower - start] >= 0:
-                    # large enough never to reach 0, whatever else ends
+                    # so low that it never reaches 0, whatever else ends
                     running.waits[follower - start] = -len(self._program)
                     running.num_left -= 1
                     if self.num_requests is not None:

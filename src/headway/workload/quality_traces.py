@@ -110,7 +110,7 @@ OUTPUT = Lognormal(mean=430, cv=0.8)
 AnswerLengths = Literal["alike", "by_difficulty"]
 MEAN_TOKENS = {"deepseek": (1100.0, 1300.0, 1531.0), "llama": (430.0, 430.0)}
 """Mean answers by model where lengths differ. DeepSeek-R1's are those of one of its public traces (ServeGen's reasoning
-requests: thoughts and answer); its distilled models' are assumed to be somewhat shorter."""
+requests: thoughts and answer); those of its distilled models are assumed to be somewhat shorter."""
 HARDEST_TO_EASIEST = 4.0
 """Ratio of answer lengths between the hardest and the easiest request, where lengths differ: assumed."""
 

@@ -91,7 +91,7 @@ class PrefixGroups(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionsSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """Conversations of several turns. A turn's prompt is the conversation so far and `prompt_tokens` new tokens. It
+    """Conversations of several turns. A turn's prompt is the conversation so far and `prompt_tokens` new tokens. A turn
     arrives its think time after the previous turn ended. A turn that does not finish ends its session."""
 
     turns: Length = msgspec.field(default_factory=lambda: Geometric(mean=3.0))

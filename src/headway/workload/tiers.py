@@ -96,7 +96,7 @@ class TierSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TierMix(Struct, frozen=True, forbid_unknown_fields=True):
-    """Tiers by the name of a mix, as in the experiments of K-tier Llumnix. Their objectives are those of `slo`."""
+    """Tiers by the name of a mix, as in the experiments of K-tier Llumnix. All tiers have the objectives of `slo`."""
 
     mix: MixName
     """uniform: equal shares. gaussian: most in the middle. enterprise: 10% in tier 0, 20% in the last one."""

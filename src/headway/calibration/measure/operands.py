@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 FILL_BYTES = 2**28
-"""Random numbers drawn; the rest of a block repeats them."""
+"""Bytes of random numbers that are drawn; the rest of a block repeats these numbers."""
 
 
 class Operands:

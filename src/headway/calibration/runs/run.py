@@ -127,7 +127,7 @@ class MeasuredRun(Struct, frozen=True):
 
 
 def latencies_s(given: Mapping[str, float], output_tokens: float) -> dict[str, float]:
-    """All latencies by their keys; NaN if neither given nor implied by the others.
+    """All latencies by their keys; NaN if neither given nor implied by the other latencies.
 
     E2E is TTFT plus the time per token after the first, so each follows from the other two.
     """

@@ -59,7 +59,7 @@ def together(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def agree(one: Candidate, other: Candidate) -> bool:
-    """Whether no key of one equals or contains a key of the other."""
+    """Whether no key of one candidate equals or contains a key of the other candidate."""
     return not any(
         a.key[: len(b.key)] == b.key or b.key[: len(a.key)] == a.key for a in one.changes for b in other.changes
     )

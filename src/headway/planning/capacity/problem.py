@@ -13,7 +13,7 @@ from headway.core.fleet import Parallel
 SLO_NAMES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99", "e2e_p99_s": "E2E p99", "attainment": "attainment"}
 """The fields of `Targets`, as in messages."""
 Speculative = Literal["on", "off", "both"]
-"""Whether candidates use the scenario's speculative decoding: all of them, none, or one of each."""
+"""Whether candidates use the scenario's speculative decoding. "both": each candidate is tried with it and without."""
 SLOS = tuple(SLO_NAMES)
 LATENCY_SLOS = SLOS[:3]
 

@@ -218,7 +218,8 @@ def deploy(
         if is_spent and within_s is not None:
             return None, bound
         estimate, _ = best_of([table.estimate for table in tables])
-        # Evaluate the allocation with the best expectation; if it is known, the one with the best lower bounds.
+        # Evaluate the allocation with the best expected latencies. Once its latencies are known, evaluate the
+        # allocation with the best lower bounds.
         for allocation in (estimate, lowest):
             if allocation is None:
                 continue

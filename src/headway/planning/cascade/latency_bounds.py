@@ -270,7 +270,8 @@ class _ShapeBounds:
         return sizes, SLACK * np.minimum.accumulate(times_s[::-1])[::-1]
 
     def prefill_s(self, tokens: Floats) -> Floats:
-        """The least time of a lone prompt: at least that of any shorter one, and at least its tokens' time."""
+        """The least time of a lone prompt: at least the time of any shorter prompt, and at least the time of its own
+        tokens."""
         sizes, least_s = self.prompts
         found: Floats = least_s[np.searchsorted(sizes, tokens, side="right") - 1]
         return np.maximum(found, tokens * self.prompt_token_s)

@@ -208,7 +208,7 @@ def _of_service(
 
 
 def _by_closed_form(ranked: Sequence[ComboCandidate]) -> tuple[list[ComboCandidate], list[Rejected]]:
-    """The first combo of each pair of types, by Eq. 15; and the others."""
+    """The first combo of each pair of types, by Eq. 15; and the other combos, as rejected."""
     firsts: dict[tuple[str, ...], ComboCandidate] = {}
     for each in ranked:
         firsts.setdefault(tuple(group.gpu for group in each.combo.phases), each)

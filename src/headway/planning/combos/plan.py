@@ -182,7 +182,7 @@ def _means(workload: WorkloadSpec, seed: int, base_dir: Path) -> tuple[float, fl
 
 
 def plan(scenarios: Sequence[ServiceScenario], options: ComboOptions, resources: Resources) -> ComboAnswer:
-    """The plan of an objective, and of the others.
+    """The plan for the objective of `options`, and plans for the other objectives.
 
     A plan must last: its combos are profiled over more requests, and each service's part of it is rehearsed whole. If a
     service falls behind, it is planned again with more goodput than that plan had.

@@ -318,7 +318,8 @@ def _split(
 
 
 def split_verdict(usd_split: float | None, usd_together: float, is_met: bool = True) -> SplitVerdict:
-    """The verdict from the cheapest fleet with separate phases and whether it is met; None without such a fleet."""
+    """The verdict on separate phases. `usd_split`: price of the cheapest fleet with them; None: there is no such fleet.
+    `is_met`: whether this fleet meets its target."""
     if usd_split is None:
         return SplitVerdict("impossible", None, usd_together)
     is_worth = is_met and usd_split * (1 + WORTH) < usd_together

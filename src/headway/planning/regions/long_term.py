@@ -348,8 +348,8 @@ class Forecasters:
 class ForecasterWithPast:
     """A forecaster whose history begins before the run.
 
-    `num_known`: number of values to which the forecaster was fitted. It forecasts up to the last of them; a forecast
-    beyond repeats the last value.
+    `num_known`: number of values to which the forecaster was fitted. The forecaster is used up to the last of these
+    values; a forecast beyond repeats the last value of the history.
     """
 
     def __init__(self, past: Floats, inner: Forecaster, num_known: int | None = None) -> None:

@@ -103,7 +103,7 @@ class StartUpPlan(Struct, frozen=True, kw_only=True):
     """Timetables that were planned with the trace known, one for each headroom."""
     bound_gpu_hours: float | None
     chosen: int | None
-    """Index in `results`; None if no scaler is late seldom enough."""
+    """Index in `results`; None if every scaler is late too often."""
     kubernetes: int | None
     """Index in `results` of the cheapest HPA or KEDA setting that is late seldom enough; None if it uses over `NEAR`
     more GPU-hours than the chosen scaler."""
@@ -308,8 +308,8 @@ def cheapest(results: Sequence[ScalerResult], max_late: float) -> int | None:
 
 
 def sufficient(results: Sequence[ScalerResult], chosen: int | None, max_late: float) -> int | None:
-    """Index in `results` of the cheapest autoscaler of Kubernetes that is late seldom enough; None if there is none, or
-    if it uses over `NEAR` more GPU-hours than the chosen scaler."""
+    """Index in `results` of the cheapest autoscaler of Kubernetes that keeps enough requests in time; None if there is
+    none, or if it uses over `NEAR` more GPU-hours than the chosen scaler."""
     able = [i for i, each in enumerate(results) if each.family in KUBERNETES and each.late <= max_late]
     best = min(able, key=lambda i: results[i].gpu_hours, default=None)
     if best is None or chosen is None or results[best].gpu_hours > (1.0 + NEAR) * results[chosen].gpu_hours:

@@ -110,7 +110,8 @@ def best_timetable(
 
 
 def timetables(scenario: Scenario, tps: Mapping[str, float]) -> list[tuple[str, dict[str, Any]]]:
-    """Scalers that follow timetables planned with the trace known, by multiple of demand that they cover.
+    """Scalers that follow timetables planned with the trace known, each with the multiple of demand that its timetable
+    covers.
 
     Replicas are requested as long before a step as the slowest of them take to start. For a fleet of pools.
     """

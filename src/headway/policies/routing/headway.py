@@ -18,8 +18,8 @@ _WAIT_WEIGHT: Final = 8.0
 _LOST_S: Final = 100.0
 """Seconds that a missed SLO counts as."""
 _SLOWED: Final = 2.0
-"""Requests whose time per token is spoiled by one more request, per request that decodes there: as many arrive
-meanwhile."""
+"""Factor on the requests whose time per token one more request spoils: about as many requests as decode there arrive
+meanwhile, and are spoiled, too."""
 _LATE_FROM: Final = 0.8
 _LATE_TO: Final = 1.1
 _SLOW_FROM: Final = 0.9

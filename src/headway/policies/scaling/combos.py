@@ -211,7 +211,7 @@ class CombosScaler:
         return not has_changed and (question.kinds, question.gpus) == (failed.kinds, failed.gpus)
 
     def _free_gpus(self, pools: Sequence[PoolView]) -> Counter[str]:
-        """Free GPUs of the limited types; draining combos still hold theirs."""
+        """Free GPUs of the limited types; draining combos still hold their GPUs."""
         left = Counter(self._gpu_limits)
         for pool in pools:
             stock = count_combos(pool, 0.0)
