@@ -39,7 +39,7 @@ ROOFLINE = (Coefficient("latency_s", 4, 0, 100, 1e-6), *_EFFICIENCIES, Coefficie
 CASTING = (*ROOFLINE, Coefficient("cast_efficiency", 0.3, 0.01, 1))
 WAVES = Coefficient("wave_share", 0.3, 0, 1)
 LEAST_GAIN = 0.01
-"""A refinement must lower the median error of held-out shapes by this much."""
+"""Minimum amount by which a refinement must lower the median error of held-out shapes."""
 EXPERTS = (
     Coefficient("latency_s", 20, 0, 300, 1e-6),
     *_EFFICIENCIES,

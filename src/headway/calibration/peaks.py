@@ -16,7 +16,7 @@ CACHE_SPEED = 12.0
 """Assumed speed-up of caches over memory. Small operands stay in a cache between repeated measurements."""
 SAMPLER = ("top_p_sort", "top_p", "penalties")
 PASSES = {"top_p_sort": 32.0, "top_p": 4.0, "penalties": 8.0}
-"""Approximate passes over the logits, and separately launched kernels, in a step of the sampler. Sorting a vocabulary
+"""Approximate passes over the logits, and separately launched kernels, in one step of the sampler. Sorting a vocabulary
 takes several passes over keys and indices. On an H100 the median of `top_p_sort` is 64 times one pass."""
 LOGIT_BYTES = 8
 """Minimum bytes of a pass over logits: one read and one write of each."""

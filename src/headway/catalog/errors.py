@@ -34,7 +34,8 @@ MOST_WAITING = 0.1
 for prompts."""
 LEVEL = 0.9
 LEAST_RUNS, LEAST_MODELS = 9, 3
-"""Minimum number of runs for a band, and of models in these runs. 9 is the least n for which the 90% rank exists."""
+"""Minimum number of runs in a band's class, and of models in these runs. 9 is the least number of runs for which the
+90% rank exists."""
 METRICS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "itl_mean", "e2e_mean", "e2e_p99")
 """Latencies with known errors."""
 _STATISTICS = {"mean": "mean", "p50": "mean", "p90": "p99", "p95": "p99", "p99": "p99"}
@@ -232,7 +233,8 @@ class Coverage(Struct, frozen=True):
 def coverage(runs: Sequence[RunErrors], level: float = LEVEL) -> list[Coverage]:
     """Coverage over all runs, by weights and by load, for each degree of measurement.
 
-    The bands of a model's runs come from the other models' runs (leave one model out), which may be one model fewer.
+    The bands of a model's runs come from the other models' runs (leave one model out), so one model fewer than
+    `LEAST_MODELS` suffices.
     """
     others = {
         model: PredictionErrors([run for run in runs if run.model != model], LEAST_MODELS - 1)

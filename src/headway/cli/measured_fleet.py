@@ -198,7 +198,7 @@ class MeasuredFleet:
         return FoundRun(path, run, one, pool, coefficients)
 
     def pool(self, run: MeasuredRun) -> tuple[Pool, Coefficients]:
-        """The pool of a run, and its step times. Raises HeadwayError if it is ambiguous."""
+        """The pool of a run, and its step times. Raises HeadwayError if the pool is ambiguous."""
         flags, document = dict(self._flags), self._document
         if document is None:
             if "gpu" not in flags:

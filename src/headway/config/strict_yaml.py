@@ -123,7 +123,7 @@ def _explaining(file: str) -> Iterator[None]:
 
 
 SHORT = {"engine": "name", "trace": "path"}
-"""Keys whose value may be a string, as shorthand for this key of a mapping."""
+"""Maps a key whose value may be a string to the key of a mapping for which the string is shorthand."""
 
 
 def change(

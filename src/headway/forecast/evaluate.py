@@ -162,7 +162,7 @@ def _demand(
 
 
 def _rolled(each: DemandSeries, method: str, first: int, question: EvaluationSettings) -> Floats:
-    """Quantiles (rows) of each step from `first` on, each forecast `horizon` steps ahead."""
+    """Quantiles (rows) of each step from `first` on. Each step is forecast `horizon` steps ahead."""
     forecaster = make(method, question.season, each.values)
     ends = range(first - question.horizon + 1, len(each) - question.horizon + 1)
     forecasts = [forecaster.forecast(each.values[:end], question.horizon, question.quantiles)[:, -1] for end in ends]

@@ -47,7 +47,7 @@ def _root(above: int, below: int) -> float:
 
 
 _ROOT_BITS = 60
-"""Computed bits of a root, at least: more than the 54 bits that determine its rounding."""
+"""Minimum number of computed bits of a root: more than the 54 bits that determine its rounding."""
 
 
 @cache  # thousands of metrics share a few numbers of seeds

@@ -36,8 +36,8 @@ MOST_GRAPH_TOKENS = 512
 """Engines capture graphs for batches of up to twice `max_num_seqs` tokens, and no more than this (vLLM)."""
 
 PIPELINE_IMBALANCE = 0.8
-"""Mean excess of the fuller of two random halves, in standard deviations. For more parts, times the root of log2 of
-their number."""
+"""By how much the fuller of two random halves exceeds the mean, on average, in standard deviations. For more parts,
+this is multiplied by the root of log2 of their number."""
 Chunk = tuple[int, int]
 """(new tokens, context before them)."""
 

@@ -107,7 +107,7 @@ class DueWork:
     """Tier of the first token, if some first tokens of that tier may be late; -1 if the request's own first token must
     be in time."""
     done_group: npt.NDArray[np.int64]
-    """As `first_group`, for the request's end."""
+    """Tier of the request's end, if some ends of that tier may be late; -1 if the request's own end must be in time."""
 
     @property
     def dues(self) -> tuple[tuple[str, Floats, npt.NDArray[np.int64]], ...]:

@@ -110,7 +110,7 @@ class Timeline:
         """Compare the step time of the next iteration with the epoch's line. Raises AssertionError."""
         batch = self._batch
         if batch.speculation is not None:
-            return  # contexts grow by the accepted tokens; the line uses their expectation
+            return  # contexts grow by accepted tokens, of which the line knows only the mean
         context = batch.context_offset + len(batch.decoding) * batch.tick
         a_s, _, _ = self._line(len(batch.decoding), context, (), batch.window_tokens, batch.num_growing)
         a_s *= self.slowdown

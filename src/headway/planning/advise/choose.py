@@ -123,7 +123,7 @@ def _pairs(
     num_later: int,
     chosen: Chosen,
 ) -> dict[Candidate, float]:
-    """Combinations of the best changes of different kinds that gain more than either change alone."""
+    """Pairs of the best changes of different kinds, if a pair gains more than either of its changes alone."""
     firsts: dict[str, Candidate] = {}
     for each in good:
         firsts.setdefault(each.kinds[0], each)

@@ -120,7 +120,8 @@ def _log_ratio(real: float | None, found: float | None) -> float:
 
 
 def _factor(tried: Sequence[float], keys: Sequence[str], off: Floats, most: float) -> StepTimeFactor | None:
-    """The root of the deviations. `off`: logarithms of measured over predicted, by factor, part and latency."""
+    """The factor on step times at which the mean deviation of E2E is 0, and its possible range. `off`: logarithms of
+    measured over predicted, by factor, part and latency."""
     of_all = off.mean(axis=1)
     by = {key: _root(tried, of_all[:, i], most) for i, key in enumerate(keys) if np.isfinite(of_all[:, i]).all()}
     of_parts = [_root(tried, off[:, i, 0], most) for i in range(off.shape[1]) if np.isfinite(off[:, i, 0]).all()]

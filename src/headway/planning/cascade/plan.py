@@ -122,7 +122,7 @@ def plan(request: PlanningRequest, resources: Resources) -> CascadeAnswer:
 
 
 def fresh(request: PlanningRequest, plan: CascadePlan, num: int) -> FreshDraws | None:
-    """Rehearsals with the next `num` seeds; None for fewer than two."""
+    """Rehearsals of the plan with the `num` seeds that follow the scenario's; None for fewer than two."""
     if num < 2:
         return None
     seeds = tuple(range(request.seed + 1, request.seed + 1 + num))

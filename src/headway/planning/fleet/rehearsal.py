@@ -38,7 +38,7 @@ class FleetTemplate(Struct, frozen=True):
     document: dict[str, Any]
     """The document without fleet, combos and policies."""
     pools: dict[str, dict[str, Any]]
-    """A pool for each model, whose keys of model and engine are used."""
+    """A pool for each model. Plans use the pool's keys of model and engine."""
     prices: dict[str, float]
     """Price of a GPU-hour, if it differs from the catalog's."""
     base_dir: Path

@@ -218,7 +218,7 @@ def _padded(values: Floats, num: int) -> Floats:
 
 
 def _fill_level(own: Floats, batch: float) -> float:
-    """The level up to which `batch` fills the valleys of `own`."""
+    """The level to which demand `own` rises where `batch` work fills its valleys."""
     heights = np.sort(own)
     filled = np.arange(1, len(heights) + 1) * heights - np.cumsum(heights)
     num = int(np.searchsorted(filled, batch, "right"))

@@ -345,7 +345,7 @@ def surplus(stocks: Sequence[ComboCounts], excess_rps: float, only: Mapping[str,
 
 
 def _fit(stocks: Sequence[ComboCounts], more: Mapping[str, int], left: Counter[str]) -> Counter[str]:
-    """As many of these combos as there is room for. Takes their GPUs from `left`."""
+    """As many of the combos `more` as there is room for. Takes their GPUs from `left`."""
     fitting: Counter[str] = Counter()
     for stock in stocks:
         rooms = [left[gpu] // num for gpu, num in stock.gpus.items() if num and gpu in left]
