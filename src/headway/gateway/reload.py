@@ -23,7 +23,7 @@ from headway.gateway.telemetry.reloads import Reload
 
 log = logging.getLogger("headway.gateway")
 POLL_S = 2.0
-"""Time between two checks of the file. A change is read at the second check that finds the same file."""
+"""Time between two checks of the file. A changed file is read when two checks in a row find the same state."""
 READ_S = 30.0
 """Timeout for reading the file, which may be on a network file system that hangs."""
 Signature = tuple[object, ...]

@@ -24,7 +24,7 @@ from headway.gateway.telemetry.rolling_stats import RollingStats
 from headway.gateway.telemetry.trial import Trial
 
 _RECORDS_PER_PART = 20_000
-"""Records are written early when they cover this many requests."""
+"""Number of ended requests at which the records are written early."""
 
 
 class RunTelemetry:
@@ -48,7 +48,7 @@ class RunTelemetry:
         plan.use_corrections(self.drift.corrections)
         fleet.on_removed.append(lambda replica: self.drift.forget(replica.id))
         self.decisions: DecisionObserver | None = None
-        """Used by the decision log and the dashboard."""
+        """The decision observer, for the decision log and the dashboard; None without either."""
         self.trial: Trial | None = None
         """Counts requests by periods, if a change may be tried."""
         self.rolling_stats: RollingStats | None = None

@@ -26,9 +26,9 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     weight: Annotated[float, Meta(gt=0)] = 1.0
     """The tenant's share of the service relative to other tenants, while several tenants have waiting requests."""
     tier: Annotated[int, Meta(ge=0)] = 0
-    """The most urgent tier of requests with the key. More urgent requests are reduced to it."""
+    """The most urgent tier of requests with the key. A request with a more urgent tier gets this tier."""
     requests_per_minute: Annotated[float, Meta(gt=0)] | None = None
-    """Average rate, and largest burst. Requests beyond it get a 429 with the time to wait."""
+    """Average rate, and largest burst. Requests beyond this rate get a 429 with the time to wait."""
     tokens_per_minute: Annotated[float, Meta(gt=0)] | None = None
     """As `requests_per_minute`, for prompt and output tokens together."""
     expires: date | None = None
@@ -70,11 +70,11 @@ class PeerSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     period_s: _Seconds = 0.05
     """Minimum time between two messages to the other gateways about this gateway's load at the replicas."""
     lease_s: _Seconds = 2.0
-    """How long a gateway's reports count after its last message."""
+    """Time after a gateway's last message for which its reports count."""
     streams: bool = True
     """Whether named streams are also kept in the store. Another gateway can then continue a stream for its client."""
     leader: Literal["store", "kubernetes"] = "store"
-    """Where the scaling gateway holds its lease: in the store, or as a Lease of the pods' cluster."""
+    """The place where the scaling gateway holds its lease: the store, or a Lease of the pods' cluster."""
 
 
 class Cors(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -85,7 +85,7 @@ class Cors(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     methods: tuple[str, ...] = ("GET", "POST", "DELETE")
     """Methods of their requests."""
     headers: tuple[str, ...] = ("*",)
-    """Headers that they may send. `*` for every header."""
+    """Headers that the pages may send. `*` for every header."""
     max_age_s: Annotated[int, Meta(ge=0)] = 600
     """Time for which browsers keep the answer to a preflight request."""
 
@@ -107,7 +107,8 @@ class Batches(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_open: Annotated[int, Meta(ge=1)] = 256
     """Largest number of batch requests in the gateway or at engines. Further batch requests stay in the database."""
     max_attempts: Annotated[int, Meta(ge=1)] = 10
-    """Attempts at a failing request, at growing intervals. Attempts that found no room do not count."""
+    """Maximum number of attempts at a failing request, at growing intervals. Attempts that found no room do not
+    count."""
 
 
 class Judge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -121,7 +122,7 @@ class Judge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     model: str = ""
     """Name of the judging model."""
     prompt: str = ""
-    """The judge's prompt, with the placeholders `{question}` and `{answer}`. Without it: a built-in prompt."""
+    """The judge's prompt, with the placeholders `{question}` and `{answer}`. Unset: a built-in prompt."""
     max_tokens: Annotated[int, Meta(ge=1)] = 1024
     """Largest number of tokens of the judge's reply, reasoning included."""
     key_env: str = ""
@@ -133,8 +134,8 @@ class Judge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class TimeLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How long an engine with requests may be silent. Expected times follow from the step model of its model and GPU,
-    times the measured slowdown of the pool's replicas."""
+    """The time for which an engine with requests may be silent. Expected times are those of the step model of the
+    engine's model and GPU, times the measured slowdown of the pool's replicas."""
 
     factor: Annotated[float, Meta(gt=1)] = 10.0
     """Multiple of the expected time to the next token for which an engine may be silent."""
@@ -156,22 +157,24 @@ class Outliers(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     failures: Annotated[int, Meta(ge=1)] = 5
     """Number of failed requests in a row."""
     failure_share: Annotated[float, Meta(gt=0, le=1)] = 0.3
-    """Share of failed requests in excess of its peers' share."""
+    """Excess of the replica's share of failed requests over its peers' share."""
     min_requests: Annotated[int, Meta(ge=1)] = 10
     """Number of requests required for this comparison."""
     slow_factor: Annotated[float, Meta(gt=1)] = 5.0
-    """Ratio of the time to first token, or between tokens, to its peers' times."""
+    """Ratio of the replica's time to first token, or time between tokens, to that of its peers."""
     window_s: _Seconds = 30.0
     """Time window of these comparisons."""
     ejection_s: _Seconds = 10.0
     """Length of the first ejection. The second ejection is twice as long, the third is three times as long, and so
     on."""
     max_ejection_s: _Seconds = 300.0
-    """Longest ejection. After serving well for this long, a replica starts again with the first length."""
+    """Longest ejection. After a replica has served well for this long, its next ejection has the length of the
+    first."""
     max_ejected_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    """Largest share of a pool's replicas that may be ejected; at least one, never all. 0: none."""
+    """Largest share of a pool's replicas that may be ejected. It allows at least one replica, and never all. 0: no
+    replica is ejected."""
     slow_start_s: Annotated[float, Meta(ge=0)] = 10.0
-    """Time in which a returned replica's share of the requests grows from a tenth to the full share."""
+    """Time over which a returned replica's share of the requests grows from a tenth to the full share."""
 
 
 class DemandHistory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -186,7 +189,7 @@ class DemandHistory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Query for prompt tokens per second. Its series have the label `model`; with several regions `region`; optionally
     `tier`."""
     days: Annotated[float, Meta(gt=0, le=60)] = 8.0
-    """How far back the history goes."""
+    """Length of the history before the start."""
 
     def __post_init__(self) -> None:
         if (self.records is None) == (self.prometheus is None):
@@ -218,7 +221,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The key `gateway` of a fleet file: how `headway serve` answers."""
 
     timeout_s: _Seconds = 600.0
-    """A request is cancelled this long after its arrival."""
+    """Time after its arrival at which a request is cancelled."""
     flex_s: _Seconds = 600.0
     """Deadline of a request with `service_tier: flex`, from its arrival, at most `timeout_s`. Until shortly before the
     deadline, the admission policy may hold the request while it would delay others."""
@@ -226,7 +229,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Longest wait for a replica while none is up. Unset: 0.2 s if all replicas are lost (no replica can be reached or
     passes its health check); 30 s while a replica starts, waits for its check, or is suspended."""
     max_held: Annotated[int, Meta(ge=0)] = 10_000
-    """Largest number of held requests per model; more are rejected."""
+    """Largest number of held requests per model; further requests are rejected."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 32 << 20
     """Largest request body."""
     max_bodies_bytes: Annotated[int, Meta(ge=1)] = 512 << 20
@@ -253,12 +256,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     generated faster are kept for later, and sent at once while the request waits. Without it: tokens are sent at once.
     """
     max_attempts: Annotated[int, Meta(ge=1)] = 3
-    """Attempts at a request before its client gets an error. No engine gets it more often, unless earlier attempts made
-    progress."""
+    """Attempts at a request before its client gets an error. No engine gets the request more often than this, unless
+    earlier attempts made progress."""
     quarantine_s: Annotated[float, Meta(ge=0)] = 60.0
     """Time for which a request that broke two engines, and copies of it, are barred from all engines."""
     limits: TimeLimits = TimeLimits()
-    """How long an engine may be silent."""
+    """The time for which an engine may be silent."""
     outliers: Outliers = Outliers()
     """When a replica that serves worse than its peers is ejected."""
     body_timeout_s: _Seconds = 60.0
@@ -272,12 +275,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     key_store: KeyStoreSettings | None = None
     """Keys in a database, in addition to `api_keys`."""
     peers: PeerSettings | None = None
-    """Other gateways of the same fleet, through a shared store. Without it: the only gateway."""
+    """Other gateways of the same fleet, through a shared store. Unset: this gateway is the only one."""
     cors: Cors | None = None
     """Origins of other hosts' web pages that may send requests. Unset: browsers withhold the answers from such
     pages."""
     admin_keys: tuple[_Sha256, ...] = ()
-    """SHA-256 hashes of the keys that permit viewing and changing the replicas. Without any: nobody may."""
+    """SHA-256 hashes of the keys that permit viewing and changing the replicas. Empty: no client may do so."""
     dashboard: Literal["key", "open", "off"] = "key"
     """Access to /dashboard: with one of the `admin_keys`, for everybody, or for nobody."""
     explain: bool = False
@@ -288,13 +291,13 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """With `--records`: time between two writes of records. A gateway that is killed loses the records since the last
     write."""
     demand_history: DemandHistory | None = None
-    """Demand from before the start. Without it, forecasts begin with the gateway."""
+    """Demand from before the start. Unset: forecasts begin with the gateway."""
     tracing: bool = False
     """Whether OpenTelemetry spans are exported, as set by the OTEL_* environment variables."""
     batches: Batches | None = None
-    """The files and batches API. Without it: off."""
+    """The files and batches API. Unset: off."""
     hang_s: _Seconds = 10.0
-    """With several workers: a worker that is silent for this long is restarted; while the scheduler is silent for this
+    """With several workers: a worker that is silent for this long is restarted. After the scheduler was silent for this
     long, clients get a 503."""
     objectives: dict[str, Annotated[int, Meta(ge=0)]] = {}
     """For `headway epp`: the tier by the name in a request's header `x-llm-d-inference-objective` or
@@ -303,7 +306,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A separate port for probes, on all addresses: `/livez` (200 while the process makes progress), and `/readyz` and
     `/health` (200 while a replica is up). A separate thread answers, independently of the load."""
     drain_s: Annotated[float, Meta(ge=0)] = 30.0
-    """Time for streams to end at shutdown."""
+    """Time that streams have to end at shutdown."""
 
     @property
     def needs_key(self) -> bool:

@@ -360,7 +360,7 @@ class Relay:
     # Relaying the response to the client.
 
     async def _relay_stream(self, connection: Connection) -> bool:
-        """Pass a stream on, each read at once. The last bytes are sent with the end of the response.
+        """Pass a stream on: the data of each read at once. The last bytes are sent with the end of the response.
 
         False if the engine ended it with an error that the client has received.
         """
@@ -444,7 +444,7 @@ class Relay:
         in_flight = self.in_flight
         in_flight.answer.waits_for_client = waits
         if in_flight.reservation is not None and self._live.generated_tokens:
-            in_flight.reservation.count_tokens(0)  # reports it if the scheduler is another process
+            in_flight.reservation.count_tokens(0)  # reports the wait if the scheduler is another process
 
     async def _relay_whole(self, connection: Connection) -> None:
         """Pass on an answer that is not streamed, or a refusal."""
@@ -570,7 +570,7 @@ class Relay:
             self._health.failed(replica, error)
 
     async def _save_kv(self, replica: EngineEndpoint) -> None:
-        """Save the KV cache of a request that moves. Without it, the next replica recomputes the tokens."""
+        """Save the KV cache of a request that moves. If it is not saved, the next replica recomputes the tokens."""
         if self._snapshot is not None:  # the snapshot of a move whose target failed before the restore
             await self._snapshot.delete()
         self._snapshot = KvSnapshot()

@@ -43,13 +43,13 @@ MAX_NAME_CHARS = 512
 MAX_TIER = (1 << 15) - 1
 MIN_SLO_MS, MAX_SLO_MS = 1e-3, 1e12
 _BODY_CHARS, _MESSAGE_CHARS = 256, 40
-"""Characters of a body's JSON, and of each message's JSON, that do not belong to a prompt."""
+"""(characters of a body's JSON, characters of each message's JSON) that never belong to a prompt."""
 MEDIA_TOKENS = 16_384
 """Maximum number of tokens of an image: Qwen2.5-VL's `max_pixels`, 12,845,056, in patches of 28 x 28 pixels. Other
 models have fewer."""
 _PAIRS = (("query", "documents"), ("text_1", "text_2"), ("queries", "documents"), ("query", "items"))
-"""Fields of texts that are compared, each with its partner. One text of a field is combined with every text of the
-partner."""
+"""Fields of texts that are compared, each with its partner field. Each text of a field is compared with every text of
+the partner field."""
 _CONTENTS = ("messages", "input", "content", *dict.fromkeys(name for pair in _PAIRS for name in pair))
 _MEDIA_FIELDS = (
     "image_url",
@@ -65,7 +65,7 @@ _MEDIA_FIELDS = (
     "audio_embeds",
 )
 _MAX_MEDIA_DEPTH = 4
-"""Depth of nested contents: in messages, and in results of tools in them."""
+"""Maximum depth of nested contents that are read: in messages, and in results of tools inside messages."""
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict", "min_tokens")
 """Fields that limit an answer's length. If a request has several, engines differ in the field that they prefer."""
 _REASONING_BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget")
@@ -92,7 +92,8 @@ class CostFeatures(Struct, frozen=True, array_like=True, gc=False):
     num_chars: int = 0
     """Characters of the body outside of the prompt's text: tools, schemas, tool calls."""
     num_tokens: int = 0
-    """Prompt tokens that are not in characters: the maximum for images, audio and files, and lists of token ids."""
+    """Prompt tokens outside of the prompt's text: the maximum for images, audio and files, and the number of token ids
+    in lists."""
     echoes: bool = False
 
 
@@ -103,7 +104,7 @@ class Features(Struct, array_like=True, gc=False):
     """The features of a request that control reads: everything but its text."""
 
     arrival_s: float
-    """Time on the clock of the process that received it."""
+    """Time of arrival, on the clock of the process that received the request."""
     model: str
     is_passthrough: bool
     num_chars: int
@@ -165,7 +166,7 @@ class ClientRequest(Struct):
     blocks: tuple[Segment, ...] | None = None
     """The prompt's KV blocks by their tokens, if an engine's events name blocks by tokens."""
     stream_key: StreamKey | None = None
-    """Set if a retry can continue the stream."""
+    """The key under which a retry can continue the stream; None if no retry can."""
     form: Form | None = None
     """The body if it is a form; `body` then holds the fields that the gateway uses."""
     content_type: str = "application/json"
@@ -174,7 +175,7 @@ class ClientRequest(Struct):
     has_media: bool = False
     """Whether the prompt may have images, audio or files, whose tokens only the engine knows."""
     received_s: float | None = None
-    """When the last byte came; None once the gateway's overhead was measured."""
+    """Time at which the last byte came; None once the gateway's overhead was measured."""
 
     @property
     def is_single(self) -> bool:
@@ -255,7 +256,7 @@ class ClientRequest(Struct):
         return self.is_single
 
     def encoded(self, body: dict[str, Any]) -> bytes:
-        """`body`, which is this request's body with changes, in the original format."""
+        """`body`, this request's body with changes, encoded in the request's original format."""
         if self.form is not None:
             return self.raw if body["model"] == self.model else self.form.with_field("model", str(body["model"]))
         if body == self.body:

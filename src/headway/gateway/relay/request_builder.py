@@ -17,7 +17,7 @@ from headway.gateway.upstream.errors import EngineError
 from headway.gateway.upstream.hints import add_order
 
 _RENDER_S = 1.0
-"""Time that the first attempt's engine has left to render the chat, once another engine needs it."""
+"""Time that the first attempt's engine still gets to render the chat, after another engine needs the prompt."""
 
 
 class RequestBuilder:
@@ -25,7 +25,7 @@ class RequestBuilder:
 
     # Initial values are set in the class, because most requests keep them.
     resumed: ResumedStream | None = None
-    """Rewrites the stream that continues an earlier one."""
+    """Rewrites the current engine's stream if it continues an earlier engine's stream."""
     hidden_fields: tuple[str, ...] = ()
     """Fields of chunks that the client did not request."""
     is_prefill = False
@@ -69,7 +69,8 @@ class RequestBuilder:
 
     async def learn_end_of_reasoning(self, replica: EngineEndpoint) -> None:
         """Ask the engine that will continue for the text of tokens that may have ended the reasoning. Raises
-        EngineError if it is gone; CannotResumeError without a reply, because the answer might be taken for reasoning.
+        EngineError if the engine is gone. Raises CannotResumeError without a reply, because the answer could then be
+        taken for reasoning.
         """
         partial = self._meter.partial
         if ids := partial.unread_ids():
@@ -79,11 +80,12 @@ class RequestBuilder:
             partial.read_ids(text)
 
     async def _render(self, replica: EngineEndpoint) -> None:
-        with suppress(EngineError):  # the next replica is then asked when the prompt is needed
+        with suppress(EngineError):  # the next replica's engine is asked when the prompt is needed
             self._meter.partial.prompt = await replica.render_chat(self._request.body)
 
     def build(self, replica: EngineEndpoint) -> tuple[str, dict[str, Any] | None]:
-        """Path and body for a replica. Without a body, the answer is complete except for the end of its stream.
+        """The path and the body for a replica. If the body is None, the answer is complete except for the end of its
+        stream.
 
         CannotResumeError if the replica cannot continue the answer.
         """

@@ -1,5 +1,6 @@
 """Reads clients' requests. Only values that the gateway itself needs are checked: the model, whether the answer is a
-stream, the number of answers, and the tier. The rest is read as far as possible, and the engine decides.
+stream, the number of answers, and the tier. Other values are read as far as possible, and the engine decides about
+them.
 
 Separate from `request.py`, because this module is compiled and msgspec needs the annotations of the fields there.
 """
@@ -42,7 +43,7 @@ from headway.gateway.relay.request import (
 from headway.gateway.upstream.loose_json import count_of
 
 _STREAMED_PATHS = frozenset((CHAT, COMPLETIONS, RESPONSES, MESSAGES, *FORMS))
-"""Endpoints that may stream. Other endpoints answer as a whole, whatever `stream` is."""
+"""Endpoints that may stream. Other endpoints never stream, regardless of `stream`."""
 _STATEFUL_OPTIONS = frozenset((
     "logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "frequency_penalty", "presence_penalty",
     "repetition_penalty", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
@@ -62,7 +63,7 @@ _FORWARDED_HEADERS = frozenset(
 )
 _SERVICE_TIERS = {"priority": 0, "auto": 0, "default": 0, "flex": 1}
 _JSON_TYPES = {"model": "string", "stream": "boolean"}
-"""Types of the checked fields. Fields that are not listed are integers."""
+"""Maps the checked fields to their types. Fields that are not listed are integers."""
 _SLO_HEADERS = frozenset(f"{prefix}-{metric}-ms" for prefix in ("x-llm-d-slo", "x-slo") for metric in ("ttft", "tpot"))
 Prompt = tuple[str, list[int] | None]
 """The prompt's text, and its token ids if it was given as token ids."""
@@ -182,7 +183,8 @@ def _can_resume(path: str, body: dict[str, Any], prompt_ids: list[int] | None) -
 
 
 def _max_tokens(fields: RequestFields) -> int | None:
-    """The limit of an answer's tokens; None: the engine's own, also for a negative limit, as in llama.cpp."""
+    """The limit of an answer's tokens. None: the engine's own limit applies. A negative limit is None, as in
+    llama.cpp."""
     for value in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
         if value is not None:
             if type(value) is int and 0 <= value <= MAX_TOKENS:
@@ -261,7 +263,7 @@ def _completion_prompt(body: dict[str, Any]) -> Prompt:
 
 
 def _fields_prompt(*names: str) -> Callable[[dict[str, Any]], Prompt]:
-    """A reader of fields with texts, each a text, or an array of texts and of objects with a text."""
+    """A reader of fields with texts. Each field is a text, or an array of texts and of objects with a text."""
 
     def read(body: dict[str, Any]) -> Prompt:
         parts: list[str] = []

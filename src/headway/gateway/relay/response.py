@@ -124,7 +124,8 @@ class ClientResponse:
         self.writer.start(status, [*headers, *extra] if extra else headers)
 
     def write_events(self, data: bytes, partial: PartialResponse) -> bool:
-        """Write a part of a stream; `partial` is the answer after it. False if the client reads slowly."""
+        """Write a part of a stream; `partial`: the answer so far, including this part. Returns False if the client
+        reads slowly."""
         self._has_written = True
         self.writer.write(data, more=True)
         if self._in_flight.copy is not None:

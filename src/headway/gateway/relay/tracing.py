@@ -29,7 +29,8 @@ from headway.gateway.upstream.errors import EngineError
 _OPERATIONS = {CHAT: "chat", COMPLETIONS: "text_completion", EMBEDDINGS: "embeddings"}
 _SAMPLING_OPTIONS = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
 _LIMIT = 1 << 63
-"""Attributes are 64-bit numbers. A longer number would fail the export of its whole batch of spans."""
+"""Maximum of an attribute, which is a 64-bit number. A larger number would fail the export of its whole batch of
+spans."""
 _CONTEXT = TraceContextTextMapPropagator()
 
 
@@ -65,7 +66,7 @@ class TracedRelay(Relay):
         )
         self._epoch_ns = time_ns() - round(self._scheduler.clock.now * 1e9)
         self._held_since_s = self._live.arrival_s
-        """The end of the last attempt or judgement."""
+        """Time at which the last attempt or judgement ended."""
         self._operation = _OPERATIONS.get(request.path, "chat")
         self._request_span = self._tracer.start_span(
             f"{self._operation} {request.model}",

@@ -21,7 +21,7 @@ class ResponseWriter(Protocol):
         """Set status and headers, which are sent with the first bytes of the body."""
 
     def write(self, body: bytes, more: bool = False) -> None:
-        """Write a piece of the body; the last one if not `more`."""
+        """Write a piece of the body. Without `more`, it is the last piece."""
 
     @property
     def is_full(self) -> bool:
@@ -51,7 +51,7 @@ class ClientWriter(ResponseWriter, Protocol):
         """HTTP status of the response; 0 before `start`."""
 
     def take_body(self) -> bytes | None:
-        """The request's body if it is complete; None: it comes through ASGI's `receive`."""
+        """The request's body if it is complete. None: the body comes through ASGI's `receive`."""
 
     def watch(self, on_disconnect: Callable[[], None]) -> None:
         """Call `on_disconnect` if the client disconnects before the end of its response."""

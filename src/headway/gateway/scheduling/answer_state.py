@@ -15,8 +15,8 @@ class AnswerState(Struct, array_like=True, gc=False):
     waits_for_client: bool = False
     """Whether the client reads slowly, so that the engine's answer is not read meanwhile."""
     continued_tokens: tuple[int, int] = (0, 0)
-    """Prompt and output tokens with which continuing engines began: recomputed, and found in their KV caches or
-    loaded."""
+    """Prompt and output tokens with which continuing engines began: (recomputed tokens, tokens found in their KV caches
+    or loaded)."""
     unread: dict[str, int] | None = None
     """Number of events and answers that were passed on without being read, by kind."""
     response_id: str | None = None
@@ -24,4 +24,4 @@ class AnswerState(Struct, array_like=True, gc=False):
     longest_gap_s: float = 0.0
     """The longest time between two reads with tokens in one replica's stream."""
     resumed_s: float | None = None
-    """When the current replica's first token of an answer begun elsewhere came; None if there is none."""
+    """Time of the current replica's first token, for an answer that another replica began; None if there is none."""

@@ -1,4 +1,4 @@
-"""Control and cascades for the gateway, where single requests fail and answers are unknown beforehand."""
+"""Control and cascades for the gateway: single requests may fail, and answers are unknown beforehand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LiveCascadeStages(CascadeStages):
     """A cascade with unknown reasoning lengths until the tokens come."""
 
     def escalate(self, live: Live) -> None:
-        """Reset the reasoning, which the next model starts again."""
+        """Reset the reasoning, because the next model begins its own."""
         live.reasoning_tokens = 0
         live.phase = Phase.ANSWERING
         super().escalate(live)
@@ -51,7 +51,7 @@ class _Parts(NamedTuple):
 def _with(
     policies: Policies, kind: Literal["migration", "admission"], policy: Callable[[Kind, Callable[[], Any]], Any]
 ) -> Policies:
-    """The policies, with this kind's choice replaced by the result of `policy`, if there is a choice."""
+    """The policies with another choice of one kind: the result of `policy`. A kind without a choice stays without."""
     choice = getattr(policies, kind)
     return policies if choice is None else replace(policies, **{kind: lambda: policy(kind, choice)})
 
@@ -66,7 +66,7 @@ class LiveControl(Control):
         """The policies' instances while policies take turns; None: a change creates new instances."""
 
     def num_kept(self, service: Service) -> int:
-        """Requests that the service's admission policy holds."""
+        """Number of requests that the service's admission policy holds."""
         admissions = self.parts.admissions.get(service)
         return 0 if admissions is None else len(admissions.held)
 
@@ -79,10 +79,9 @@ class LiveControl(Control):
         in_flight: Sequence[Live],
         now: float,
     ) -> None:
-        """Use other policies from now on. HeadwayError, before any change, if one cannot be created.
-
-        Equal policies before and after keep their learnt state; scaler and cascade always stay. `in_flight` are the
-        requests at replicas.
+        """Use other policies from now on. Raises HeadwayError, before any change, if a policy cannot be created.
+        Unchanged policies keep their learnt state; scaler and cascade always stay. `in_flight`: the requests at
+        replicas.
         """
         if self._kept is not None:
             self._keep(before, self._kept)
@@ -217,7 +216,8 @@ class LiveControl(Control):
         self._refuse(live, now)
 
     def reassign_decode(self, live: Live, prefilled_by: int, now: float) -> bool:
-        """Hand over to another decode replica than the current one. False if the combo has no other."""
+        """Hand over to a decode replica other than the current one. Returns False if the combo has no other decode
+        replica."""
         service = self.service_of(live)
         if service.member(prefilled_by) is None or service.member(live.replica) is None:
             return False

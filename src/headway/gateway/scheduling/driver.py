@@ -75,7 +75,7 @@ class Driver:
         self._reasoning: set[str] = set()
         """Models that have reasoned before an answer. Their new requests count as reasoning until they answer."""
         self.call_at = Deadlines(clock, self.requests).add
-        """Calls `action(time_s, live)` at that time, unless the request has ended."""
+        """Calls `action(time_s, live)` at `time_s`, unless the request has ended."""
         self.control = control = LiveControl(self, recorder, notify=True)
         control.parts.new_shadow = new_shadow
         self.services = control.by_model
@@ -92,7 +92,7 @@ class Driver:
         return self.clock.now
 
     def change_policies(self, before: Policies, after: Policies) -> None:
-        """Use other policies from now on. HeadwayError, before any change, if one cannot be created."""
+        """Use other policies from now on. Raises HeadwayError, before any change, if a policy cannot be created."""
         in_flight = [request.live for request in self.requests.values() if request.reservation is not None]
         self.control.change_policies(before, after, self._seed, self._decisions, in_flight, self.now)
         self.roster.limit_prompts(after.prompt_window is not None)
@@ -213,7 +213,7 @@ class Driver:
             self.control.on_paused(live, self.now)
             self.holds.start(request)
             return
-        if self.replicas[source.id].is_single_phase:  # the chosen pair may be down by now
+        if self.replicas[source.id].is_single_phase:  # the chosen pair may be down already
             self.control.place(live, self.now)
             self.control.on_moved(live, self.now)
             return
@@ -276,7 +276,8 @@ class Driver:
         self.holds.start(request)
 
     def _leave(self, request: InFlightRequest, cause: Cause, replica: int | None = None) -> None:
-        """Record a stay that ends before its request. In a cascade, only stays with complete answers are recorded."""
+        """Record a request's stay at a replica that ends before the request. In a cascade, only stays with complete
+        answers are recorded."""
         if request.live.stage_index < 0:
             request.has_left = request.is_away = True
             self._write_segment(request.live, self.now, cause, replica)
@@ -351,8 +352,8 @@ class Driver:
                     self._place_again(request)
 
     def drain(self, replica: LiveReplica, on: bool) -> None:
-        """Drain a replica, or end the drain. While other replicas can take requests, it gets none, and movable requests
-        move out."""
+        """Drain a replica, or end the drain. While other replicas can take requests, a draining replica gets none, and
+        its movable requests move out."""
         self.roster.set_draining(replica, on)
         if not on:
             return
@@ -399,7 +400,7 @@ class Driver:
         request.wake()
 
     def served_by(self, request: InFlightRequest, replica: LiveReplica) -> None:
-        """Record that a proxy sent the request to another replica than control had chosen."""
+        """Record that a proxy sent the request to a replica other than the one that control chose."""
         live = request.live
         request.detach()
         self.metrics.count_failure(live, self.replicas[live.replica].pool)

@@ -13,7 +13,7 @@ from headway.gateway.scheduling.replica import LiveReplica
 
 _MOMENT_S = 0.02
 _HOLD_S, _LOST_HOLD_S = 30.0, 0.2
-"""Longest default wait for a replica while none is up; and the wait if all are lost."""
+"""(longest default wait for a replica while none is up, longest default wait if all are lost)."""
 
 
 class HoldTimeouts:
@@ -69,7 +69,7 @@ class HoldTimeouts:
             self._wait(request)
 
     def _is_all_lost(self, service: Service) -> bool:
-        """Whether no replica of the service may be up soon."""
+        """Whether no replica of the service is expected to be up soon."""
         if not service.members:
             return self._control.parts.scaling is None
         replicas = [self._replicas[member.view.id] for member in service.members]

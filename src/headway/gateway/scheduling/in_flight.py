@@ -71,7 +71,7 @@ class State(IntEnum):
     HELD = auto()
     """The request is at no replica: it waits for one, or is paused."""
     PLACED = auto()
-    """Counted at a replica, and not sent yet."""
+    """Counted at a replica, but not sent yet."""
     PREFILLING = auto()
     """Sent to a replica that only computes the prompt, or to both replicas of a pair."""
     SENT = auto()
@@ -110,9 +110,8 @@ class Reservation(Protocol):
         """Whether the request must not be sent yet, because no slot is free."""
 
     def count_tokens(self, tokens: int) -> None:
-        """Add generated tokens, after the request's own count and phase have changed.
-
-        The first call, even with 0 tokens, marks the prompt as computed.
+        """Add generated tokens. Call it after the request's own count and phase have changed. The first call, even with
+        0 tokens, marks the prompt as computed.
         """
 
     def free(self) -> None:
@@ -133,9 +132,9 @@ class PrefillLeg:
 
     replica: EngineEndpoint
     reservation: Reservation | None = None
-    """The reservation at the replica; None if it is in the scheduler's process."""
+    """The reservation at the prefill replica; None if it is in the scheduler's process."""
     generated_tokens: int = 0
-    """Tokens of the request when it was placed here."""
+    """Number of the request's generated tokens when it was placed at the prefill replica."""
     connection: Connection | None = None
     is_stopped: bool = False
     """Whether the prefill replica's answer is no longer needed."""
@@ -169,9 +168,9 @@ class InFlightRequest:
     replica: EngineEndpoint | None = None
     connection: Connection | None = None
     abort_reason: str | None = None
-    """Why the replica was given up before its connection was open."""
+    """The reason for giving up the replica before its connection was open."""
     outcome: Outcome | None = None
-    """The end by control; None: control has not ended the request."""
+    """The end of the request, as control decided; None: control has not ended the request."""
     move_target: EngineEndpoint | None = None
     """The replica at which to continue, during a move."""
     is_paused: bool = False
@@ -201,18 +200,18 @@ class InFlightRequest:
     """Whether a model of a cascade has answered, and the answer is neither accepted nor escalated yet."""
     scoring: asyncio.Task[float] | None = None
     retry_after_s: int = 1
-    """The wait advised to a rejected client."""
+    """Seconds that the client of a rejected request is advised to wait."""
     is_shed: bool = False
     """Whether the request was rejected because its expected TTFT was too long."""
     rate_hold: RateHold | None = None
-    """Its reservation in the rates of the caller's key."""
+    """The request's reservation in the rates of the caller's key."""
     budget_hold: BudgetHold | None = None
-    """Its reservation in the budgets of the caller's key."""
+    """The request's reservation in the budgets of the caller's key."""
     earlier_charges: tuple[Charge, ...] = ()
     """Charges for answers of a cascade's models that were not accepted."""
     hold_timeout: asyncio.TimerHandle | None = None
     hold_end_s: float = 0.0
-    """When a request held while no replica is up is rejected at the latest."""
+    """Latest time at which a request that is held while no replica is up is rejected."""
     _changed: asyncio.Future[None] | None = None
 
     def __init__(

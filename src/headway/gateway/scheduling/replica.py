@@ -86,7 +86,7 @@ class Slots:
         self._free: list[int] = []
         """Free slots, longest free first."""
         self._last_prefixes: dict[int, frozenset[int]] = {}
-        """Segments of each slot's last prompt, whose KV cache the server still holds."""
+        """Segments of each slot's last prompt. The server still holds the prompt's KV cache."""
         self._waiting: deque[ReplicaReservation] = deque()
 
     def resize(self, num: int) -> None:
@@ -127,9 +127,9 @@ class LiveReplica(EngineEndpoint):
     is_draining = False
     is_removed = False
     is_unready = False
-    """Whether its cluster reports it as not ready."""
+    """Whether the cluster reports the replica as not ready."""
     is_starting = False
-    """Whether the gateway has started the replica and it has not been up yet."""
+    """Whether the gateway has started the replica, and the replica has never been up."""
     is_initial = True
     """Whether the replica belongs to the initial fleet, or was not started by the gateway."""
     has_served = False
@@ -154,7 +154,7 @@ class LiveReplica(EngineEndpoint):
     _other_ordering: str | None = None
     """The ordering that the engine last reported, if it is not the wanted ordering."""
     _matched_request = -1
-    """The last request whose prefix a router matched, with its cached and loadable tokens."""
+    """Id of the last request whose prefix a router matched. Its cached and loadable tokens follow."""
     _matched_cached = 0
     _matched_loadable = 0
 
@@ -200,7 +200,7 @@ class LiveReplica(EngineEndpoint):
         self.num_by_tier: dict[int, int] = {}
         self.queue_lengths = [0] * (1 if self._queued is None else self._queued.num_queues)
         self._expected: dict[int, tuple[int, list[int]]] = {}
-        """Maps each request to its prompt tokens, and the tokens expected in the cache by events."""
+        """Maps each request to (its prompt tokens, the tokens that are in the cache according to events)."""
         self._declared_adapters = frozenset(pool.lora_names)
         self._known_adapters = self.adapters
         self.on_adapters: Callable[[], None] = _ignore
@@ -211,7 +211,7 @@ class LiveReplica(EngineEndpoint):
         self.engine_ordering = engine_ordering
         self._load = Load()
         self.seen_s = -inf
-        """When the engine's load was last read."""
+        """Time at which the engine's load was last read."""
 
     async def read_details(self, timeout_s: float) -> None:
         """Read the names of model and adapters and, if the replica has them, its bootstrap port and number of slots."""
@@ -229,9 +229,8 @@ class LiveReplica(EngineEndpoint):
                 self.num_slots = await self.read_num_slots(timeout_s)
 
     async def read_load(self, timeout_s: float) -> Load | None:
-        """Read the load. EngineError, too, if an engine that has not been up yet runs another ordering than required.
-
-        An engine whose ordering changes later continues to serve.
+        """Read the load. Raises EngineError if the load cannot be read, or if an engine that has never been up runs an
+        ordering other than the required one. An engine whose ordering changes later continues to serve.
         """
         load = await super().read_load(timeout_s)
         if not self.engine_ordering:
@@ -432,7 +431,7 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def load(self) -> Load:
-        """The engine's load as last scraped; completely unknown if older than `stale_s`."""
+        """The engine's load as last scraped. If the scrape is older than `stale_s`, all values are unknown."""
         return self._load if self._clock.now - self.seen_s <= self._stale_s else Load()
 
     @property
@@ -444,7 +443,7 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def num_running(self) -> int:
-        """As scraped; if unknown, the gateway's requests up to the engine's limit."""
+        """Number of running requests, as scraped. If unknown: the gateway's requests, at most the engine's limit."""
         running = self._load.running
         if running is None or self._clock.now - self.seen_s > self._stale_s:
             return min(len(self._reservations), self.max_num_seqs)
@@ -452,7 +451,7 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def num_waiting(self) -> int:
-        """As scraped; if unknown, the gateway's requests beyond the engine's limit."""
+        """Number of waiting requests, as scraped. If unknown: the gateway's requests beyond the engine's limit."""
         waiting = self._load.waiting
         if waiting is None or self._clock.now - self.seen_s > self._stale_s:
             return max(len(self._reservations) - self.max_num_seqs, 0)
@@ -460,7 +459,7 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def kv_blocks_used(self) -> int:
-        """As scraped; if unknown, the blocks that the gateway's requests need."""
+        """KV blocks in use, as scraped. If unknown: the blocks that the gateway's requests need."""
         share = self.load.kv_share
         if share is not None:
             return round(share * self.kv_blocks_total)
@@ -472,7 +471,8 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def kv_blocks_host(self) -> int:
-        """As scraped, relative to the pool engine's host memory; 0 for an engine that does not swap."""
+        """KV blocks in host memory, from the scraped share of the pool engine's host memory; 0 for an engine that does
+        not swap."""
         share = self.load.host_share
         if share is None or self._swapping is None:
             return 0

@@ -16,7 +16,7 @@ from headway.gateway.upstream.engine import EngineEndpoint
 
 
 class Roster:
-    """Keeps control's entries in step with the replicas."""
+    """Updates control's entries when replicas change."""
 
     def __init__(
         self,

@@ -60,7 +60,8 @@ class ConfidenceMeter:
                 self._num += 1
 
     def score(self) -> float:
-        """Score from 0 to 100: the geometric mean of the tokens' probabilities. ScoringError without probabilities."""
+        """Score from 0 to 100: the geometric mean of the tokens' probabilities. Raises ScoringError if the tokens have
+        no probabilities."""
         if not self._num:
             raise ScoringError("the engine sent no log probabilities")
         return 100.0 * math.exp(self._sum / self._num)
@@ -91,7 +92,7 @@ class JudgingModel:
         self._headers = "Content-Type: application/json\r\n" + (f"Authorization: Bearer {key}\r\n" if key else "")
 
     async def score(self, question: str, answer: str) -> float:
-        """Score from 0 to 100. ScoringError if the model does not reply with a score in time."""
+        """Score from 0 to 100. Raises ScoringError if the model does not reply with a score in time."""
         parts = {"question": question, "answer": answer}
         prompt = _PLACEHOLDER.sub(lambda placeholder: parts[placeholder[1]], self._config.prompt or PROMPT)
         body: dict[str, Any] = {
@@ -147,7 +148,7 @@ class AnswerScorer:
     async def score(
         self, request: InFlightRequest, question: str, answer: str, confidence: ConfidenceMeter | None
     ) -> float | None:
-        """Score from 0 to 100; None if scoring failed, which is logged, or the request has ended."""
+        """Score from 0 to 100. None if scoring failed, or the request has ended. A failure is logged."""
         request.scoring = asyncio.create_task(self._score(question, answer, confidence))
         try:
             return await request.scoring
@@ -155,7 +156,7 @@ class AnswerScorer:
             log.warning("an answer has no score: %s", error)
             return None
         except asyncio.CancelledError:
-            if request.outcome is None:  # this task itself is cancelled
+            if request.outcome is None:  # the task of this call is cancelled
                 raise
             return None
         finally:

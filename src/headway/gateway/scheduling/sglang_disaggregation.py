@@ -43,7 +43,7 @@ class PrefillLegError(EngineError):
 
 
 class PrefillRejectedError(Exception):
-    """The prefill replica refused the request, as any other would."""
+    """The prefill replica refused the request. Any other replica would refuse it, too."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(status, body)
@@ -100,7 +100,7 @@ class DualDispatch:
             await send(replica, path, data)
         except EngineError as error:
             if not (self.has_failed or self._leg.is_stopped or self._has_begun()):
-                # its failure may be the cause
+                # the prefill replica's failure may be the cause
                 await self.wait_for_prefill(_TRANSFER_GRACE_S if "transfer" in str(error).lower() else _GRACE_S)
             if self._rejection is not None:
                 raise PrefillRejectedError(*self._rejection) from None

@@ -19,7 +19,7 @@ from headway.gateway.telemetry.metrics import Metric, Sample
 
 log = logging.getLogger("headway.gateway")
 MOST_SHARE = 0.02
-"""Largest share of the process's CPU time for a candidate's router. Views and counting are additional."""
+"""Largest share of the process's CPU time for a candidate's router. Its views and the counting take additional time."""
 _Num = Annotated[int, Meta(ge=0)]
 NAMES: dict[Kind, str] = {"routing": "router", "ordering": "ordering", "admission": "admission"}
 """The kinds that can be compared, with their names in `Policies`."""
@@ -31,12 +31,12 @@ class ShadowedDecisions(Struct, forbid_unknown_fields=True):
     model: str
     kind: str
     agreed: _Num
-    """Decisions equal to the real ones."""
+    """Number of decisions equal to the real decisions."""
     differed: _Num
     failed: _Num
-    """The candidate raised an error, or chose a replica that was not offered."""
+    """Number of decisions in which the candidate raised an error, or chose a replica that was not offered."""
     agreement: float | None
-    """Share of equal decisions; null without any."""
+    """Share of decisions equal to the real decisions; null without decisions."""
 
 
 class ShadowPlacements(Struct, forbid_unknown_fields=True):
@@ -48,7 +48,8 @@ class ShadowPlacements(Struct, forbid_unknown_fields=True):
 
 
 def comparable(real: Policies, candidate: Policies) -> tuple[tuple[Kind, ...], list[str]]:
-    """The kinds on which both decide, and differently; and why other differing kinds cannot be compared live."""
+    """The kinds of policy that differ between candidate and present policies and can be compared; for other kinds that
+    differ, the reason why they cannot be compared live."""
     kinds, notes = list[Kind](), list[str]()
     for kind, name in NAMES.items():
         if getattr(real, name) == getattr(candidate, name) and kind != "ordering":
@@ -86,7 +87,7 @@ class Shadows:
         """Gains in the last rehearsal: `attainment` and `usd_per_hour`, each with mean, low and high."""
         self._told = set[tuple[str, Kind]]()
         self._seen: dict[Shadow, tuple[float, float]] = {}
-        """Seconds of the candidate and CPU seconds of the process when the pace was last set."""
+        """(seconds of the candidate, CPU seconds of the process) when the pace was last set."""
 
     def new(self, model: str) -> Shadow:
         """The candidate's policies for another model."""

@@ -48,7 +48,7 @@ class Suspicions(Protocol):
 
 
 class _Stay:
-    """A request's stay at one replica, at the last check."""
+    """The state of a request's stay at one replica, at the last check."""
 
     __slots__ = (
         "expected_s",
@@ -68,7 +68,7 @@ class _Stay:
         self.key, self.replica = key, replica
         self.start_tokens = self.tokens = tokens
         self.expected_s = expected_s
-        """Expected time to the first token here."""
+        """Expected time to the first token at this replica."""
         self.is_paced = False
         """Whether its time between tokens has been observed."""
         self.silent_s = 0.0
@@ -79,7 +79,7 @@ class _Stay:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the stream began long enough ago to show its engine's pace."""
+        """Whether the stream began so long ago that it shows its engine's pace."""
         return self.num_checks >= _BEGUN_CHECKS
 
 
@@ -182,7 +182,7 @@ class StallWatch:
                 self._health.suspect(replica, limit_s * _CANARY_SHARE)
 
     def _silence_s(self, replica: int) -> float:
-        """How long a replica has been silent towards all of its requests, or towards all begun streams."""
+        """Seconds for which a replica has been silent towards all of its requests, or towards all begun streams."""
         return max(self._silent_s.get(replica, 0.0), self._streams_silent_s.get(replica, 0.0))
 
     def abort_stuck(self, requests: Iterable[InFlightRequest]) -> None:
@@ -201,7 +201,7 @@ class StallWatch:
                     request.abort(why)
 
     def _stuck_s(self, request: InFlightRequest, replica: LiveReplica, stay: _Stay) -> float | None:
-        """How long a request may be silent; None: forever."""
+        """Seconds for which a request may be silent; None: forever."""
         limit_s = self._limit_s(replica)
         if self._silence_s(replica.id) > limit_s:  # the engine is silent, although it has completed the canary request
             limit_s *= 1 + _CANARY_SHARE if stay.has_tokens else _SILENT_FACTOR
@@ -283,14 +283,14 @@ class StallWatch:
         return step_s
 
     def _limit_s(self, replica: LiveReplica) -> float:
-        """How long the replica may be silent towards all of its requests."""
+        """Seconds for which the replica may be silent towards all of its requests."""
         limits = self._limits
         least_s = limits.silence_s if self._pools.get(replica.pool) else max(limits.cold_s, limits.silence_s)
         return max(least_s, limits.factor * self._ratio(replica) * self._expected_first_s(replica))
 
 
 def _waits_on(request: InFlightRequest) -> LiveReplica | None:
-    """The replica that must generate the request's next token; None if it is at none."""
+    """The replica that must generate the request's next token; None if the request is at no replica."""
     reservation = request.reservation
     if request.outcome is not None or reservation is None or reservation.waits_for_slot:
         return None

@@ -16,7 +16,7 @@ from msgspec import Struct
 MAX_BYTES = 64 << 20
 """Memory limit of all copies, of running and of ended streams."""
 MAX_STREAM_BYTES = 1 << 20
-"""A longer stream is no longer copied."""
+"""Maximum length of a stream that is copied. The copy of a longer stream is given up."""
 KEEP_S = 60.0
 """Time in which a client may retry after the end of its stream."""
 _TOKEN_BYTES = 40
@@ -55,7 +55,7 @@ class StreamPart(Struct, array_like=True, gc=False):
 
 
 class CopyListener(Protocol):
-    """Is called for the events of one copy."""
+    """The interface of an object that is called for the events of one copy."""
 
     def added(self, part: StreamPart) -> None:
         """Data was sent to the client."""
@@ -81,7 +81,7 @@ class StreamCopy:
         self.token_ids: list[int] | None = []
         self.prompt_ids: list[int] | None = None
         self._num_ids = 0
-        """Number of the answer's ids added so far."""
+        """Number of the answer's token ids that were added so far."""
         self.is_usable = True
         self.listener: CopyListener | None = None
 
@@ -147,7 +147,7 @@ class StreamCopies:
         self._clock, self._max_bytes = clock, max_bytes
         self.num_bytes = 0
         self._ended: OrderedDict[bytes, tuple[StreamCopy, float]] = OrderedDict()
-        """Maps each key to copies of ended streams, and until when they are kept, in that order."""
+        """Maps each key to (copies of ended streams, time until which they are kept), in order of this time."""
         self.listen: Callable[[bytes], CopyListener] | None = None
         """Returns the listener of each new copy, by its key's digest."""
 
@@ -194,7 +194,7 @@ class StreamCopies:
             copy.listener.kept()
 
     def has(self, digest: bytes) -> bool:
-        """Whether a retry of this stream would continue it."""
+        """Whether a retry of this stream would continue the stream."""
         return digest in self._ended
 
     def adopt(self, digest: bytes, parts: Sequence[StreamPart]) -> None:

@@ -31,7 +31,7 @@ _ANSWER_OPTIONS = ("stream", "stream_options", "return_token_ids", "logprobs", "
 
 
 class PrefillAnswer(Struct):
-    """The fields read of a prefill replica's answer."""
+    """The fields of a prefill replica's answer that are read."""
 
     kv_transfer_params: Params | None = None
     usage: _PrefillUsage | None = None
@@ -54,8 +54,8 @@ def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode_body(body: dict[str, Any], params: Params | None) -> dict[str, Any]:
-    """The body for the decode replica. Without `params` it computes the prompt. A client's own parameters are
-    removed."""
+    """The body for the decode replica. Without `params`, the decode replica computes the prompt. A client's own
+    parameters are removed."""
     if params is not None:
         return {**body, PARAMS: params}
     return {name: value for name, value in body.items() if name != PARAMS} if PARAMS in body else body

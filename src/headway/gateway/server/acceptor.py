@@ -16,7 +16,7 @@ from headway.gateway import descriptors
 
 log = logging.getLogger("headway.gateway")
 _MAX_PER_TURN = 64
-"""Connections accepted before other work gets a turn."""
+"""Number of connections that are accepted before other work of the event loop gets a turn."""
 _PAUSE_S = 0.02
 """Time between two checks for room."""
 _NOTE_PERIOD_S = 60.0
@@ -115,4 +115,4 @@ class Acceptor:
             self._loop.remove_reader(self._listener.fileno())
 
     async def wait_closed(self) -> None:
-        """Return at once; uvicorn awaits it. Connections do not belong to this object."""
+        """Return at once. uvicorn awaits this method, but connections do not belong to this object."""

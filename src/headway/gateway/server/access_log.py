@@ -22,7 +22,7 @@ ENTRY = "headway.access"
 """The key of a request's entry in its ASGI scope."""
 _MAX_PATH_CHARS = 1000
 CLIENT_LEFT = 499
-"""Status of a request whose client left before its response began."""
+"""Status in the log for a request whose client left before its response began."""
 
 
 class AccessLine(Struct, frozen=True, gc=False):
@@ -133,5 +133,6 @@ class AccessLog:
             raise
         finally:
             if entry.status is None and writer is not None:
-                entry.status = writer.status  # status of the connection, which has refused the body
+                # the status of the connection, because the connection has refused the body
+                entry.status = writer.status
             self._lines.write(entry.line(scope["method"], scope["path"]))

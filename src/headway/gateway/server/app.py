@@ -60,14 +60,14 @@ class Application(Starlette):
     """The gateway's ASGI application: its endpoints and their drain."""
 
     takes_writer = True
-    """`__call__` takes a `ClientWriter` as a fourth argument."""
+    """Whether `__call__` takes a `ClientWriter` as a fourth argument."""
     completions: CompletionsApp
     gateway: Callable[[], Gateway]
     """The gateway, once the application has started."""
     relays = True
     """Whether the application has the engines' endpoints."""
     description: bytes | None = None
-    """The OpenAPI description, once it was requested."""
+    """The OpenAPI description; None until it was requested."""
 
     async def drain(self) -> None:
         """Refuse new requests, and wait until the running requests end or are cut off."""
@@ -187,7 +187,7 @@ async def _docs(request: Request, gateway: Gateway) -> Response:
 
 
 async def _description(app: Application, gateway: Gateway) -> bytes:
-    if app.description is None:  # made in a thread, because the first time takes a third of a second
+    if app.description is None:  # made in a thread, because the first description takes a third of a second
         made = await asyncio.to_thread(document, endpoints(), gateway.settings)
         app.description = msgspec.json.encode(made)
     return app.description

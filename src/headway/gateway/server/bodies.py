@@ -33,7 +33,7 @@ class BodyMemory:
 
     def __init__(self) -> None:
         self._num_bytes = [0, 0]
-        """Bytes of short and of long bodies."""
+        """(bytes of short bodies, bytes of long bodies)."""
         self._num_owned: dict[tuple[str, bool], int] = {}
         """Bytes by key and size class, if there are keys."""
 
@@ -43,8 +43,8 @@ class BodyMemory:
         return sum(self._num_bytes)
 
     def resize(self, before: int, after: int, max_bytes: int, owner: str = "") -> None:
-        """Change a held body from `before` to `after` bytes; 0 means not held. ApiError (503) if other bodies leave no
-        room. `owner`: the client's key; empty without one."""
+        """Change a held body from `before` to `after` bytes; 0: the body is not held. Raises ApiError (503) if other
+        bodies leave no room. `owner`: the client's key; empty without one."""
         was_long, is_long = before > LONG_BYTES, after > LONG_BYTES
         others = self._num_bytes[is_long] - (before if was_long == is_long else 0)
         owned = self._num_owned.get((owner, is_long), 0) - (before if was_long == is_long else 0) if owner else 0
@@ -103,9 +103,9 @@ async def read_body(
 async def _read_slowly(
     receive: Receive, length: int, settings: Settings, memory: BodyMemory, owner: str
 ) -> bytes | None:
-    """A body that is still arriving, of the declared length; 0 if no length was declared."""
+    """Reads a body that is still arriving. Its declared length is 0 if no length was declared."""
     size, max_bytes = 0, settings.max_body_bytes
-    memory.resize(0, length, settings.max_bodies_bytes, owner)  # refuses the body before it comes
+    memory.resize(0, length, settings.max_bodies_bytes, owner)  # refuses the body before any of it comes
     memory.free(length, owner)
 
     async def receive_counted() -> Message:
@@ -143,7 +143,7 @@ async def _whole(receive: Receive) -> bytes:
 
 
 async def _add_part(body: bytearray, receive: Receive) -> bool:
-    """Add the next part; whether more parts follow. No other memory is kept."""
+    """Add the next part. Returns whether more parts follow. No other memory is kept."""
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
@@ -169,8 +169,8 @@ def decompressed(body: bytes, encoding: str, max_bytes: int) -> bytes:
 
 
 async def read_json(request: Request, timeout_s: float, type: Any, expected: str) -> Any:
-    """A body of at most 64 KiB as a value of this type. For other bodies, an ApiError whose message begins with
-    `expected`."""
+    """A body of at most 64 KiB as a value of this type. For another body, raises ApiError with a message that begins
+    with `expected`."""
     receive = limited(request.receive, _SHORT_BYTES, timeout_s, partial(_too_long, _SHORT_BYTES))
     try:
         return msgspec.json.decode(await _whole(receive), type=type)

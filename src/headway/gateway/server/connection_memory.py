@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 MAX_HELD_BYTES = 1 << 16
-"""Received bytes that may be held. Beyond them, reading pauses."""
+"""Maximum number of received bytes that are held. Beyond it, reading pauses."""
 MAX_UNREAD_BYTES = 1 << 16
-"""Bytes of answers that the client has not read. Beyond them, writers and the next request wait."""
+"""Maximum number of answer bytes that the client has not read. Beyond it, writers and the next request wait."""
 READ_BYTES = 1 << 18
 """Maximum number of bytes that the event loop reads at a time."""
 

@@ -18,7 +18,7 @@ from headway.gateway.server.acceptor import Acceptor
 
 _FORCE_POLL_S = 0.1
 _OPENING_S = 2.0
-"""How long an ending server waits for TLS handshakes of accepted connections."""
+"""Longest time for which an ending server waits for TLS handshakes of accepted connections."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -63,7 +63,7 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _accept_no_more(self, end_s: float) -> None:
-        """Stop accepting. Connections that were already accepted may still open until `end_s`."""
+        """Stop accepting. TLS handshakes of accepted connections may go on until `end_s`."""
         accepting = cast(list[Acceptor], self.servers)
         for each in accepting:
             each.close()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MAX_HEAD_BYTES = 64 << 10
-"""Limit of a request's first line and headers."""
+"""Maximum length of a request's first line and headers."""
 MAX_HEADERS = 256
 MAX_FRAMING_BYTES = 64 << 10
-"""Limit of a body's chunk headers and trailers, in addition to one byte for each 8 bytes of the body."""
+"""Maximum length of a body's chunk headers and trailers, in addition to one byte for each 8 bytes of the body."""
 _BODY_BYTES_PER_FRAMING_BYTE = 8
 _MAX_SIZE_DIGITS = 16
 _DIGITS = b"0123456789abcdefABCDEF"
@@ -68,7 +68,7 @@ class RequestFraming:
         return min(end or len(data), start + self._max_outside - self.num_outside)
 
     def _blank_line_end(self, data: bytes, start: int) -> int:
-        """The end of the next blank line in `data`; the line may have begun before `data`. 0 without one."""
+        """The end of the next blank line in `data`; 0 if there is none. The line may have begun before `data`."""
         if self._last:
             at = (self._last + data[start : start + 3]).find(_BLANK_LINE)
             if at >= 0:

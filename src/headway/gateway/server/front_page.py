@@ -95,7 +95,7 @@ def _operation(method: str, path: str, operation: Schema, document: Schema) -> s
 
 
 def _fields(schema: Schema, document: Schema) -> str:
-    """The fields of an object, or a description of another kind of body."""
+    """The fields of an object. For another kind of body: its description."""
     name = schema.get("$ref", "").rpartition("/")[2]
     found = document["components"]["schemas"].get(name, schema)
     fields = found.get("properties")

@@ -58,18 +58,18 @@ class HttpCycle:
         self._parts: list[bytes] = []
         self._num_held = 0
         self._is_whole = self._is_passed = False
-        """Whether the whole body has come; whether `receive` has returned its end."""
+        """(whether the whole body has come, whether `receive` has returned the body's end)."""
         self._news: asyncio.Event | None = None
-        """Set when an event happens that `receive` waits for; None before the first wait."""
+        """An event that is set when something happens that `receive` waits for; None before the first wait."""
         # The response.
         self.has_begun = False
         """Whether `start` was called. The status can then no longer change."""
         self.status = 0
         self.is_complete = False
         self.num_written = 0
-        """Parts of the response that were written."""
+        """Number of written parts of the response."""
         self._is_gone = False
-        """Whether the client has closed the connection, or its request is refused."""
+        """Whether the client has closed the connection, or the request is refused."""
         self._head = b""
         self._is_chunked = False
         self._has_body = True
@@ -126,7 +126,7 @@ class HttpCycle:
             self._news.set()
 
     def disconnect(self) -> None:
-        """The client has closed the connection, or its request is refused."""
+        """The client has closed the connection, or the request is refused."""
         self._is_gone = True
         self._expects_100_continue = False
         if self._news is not None:
@@ -157,11 +157,11 @@ class HttpCycle:
     # The request's body.
 
     def take_body(self) -> bytes | None:
-        """The request's body if all of it has come; otherwise None, and the body comes through `receive`."""
+        """The request's body if all of it has come. None: the body comes through `receive`."""
         return self.take_parts() if self._is_whole and not self._expects_100_continue else None
 
     def take_parts(self) -> bytes:
-        """Take the received part of the body, and keep nothing of it."""
+        """Take the received part of the body. The cycle keeps nothing of it."""
         if not self._num_held:
             return b""
         self._memory.add_body(-self._num_held)
@@ -186,7 +186,7 @@ class HttpCycle:
     # The response.
 
     async def send(self, message: Message) -> None:
-        """ASGI's `send`: the head, or a part of the body. RuntimeError for a message out of order."""
+        """ASGI's `send`: the head, or a part of the body. Raises RuntimeError for a message out of order."""
         await self.drain()
         if self._is_gone:
             return
@@ -224,7 +224,7 @@ class HttpCycle:
         if is_chunked:
             lines.append((b"transfer-encoding", b"chunked"))
         if not self._is_whole or self._parts or status in _LAST_STATUSES:
-            self._keeps_alive = False  # more of the body may come
+            self._keeps_alive = False  # further parts of the body may come
         if b"close" in named.get(b"connection", b"").lower():
             self._keeps_alive = False
         elif not self._keeps_alive:
@@ -236,8 +236,8 @@ class HttpCycle:
         self._head = STATUS_LINE[status] + head + b"\r\n"
 
     def write(self, body: bytes, more: bool = False) -> None:
-        """Write a part of the body; the last part if not `more`. RuntimeError if the length differs from the announced
-        one."""
+        """Write a part of the body. Without `more`, it is the last part. Raises RuntimeError if the body's length
+        differs from the announced length."""
         if self._is_gone:
             return
         if self._is_chunked:

@@ -33,15 +33,15 @@ _HEAD_TIMEOUT_S = 30.0
 _IDLE_S = 1.0
 """Idle time after which a connection is closed if other connections wait."""
 _LAST_REQUEST_S = 2.0
-"""How long an ending server waits for a request that is on its way."""
+"""Longest time for which an ending server waits for a request that is on its way."""
 _SINGLE_HEADERS = frozenset((b"host", b"authorization", b"x-api-key", b"content-type", b"origin", b"transfer-encoding"))
 """A request that repeats one of these headers is refused, because a proxy in front may have read the other value."""
 _LINGER_S = 5.0
 _LINGER_BYTES = 64 << 20
-"""Bytes of a request's rest that are read and dropped after the last answer on a connection. Closing a connection with
-unread bytes resets it, and the client may lose the answer."""
+"""Maximum number of bytes of a request that are read and dropped after the last answer on a connection. If a connection
+is closed with unread bytes, it is reset, and the client may lose the answer."""
 _COPIED_BYTES = 1 << 14
-"""Shorter segments are divided by copying, which is faster than views."""
+"""Length below which a segment is divided by copying. For short segments, copies are faster than views."""
 _UNREAD_TIMEOUT_S = 60.0
 _LEAST_READ_BYTES = 1 << 14
 """Minimum number of unread answer bytes that a client must read within `_UNREAD_TIMEOUT_S`."""
@@ -68,12 +68,12 @@ class HttpProtocol(asyncio.Protocol):
     _is_in_head = False
     """Whether a part of a head has come."""
     _refusal: ApiError | None = None
-    """Why the last request with parsed headers is refused."""
+    """The reason why the last request with parsed headers is refused."""
     _cycle: HttpCycle | None = None
     _is_new = False
     """Whether the cycle's application must still be started."""
     _is_whole = False
-    """Whether the parser has found the request's end. `_num_body` is the number of body bytes it found."""
+    """Whether the parser has found the request's end. `_num_body`: number of body bytes that the parser has found."""
     _num_body = 0
 
     # The target of the last request, kept because the next request mostly has the same target.
@@ -99,7 +99,7 @@ class HttpProtocol(asyncio.Protocol):
     _num_lingered = 0
     _unread_timer: asyncio.TimerHandle | None = None
     _num_unread = 0
-    """Bytes of answers that the client had not read when the timer was set."""
+    """Number of answer bytes that the client had not read when the timer was set."""
     _probe_timer: asyncio.TimerHandle | None = None
 
     def __init__(
@@ -169,8 +169,8 @@ class HttpProtocol(asyncio.Protocol):
 
     def _probe(self, cycle: HttpCycle, wait_s: float, num_written: int) -> None:
         """Find out whether the client has closed the whole connection or only its side. On a closed connection, the
-        client's system reports the closing when data is sent. An interim response is sent before the response begins. A
-        response that has sent nothing since `num_written` parts were written ends here."""
+        client's system reports the closing when data is sent. Therefore an interim response is sent if the response has
+        not begun. A response whose number of written parts is still `num_written` ends here."""
         self._probe_timer = None
         if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._transport.abort()
@@ -386,8 +386,8 @@ class HttpProtocol(asyncio.Protocol):
         target_host: bytes | None,
         media_type: bytes | None,
     ) -> ApiError | None:
-        """The error if a request without a key may come from another host's page, judged by headers that pages cannot
-        choose."""
+        """The error if a request without a key may come from another host's page. Only headers that pages cannot set
+        are judged. None otherwise."""
         if (host and not hosts.accepts(host)) or (target_host and not hosts.accepts(target_host)):
             what = "this gateway has no api_keys and does not serve this host; gateway.hosts names those it serves"
             return ApiError(421, what, "unknown_host")
@@ -411,7 +411,7 @@ class HttpProtocol(asyncio.Protocol):
     # Responses.
 
     def _start_new(self) -> None:
-        """Start the application if a head has come, with the body if it has come, too."""
+        """Start the application if a head has come. If the body has come, too, the application gets both."""
         cycle = self._cycle
         if self._is_new and cycle is not None:
             self._is_new = False
@@ -467,8 +467,8 @@ class HttpProtocol(asyncio.Protocol):
             self._transport.write_eof()
 
     def _set_deadline(self, timeout_s: float, is_sooner: bool = False) -> None:
-        """Time out unless the next head is complete in `timeout_s`. An earlier timer is kept and set again when it
-        fires. `is_sooner`: the current timer may be later."""
+        """Time out unless the next head is complete in `timeout_s`. An earlier timer is kept, and set again when it
+        fires. `is_sooner`: whether the new deadline may be before the current timer."""
         self._deadline_s = self._loop.time() + timeout_s
         if is_sooner and self._timer is not None:
             self._timer.cancel()

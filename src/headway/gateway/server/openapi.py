@@ -16,7 +16,7 @@ from headway.gateway.settings import Settings
 
 _REF = "#/components/schemas/"
 _CLASS_NAME = re.compile(f'"({_REF})?({"|".join(schema.PUBLISHED_NAMES)})"')
-"""A class whose component has another name, as it appears in a key, a title or a reference."""
+"""A pattern: a class name in a key, a title or a reference, for classes whose component has another name."""
 _OBJECT: Schema = {"type": "object"}
 _ERRORS = {
     400: "The request is invalid",

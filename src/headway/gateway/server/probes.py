@@ -21,12 +21,13 @@ _PERIOD_S = 0.25
 _TIMEOUT_S = 5.0
 """Time limit of a probe with its answer."""
 _MAX_CONNECTIONS = 64
-"""When one more connects, the oldest is closed: a probe takes a few milliseconds."""
+"""Maximum number of connections. When one more client connects, the oldest connection is closed, because a probe takes
+only a few milliseconds."""
 _MAX_HEAD_BYTES = 8 << 10
 _HEAD = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
 LIVE, READY = ("/livez", "/live"), ("/readyz", "/ready", "/health")
 Status = tuple[bool, dict[str, Any]]
-"""Whether requests are served, and the body of /health."""
+"""(whether requests are served, the body of /health)."""
 
 
 class ProbeServer:

@@ -54,7 +54,7 @@ class EngineRequest(Struct, kw_only=True):
     stream: bool | None = None
     n: int | None = None
     max_tokens: Any = None
-    """A count. The engine judges other values; the same holds for the next two fields."""
+    """A whole number. Other values are left to the engine. The same holds for the next two fields."""
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
     stream_options: Any = None
@@ -85,7 +85,8 @@ class InputRequest(EngineRequest, kw_only=True):
     input: Any = None
     messages: Any = None
     previous_response_id: str | None = None
-    """Previous response in /v1/responses: the request goes to the engine that made it."""
+    """The id of the previous response, in /v1/responses. The request goes to the engine that generated that
+    response."""
 
 
 class RerankRequest(EngineRequest, kw_only=True):
@@ -234,13 +235,13 @@ class PrefixCacheState(Struct, forbid_unknown_fields=True):
     """`guess`: events are not read, or disagree with the engine's answers; prompts placed at the replica are assumed to
     be cached."""
     why: str
-    """The reason of the state; empty if the events are live."""
+    """The reason for the state; empty if the events are live."""
     blocks: Num
     """Known KV blocks on the GPU."""
     gaps: Num
-    """How often batches of events were missing."""
+    """Number of times that batches of events were missing."""
     lost: Num
-    """Batches of events that no replay recovered."""
+    """Number of batches of events that no replay recovered."""
     age_s: float | None
     """Seconds since the last batch of events; null if none has come."""
 
@@ -260,17 +261,18 @@ class ReplicaState(Struct, forbid_unknown_fields=True):
     empty: bool
     engine: EngineLoad
     why: str | None
-    """Why the replica is ejected or down: its last error."""
+    """The last error of the replica: the reason why it is ejected or down."""
     prediction: PredictionRatio | None
-    """Null if its GPU is unknown, or too few requests have ended."""
+    """Ratio of predicted to observed latencies; null if the replica's GPU is unknown, or too few requests have
+    ended."""
     prefix_cache: PrefixCacheState | None
     """Null if the pool's profile has no prefix cache."""
     shadow: ShadowPlacements | None
-    """Null without a candidate that routes in the shadow."""
+    """Placements of the candidate that runs in shadow; null if no candidate routes."""
 
 
 class FailedPool(Struct, forbid_unknown_fields=True):
-    """Wanted replicas of a pool that fail to start."""
+    """A pool with wanted replicas that fail to start."""
 
     pool: str
     replicas: Num

@@ -12,7 +12,7 @@ from headway.gateway.telemetry.drift import TOLERATED
 _FULL_KV = 0.95
 _LONG_DELAY_S = 0.5
 _LONG_HOLD_S = 1.0
-"""Shorter holds of requests are routine."""
+"""Length of a hold above which it is a problem. Shorter holds of requests are routine."""
 
 
 def troubles(gateway: Gateway, rows: Sequence[ReplicaRow], queues: Sequence[HeldRequests]) -> list[Trouble]:
@@ -94,7 +94,7 @@ def _of_replica(row: ReplicaRow, has_others: bool, stale_s: float) -> Iterator[T
 
 
 def _slow_pools(rows: Sequence[ReplicaRow]) -> Iterator[Trouble]:
-    """Replicas that are slower than predicted; the correction comes once for each pool."""
+    """Replicas that are slower than predicted. The remedy is given once for each pool."""
     corrections: dict[str, str] = {}
     for row in rows:
         if row.status != "up" or row.prediction is None:

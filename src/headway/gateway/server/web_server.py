@@ -23,9 +23,10 @@ _GC_THRESHOLDS = 2000, 100, 10
 """Python's defaults are 700, 10 and 10. Requests leave no reference cycles (tests/gateway/server/test_garbage.py), so
 collections find nothing, but pause all streams. These thresholds keep collections short, and full collections rare."""
 _BACKLOG = 4096
-"""Connections that may wait to be accepted."""
+"""Maximum number of connections that wait to be accepted."""
 _TCP = socket.IPPROTO_TCP
-"""Given explicitly, because otherwise asyncio does not recognise TCP and keeps Nagle's delay of 40 ms."""
+"""The protocol is given explicitly, because otherwise asyncio does not recognise TCP and keeps Nagle's delay of 40
+ms."""
 
 
 class Tls(Struct, frozen=True):
@@ -34,7 +35,7 @@ class Tls(Struct, frozen=True):
     certfile: Path
     """The certificate, with intermediate certificates."""
     keyfile: Path | None = None
-    """The certificate's key; None if it is in the same file."""
+    """The certificate's private key; None if it is in the same file."""
 
     def check(self) -> None:
         """Raises HeadwayError if certificate and key cannot be used together."""
@@ -47,7 +48,7 @@ class Tls(Struct, frozen=True):
 
 
 def tls_of(certfile: Path | None, keyfile: Path | None) -> Tls | None:
-    """The certificate, after a check; None without one. Raises HeadwayError if it cannot be used."""
+    """The checked certificate; None if there is none. Raises HeadwayError if the certificate cannot be used."""
     if certfile is None:
         if keyfile is not None:
             raise HeadwayError("--keyfile: needs --certfile")

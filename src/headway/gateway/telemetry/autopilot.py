@@ -41,11 +41,11 @@ class AutopilotState(Struct, forbid_unknown_fields=True):
     gain: float | None
     """SLO attainment with the change minus attainment without it, mean over the pairs."""
     reason: str
-    """Reason of the verdict, or why nothing is tried."""
+    """Reason for the verdict, or the reason why no change is tried."""
     past: list[PastChange]
     """The last changes, newest first."""
     note: str = ""
-    """Why nothing is tried now."""
+    """Reason why no change is tried now."""
     drift: list[str] = []
     """Replicas that became slower or faster than their profile during the trial, and the term that moved. The drift
     affects both sides of each pair."""

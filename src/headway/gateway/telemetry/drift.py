@@ -36,28 +36,29 @@ log = logging.getLogger("headway.gateway")
 COMPARISON_PERIOD_S = 5.0
 """Time between two comparisons."""
 NUM_STAYS = 512
-"""Requests of a replica that are kept as the load of other requests."""
+"""Number of a replica's requests that are kept as the load of other requests."""
 NUM_COMPARED = 64
 """Largest number of a replica's requests in each comparison and in its median."""
 NUM_TIMES = 160
-"""Times of a replica from which the factors of the terms are estimated."""
+"""Number of a replica's times from which the factors of the terms are estimated."""
 LEAST_COMPARED = 16
-"""A ratio over fewer requests is not reported."""
+"""Minimum number of requests for a ratio. A ratio over fewer requests is not reported."""
 TOLERATED = 1.1
-"""A larger factor between prediction and observation requires a correction."""
+"""Largest factor between prediction and observation that requires no correction."""
 TOLD: Mapping[Term, float] = {"decode": 1.05, "prefill": 1.05, "request": 1.3}
-"""A term is reported from this factor on, if it also lies `SURE` standard errors from 1."""
+"""Smallest factor from which a term is reported, if the factor is also at least `SURE` standard errors from 1."""
 SURE = 3.0
 SETTLED = 0.6
-"""A reported term counts as correct again below this share of the logarithm of `TOLD`."""
+"""A reported term counts as correct again when the logarithm of its factor is below this share of the logarithm of
+`TOLD`."""
 ALIKE = 0.03
 """Maximum difference between the factors of decoding and prompts that are reported as one term."""
 STEP = 0.02
-"""The model is corrected again if a factor has changed by more."""
+"""Smallest change of a factor after which the model is corrected again."""
 LATE = 0.05
 """Maximum possible delay of the gateway, as a share of a measured time, up to which the time is used."""
 LEAST_TOKENS = 8
-"""Shorter answers are not used for the time between tokens."""
+"""Minimum tokens of an answer that is used for the time between tokens."""
 NAMES: Mapping[Term, str] = {"decode": "decode", "prefill": "prefill", "request": "time outside the engine's batch"}
 EVERY_ITERATION = "every iteration"
 
@@ -106,18 +107,18 @@ class _Replica:
         self.waiting: deque[tuple[float, ...]] = deque(maxlen=NUM_COMPARED)
         """Requests that are not compared yet."""
         self.ttft: deque[float] = deque(maxlen=NUM_COMPARED)
-        """Logarithms of predicted over observed."""
+        """Logarithms of the ratios of predicted to observed times."""
         self.itl: deque[float] = deque(maxlen=NUM_COMPARED)
         self.observed_s: deque[float] = deque(maxlen=NUM_TIMES)
         self.parts: deque[Seconds] = deque(maxlen=NUM_TIMES)
-        """Predictions of the same times."""
+        """The predictions of the same times, by term."""
         self.kinds: deque[int] = deque(maxlen=NUM_TIMES)
         self.times_s: deque[float] = deque(maxlen=NUM_TIMES)
         """Ends of the times."""
         self.reports_cached = False
         self.factors: dict[Term, Factor] = {}
         self.told: dict[Term, float] = {}
-        """Wrong terms, and since when."""
+        """Maps each wrong term to the time since which it is reported."""
         self.applied = (1.0, 1.0)
         """Factors of prefill and decode with which the replica's model is corrected."""
 
@@ -217,8 +218,8 @@ class PredictionDrift:
 
     @staticmethod
     def _can_tell(known: _Replica, term: Term, factor: Factor) -> bool:
-        """Whether a term's factor can be trusted. Prompts that seem fast may come from a prefix cache that no answer
-        reports."""
+        """Whether a term's factor can be trusted. It cannot if prompts seem fast, because they may come from a prefix
+        cache that no answer reports."""
         return term != "prefill" or factor.value > 1 or known.reports_cached
 
     def _apply(self, id: int, known: _Replica) -> None:
@@ -257,8 +258,8 @@ class PredictionDrift:
         return {pool: factors for pool, factors in found.items() if factors != (1.0, 1.0)}
 
     def ratio(self, replica: int, now: float = 0.0) -> PredictionRatio | None:
-        """The replica's ratio; None if its requests are not compared, or too few were. `now` is on the clock of the
-        requests."""
+        """The replica's ratio; None if its requests are not compared, or too few were compared. `now` is on the clock
+        of the requests."""
         known = self._replicas.get(replica)
         if known is None:
             return None

@@ -14,7 +14,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 class LogOptions(Struct, frozen=True):
-    """How a process of the gateway logs."""
+    """Settings of the log of one gateway process."""
 
     level: Level = "info"
     format: Literal["text", "json"] = "text"

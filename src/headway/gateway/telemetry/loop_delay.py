@@ -16,17 +16,17 @@ KEPT_S = 900.0
 RECENT_S = 60.0
 """Window of the longest delay that is shown."""
 LEAST_S = 0.002
-"""Shorter delays are normal for a timer and are ignored."""
+"""Minimum delay that counts. Shorter delays are normal for a timer."""
 
 Delay = tuple[float, float]
-"""When a callback was due, in seconds on the gateway's clock, and how much later it ran."""
+"""(time at which a callback was due, in seconds on the gateway's clock; seconds by which it ran later)."""
 
 
 class LoopDelay:
     """The delays of one event loop, and the delays that workers report of their loops."""
 
     def __init__(self, clock: Clock, num_taken: int = 0) -> None:
-        """`num_taken`: how many delays of this loop are kept for the next call of `take`."""
+        """`num_taken`: number of delays of this loop that are kept for the next call of `take`."""
         self._clock = clock
         self._worst_s: dict[int, float] = {}
         """Maps each sampling period to the longest delay that overlaps it."""

@@ -34,23 +34,23 @@ _BY_MODEL = {
 """Counters by model and one more label."""
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 MAX_TENANTS = 1000
-"""Tenants with their own series. Further tenants are counted together, as `other`."""
+"""Maximum number of tenants with their own series. Further tenants are counted together, as `other`."""
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
 Metric = tuple[str, list[Sample]]
 """Name and current values of a metric."""
 Exemplar = tuple[str, float, float]
-"""A request's id, its observation, and the gateway's time of the observation."""
+"""(a request's id, its observation, the gateway's time of the observation)."""
 ResponseCount = tuple[str, int, int]
-"""Path, HTTP status, and number of answers."""
+"""(path, HTTP status, number of answers)."""
 _MAX_EXEMPLAR_CHARS = 128 - len("request_id")
 """OpenMetrics limits the length of an exemplar's labels."""
 HistogramCounts = tuple[str, str, int, str, dict[int, int], float]
-"""Model, pool, tier, phase ("" for the gateway's overhead), counts by bin, and the sum of the observations."""
+"""(model, pool, tier, phase, counts by bin, sum of the observations). The phase is "" for the gateway's overhead."""
 
 
 def latencies_s(live: Live, now: float) -> tuple[float, float | None, float | None]:
-    """E2E, TTFT and TPOT of a request that finishes now. An answer that is not streamed has only an E2E."""
+    """(E2E, TTFT, TPOT) of a request that finishes now, in seconds. An unstreamed answer has only an E2E."""
     arrival_s, first_s, tokens = live.arrival_s, live.first_token_s, live.generated_tokens
     if first_s != first_s:
         return now - arrival_s, None, None
@@ -166,7 +166,7 @@ class PrometheusMetrics:
         self.num_responses: defaultdict[tuple[str, int], int] = defaultdict(int)
         """Answers by path and HTTP status."""
         self.hosted_tokens: dict[int, list[int]] = {}
-        """Maps each hosted replica to the tokens that it has charged for: prompt, cached prompt and output tokens."""
+        """Maps each hosted replica to (prompt tokens, cached prompt tokens, output tokens) that it has charged for."""
         self.tenants = KnownNames(MAX_TENANTS)
 
     def _series_of(self, request: MeasuredRequest) -> _Series:
@@ -337,8 +337,8 @@ def _head(name: str, is_open: bool) -> tuple[str, str]:
 
 
 def _exemplars(series: _Series, metric: tuple[str, str], wall_start_s: float) -> dict[int, str]:
-    """Exemplars by bin, in OpenMetrics' format. An id that is too long has none, because a truncated id finds no
-    request."""
+    """Exemplars by bin, in OpenMetrics' format. A request with a too long id has no exemplar, because a truncated id
+    finds no request."""
     latency = series.latencies.get(metric)
     return {
         index: f" # {_labels({'request_id': id})} {value:.9g} {wall_start_s + time_s:.3f}"

@@ -14,7 +14,8 @@ from headway.workload.readers.run_parts import Arrival, RunState
 
 _MAX_REGIONS = 1 << 15
 _MAX_TENANTS = (1 << 15) - 2
-"""Tenants with a recorded name: their codes have two bytes. Later tenants are recorded as `other`."""
+"""Maximum number of tenants with a recorded name, because their codes have two bytes. Later tenants are recorded as
+`other`."""
 
 
 class Recording:
@@ -26,7 +27,7 @@ class Recording:
         self.enabled, self._write = enabled, write
         self.recorder = Recorder(has_fallbacks and enabled)
         self.num_requests = self.num_waiting = 0
-        """Recorded requests, and how many of them are not flushed."""
+        """(number of recorded requests, number of those that are not flushed)."""
         self._arrivals: list[Arrival] = []
         self._flushed: list[Rows] = []
         self._regions: set[str] = set()

@@ -25,7 +25,7 @@ _NUM_DECISIONS = 12
 _MAX_TENANTS = 200
 """Maximum number of tenants counted by name. Other tenants are counted together."""
 _COLLECT_S = 15.0
-"""Decisions are collected for this time after the last read."""
+"""Time for which decisions are collected after the last read."""
 _BIN_WIDTH = math.log(1.04)
 """Bins are 4% wide, so that latencies are accurate to 2%."""
 _BOUNDS_S = tuple(math.exp((index + 0.5) * _BIN_WIDTH) for index in range(-352, 353))

@@ -31,9 +31,9 @@ class Trial:
     def __init__(self) -> None:
         self.periods: list[Period] = []
         self._recent: deque[tuple[float, float]] = deque(maxlen=_NUM_RECENT)
-        """Ends and durations of the last requests."""
+        """(end time, duration) of each of the last requests."""
         self.num, self.num_met = 0, 0
-        """Ended requests with SLOs, and how many of them met the SLOs."""
+        """(number of ended requests with SLOs, number of those that met their SLOs)."""
 
     def ended(self, live: Live, outcome: Outcome, now: float) -> None:
         """Count a request that has ended."""

@@ -45,7 +45,7 @@ class Choice(Struct):
     index: int = 0
     delta: Delta | None = None
     message: Delta | None = None
-    """Set in answers that are not streamed."""
+    """The message of an unstreamed answer; None in a stream."""
     text: str | None = None
     logprobs: Any = None
     token_ids: list[int] | None = None
@@ -56,7 +56,7 @@ class Choice(Struct):
 
 
 class Timings(Struct):
-    """llama.cpp's token counts so far: prompt tokens computed, prompt tokens found in its cache, tokens generated."""
+    """llama.cpp's token counts so far: computed prompt tokens, prompt tokens found in its cache, generated tokens."""
 
     prompt_n: int = 0
     cache_n: int = 0

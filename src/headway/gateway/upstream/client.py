@@ -29,7 +29,7 @@ no memory."""
 _SHORT_BODY_BYTES = 1 << 16
 """Shorter bodies are copied, to send them together with their heads."""
 _MAX_OVERHEAD_BYTES = 1 << 18
-"""Bytes of headers, or of framing between two pieces of a body."""
+"""Maximum bytes of headers, or of framing between two pieces of a body."""
 _MAX_IDLE_CONNECTIONS = 256
 """Maximum number of idle connections kept to one server. Without a limit, a burst of streams would leave one open
 connection for each stream."""
@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
         self._can_write: asyncio.Event | None = None
         self.is_lost = False
         self.is_fresh = True
-        """Whether no earlier request was sent on it."""
+        """Whether no earlier request was sent on the connection."""
         self._parser: httptools.HttpResponseParser | None = None
         """Set while the connection is open, because parser and connection refer to each other."""
         self._reset()
@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
     # Called by users.
 
     def send(self, head: bytes, body: bytes) -> None:
-        """Send a request. The response to the previous one must be complete."""
+        """Send a request. The response to the previous request must be complete."""
         if self.status:
             self._reset()
             self.is_fresh = False
@@ -249,7 +249,7 @@ class Connection(asyncio.Protocol):
             if error is not None:
                 raise error
         finally:
-            error = None  # the error has this frame
+            error = None  # the error refers to this frame
         return is_stopped
 
     def _deliver(self) -> None:
@@ -271,7 +271,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """Whether another request can be sent: the last response is complete and consumed, and nothing waits on it."""
+        """Whether another request can be sent: the last response is complete and read, and no task waits for it."""
         is_waited_for = self._waiter is not None and not self._waiter.done()
         return self.is_complete and not self.is_lost and not self._parts and self._keeps_alive and not is_waited_for
 
@@ -381,7 +381,7 @@ class Client:
             raise BrokenOffError(broken)
         try:
             connection = await self._open()
-        except UnreachableError as refused:  # the request was sent, so this is no failure to connect
+        except UnreachableError as refused:  # the request was sent, so this failure is no failure to connect
             raise BrokenOffError(f"{broken}, and {refused}") from None
         if not may_resend():
             connection.abort("given up")
@@ -395,7 +395,8 @@ class Client:
     async def _send(
         connection: Connection, head: bytes, body: bytes, on_connection: Callable[[Connection], None] | None
     ) -> str | None:
-        """Send a request on this connection and wait for its status. Returns how the connection broke, if it did."""
+        """Send a request on this connection and wait for its status. Returns the way in which the connection broke;
+        None if it did not."""
         try:
             if on_connection is not None:
                 on_connection(connection)
@@ -411,8 +412,8 @@ class Client:
         return None
 
     async def connect(self) -> Connection:
-        """An idle connection, otherwise a new one. UnreachableError if the server accepts none in time, ExhaustedError
-        if this process can open none."""
+        """An idle connection, otherwise a new connection. Raises UnreachableError if the server does not accept a
+        connection in time, ExhaustedError if this process cannot open one."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_lost:
@@ -432,7 +433,8 @@ class Client:
             raise UnreachableError(f"cannot be reached: {error.strerror or error}") from None
 
     def release(self, connection: Connection) -> None:
-        """Keep a connection whose response is complete for the next request, if there is room; close any other."""
+        """Keep a connection for the next request, if its response is complete and there is room. Close any other
+        connection."""
         if connection.is_reusable and len(self._idle) < _MAX_IDLE_CONNECTIONS:
             self._idle.append(connection)
         else:

@@ -17,7 +17,7 @@ from headway.gateway.upstream import samples
 _MAX_CHARS = 1 << 20
 """Length limit of a page's lines with an adapter's metrics."""
 _MAX_RANKS = 1024
-"""Largest number of data-parallel ranks that is accepted as plausible."""
+"""Largest plausible number of data-parallel ranks. A larger number is not accepted."""
 
 
 class Adapter(Struct, frozen=True):
@@ -39,9 +39,10 @@ class Adapter(Struct, frozen=True):
     lists_adapters: bool = False
     """Whether /v1/models lists all LoRA adapters that the engine serves, each with its model as `parent`."""
     ordering: str = ""
-    """A metric whose label `ordering` names the engine's ordering: vLLM with `headway.vllm.Scheduler`."""
+    """Name of a metric whose label `ordering` names the engine's ordering: vLLM with `headway.vllm.Scheduler`."""
     kv_blocks: tuple[str, str] | None = None
-    """Metrics of engines with that scheduler: the KV blocks that the first waiting request needs, and all blocks."""
+    """Metrics of engines with `headway.vllm.Scheduler`: the KV blocks that the first waiting request needs, and all KV
+    blocks."""
     priority_sign: int | None = None
     """Factor from a tier (0 = most urgent) to the body's `priority`; None: the engine has no such field."""
     token_options: dict[str, bool] = {}
@@ -140,7 +141,7 @@ class Load(Struct, frozen=True):
     num_ranks: int = 1
     """Number of data-parallel ranks named in the metrics."""
     unclear: tuple[str, ...] = ()
-    """Metrics that are unknown because of a label, each with the label's name in braces."""
+    """Metrics that are unknown because of a label. Each name is followed by the label's name in braces."""
 
 
 def parse_load(adapter: Adapter, page: str, models: Collection[str] = ()) -> Load:
@@ -208,7 +209,7 @@ def _ratio(numerator: str, denominator: str, page: str) -> float | None:
 
 
 def _ordering(metric: str, page: str) -> str | None:
-    """The label of the sample with value 1; if several engines at one address differ, the first."""
+    """The label of the sample with value 1. If several engines at one address differ, the first engine's label."""
     for labels in re.findall(rf"^{re.escape(metric)}\{{(.*)\}}\s+1(?:\.0*)?$", page, re.MULTILINE):
         ordering = samples.labels_of(labels).get("ordering")
         if ordering is not None:

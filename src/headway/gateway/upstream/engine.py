@@ -20,7 +20,7 @@ from headway.gateway.upstream.sse import EventSplitter, is_done, payload, read_c
 log = logging.getLogger("headway.gateway")
 _DEFAULT_BOOTSTRAP_PORT = 8998
 _TEMPLATE_TIMEOUT_S = 60.0
-"""Engines render templates in parallel to their requests, and sometimes slowly."""
+"""Time limit for rendering a template. Engines render templates in parallel to their requests, and sometimes slowly."""
 _COUNT_TIMEOUT_S = 2.0
 _UNREADABLE_S = 10.0
 _MAX_NOTED = 32
@@ -61,11 +61,11 @@ class EngineEndpoint:
         self.client = client or Client(url, api_key=api_key, keeps_keys=is_hosted)
         self.is_hosted = is_hosted
         self.api_key = api_key
-        """The engine's own key; empty: it gets the client's key."""
+        """The engine's own key; empty: the engine gets the client's key."""
         self.max_context_tokens = max_context_tokens
         self.num_arriving = 0
         self.noted: set[str] = set()
-        """Problems with reading its answers that were already logged."""
+        """Problems with reading the engine's answers that were already logged."""
         self.reported_model: str | None = None
         """The engine's own name for the model."""
         self.aliases: list[str] = []
@@ -73,15 +73,15 @@ class EngineEndpoint:
         self.listed_loras: frozenset[str] | None = None
         """The LoRA adapters that the engine lists; None before the first list."""
         self.event_block_tokens = 0
-        """Tokens of a KV block if the engine's KV cache events, which name blocks by tokens, are read; otherwise 0."""
+        """Tokens of a KV block if the engine's KV cache events are read and name blocks by tokens; otherwise 0."""
         self.tokenizer = ""
-        """Path of the files that tokenize prompts like the engine; empty: the engine is asked."""
+        """Path of the files that tokenize prompts like the engine; empty: the engine tokenizes."""
         self.kv_folder: Path | None = None
         """The shared folder for saved KV caches (llama.cpp)."""
         self.engine_ordering = ""
         """The Headway ordering that the engine must run, with its arguments; empty if none is required."""
         self._unreadable: dict[str, float] = {}
-        """Maps each unreadable path to until when it is not requested, on the event loop's clock."""
+        """Maps each unreadable path to the time until which it is not requested, on the event loop's clock."""
         self._unclear: set[str] = set()
         """Metrics that were logged as unknown."""
         self.bootstrap_port = 0
@@ -99,8 +99,8 @@ class EngineEndpoint:
             raise RefusedError(status, data)
 
     async def _read(self, path: str, timeout_s: float) -> bytes | None:
-        """A page that the engine reports about itself; None if unreadable, and then not retried for a while. Raises
-        EngineError if the engine cannot be reached."""
+        """A page on which the engine reports about itself. None if the page is unreadable; then it is not requested
+        again for a while. Raises EngineError if the engine cannot be reached."""
         now = asyncio.get_running_loop().time()
         if now < self._unreadable.get(path, now):
             return None
@@ -181,8 +181,7 @@ class EngineEndpoint:
             raise RefusedError(status, data)
 
     async def _stream_canary(self, timeout_s: float, num_tokens: int) -> None:
-        """Stream `num_tokens` tokens. If the engine refuses the request or ends its answer early, nothing is
-        concluded."""
+        """Stream `num_tokens` tokens. A refusal, or an early end of the answer, is no failure."""
         body: dict[str, Any] = {
             "model": self.reported_model or self.model,
             "prompt": "a",
@@ -225,7 +224,7 @@ class EngineEndpoint:
             raise EngineError("rendered no prompt of a chat") from None
 
     async def text_of(self, ids: list[int]) -> str | None:
-        """The text of these tokens; None if the engine does not return it. Raises EngineError if it is gone."""
+        """The text of these tokens; None if the engine does not return it. Raises EngineError if the engine is gone."""
         if self.adapter.detokenize is None:
             return None
         body = {"model": self.reported_model or self.model, "tokens": ids}
@@ -279,7 +278,8 @@ class EngineEndpoint:
         return num_slots
 
     async def read_bootstrap_port(self, role: str, timeout_s: float) -> None:
-        """Read an SGLang engine's port for KV transfers. Raises EngineError if it was not started for `role`."""
+        """Read an SGLang engine's port for KV transfers. Raises EngineError if the engine was not started for
+        `role`."""
         data = await self._read("/get_server_info", timeout_s)
         if data is None:
             return
@@ -312,7 +312,7 @@ async def count_prompt(
 ) -> int | None:
     """The prompt's tokens by an engine's count, if the count may decide which engine can hold the request.
 
-    None: the length decides nothing, because the request fits all engines or all hold equally much, or no engine
+    None: the length does not matter, because the request fits all engines or all have the same limit, or no engine
     counts.
     """
     limits = {engine.max_request_tokens for engine in engines}

@@ -40,7 +40,7 @@ class UnreachableError(EngineError):
 
 
 class ExhaustedError(EngineError):
-    """This process has no file descriptor left for a connection, which is not the engine's fault."""
+    """This process has no file descriptor left for a connection. The engine has no part in this failure."""
 
     is_untouched = True
 
@@ -75,7 +75,7 @@ class ReportedRefusalError(RefusedError):
 
 
 class TooLongError(RefusedError):
-    """The engine refused a request that exceeds its context. Another model may have a longer one."""
+    """The engine refused a request that exceeds its context. Another model may have a longer context."""
 
 
 _TOO_LONG = re.compile(rb"context[ _](?:length|size|window)|maximum model length|prompt is too long", re.IGNORECASE)
@@ -88,8 +88,8 @@ def is_too_long(status: int, body: bytes) -> bool:
 
 
 def is_retryable(status: int) -> bool:
-    """Whether another engine may answer better. Redirects count, because an engine has no reason to send one. A 501
-    does not count: the engine reports that it lacks the feature."""
+    """Whether another engine may answer better. A redirect counts, because an engine has no reason to send a redirect.
+    A 501 does not count, because the engine reports that it lacks the feature."""
     return status in _RETRYABLE or (status >= 500 and status != NOT_IMPLEMENTED) or 300 <= status < 400
 
 
@@ -138,7 +138,8 @@ def status_of(error: Any) -> int:
 
 
 def reported(error: Any, beside: Mapping[str, Any] | None = None) -> EngineError:
-    """The exception for an error in an answer with status 200. `beside`: the object that contains it as a field."""
+    """The exception for an error in an answer with status 200. `beside`: the object that contains the error as a
+    field."""
     status = status_of(error)
     if status >= 500 and beside is not None:
         status = status_of(beside)

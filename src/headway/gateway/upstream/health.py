@@ -37,16 +37,17 @@ from headway.gateway.upstream.outliers import Ejection, OutlierDetector
 
 log = logging.getLogger("headway.gateway")
 MAX_FAILURES = 3
-"""Failures in a row that open the breaker."""
+"""Number of failures in a row that opens the breaker."""
 TRUSTED_REFUSALS = 3
 """Number of refusals that are attributed to the request after another replica has confirmed one, because each
 confirmation takes time."""
 _ALWAYS_CONFIRMED = frozenset((401, 403, 404, 405, NOT_IMPLEMENTED))
 _MORE_TOKENS, _MAX_CANARY_TOKENS = 8, 256
-"""A canary has this many more tokens than streams had when they broke, up to the maximum."""
+"""(number of tokens that a canary has in addition to the most tokens that broken streams had, maximum number of a
+canary's tokens)."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
 _PROBES_BEFORE_NOTE = 5
-"""After this many failed probes, about four seconds, the log reports that a new replica is not up yet."""
+"""Number of failed probes, in about four seconds, after which the log reports that a new replica is not up yet."""
 _HOSTED_PERIOD_S = 30.0
 """Time between two probes of a hosted service. Such services limit their customers' requests."""
 Replica = TypeVar("Replica", bound=EngineEndpoint)
@@ -62,7 +63,7 @@ def _group(replica: EngineEndpoint) -> tuple[str, str]:
 
 
 def _other_model(replica: EngineEndpoint) -> str | None:
-    """The engine's model, if the catalog knows it as another model than the pool's. Any other name may be an alias."""
+    """The engine's model, if the catalog knows that it is not the pool's model. Any other name may be an alias."""
     try:
         served, wanted = catalog.model(replica.reported_model or replica.model), catalog.model(replica.model)
     except HeadwayError:
@@ -71,11 +72,12 @@ def _other_model(replica: EngineEndpoint) -> str | None:
 
 
 class Refusals:
-    """Decides whether a refusal (4xx) is the request's or the replica's fault. Another replica confirms it."""
+    """Decides whether a refusal (4xx) is caused by the request or by the replica. Another replica confirms that the
+    request is the cause."""
 
     def __init__(self) -> None:
         self._num_trusted: dict[int, int] = {}
-        """Maps each replica to how many refusals are relayed without a second attempt."""
+        """Maps each replica to the number of refusals that are still relayed without a second attempt."""
 
     def needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
         """Whether to try another replica when one has refused a request.
@@ -95,8 +97,8 @@ class Refusals:
 
 
 class HealthReports(Protocol):
-    """Takes relays' reports on how replicas handled requests. The monitor implements it, or a client that sends reports
-    to the monitor."""
+    """The interface for relays' reports on how replicas handled requests. Implemented by the health monitor, and by a
+    client that sends the reports to the monitor."""
 
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None: ...
     def succeeded(self, replica: EngineEndpoint) -> None: ...
@@ -121,7 +123,7 @@ class Breaker:
         self.needs_canary = False
         """Whether requests had failed, so that a health check alone does not close the breaker."""
         self.canary_tokens = 1
-        """Tokens that prove that the replica serves."""
+        """Number of tokens of a canary that proves that the replica serves."""
         self.probe_now = False
         """Whether the next probe is sent without a pause."""
         self.passes_health = False
