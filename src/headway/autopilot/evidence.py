@@ -25,7 +25,7 @@ _QUANTILES = tuple(NormalDist().inv_cdf((i + 0.5) / 32) for i in range(32))
 
 
 class Bounds(Struct, frozen=True):
-    """Bounds of a gain. Each holds at all times together with probability 1 - alpha."""
+    """Bounds of a gain. Each bound holds at all times together with probability 1 - alpha."""
 
     low: float
     high: float

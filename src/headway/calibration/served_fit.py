@@ -45,8 +45,8 @@ BACKTRACKS = 2
 RENEWALS = 1
 """Maximum number of times that the slopes are simulated again."""
 KEPT, PARTLY = 0.9, 0.5
-"""Shares of the prior's width that a fit leaves: above the first share a term is not determined, above the second only
-partly."""
+"""Shares of the prior's width that a fit may leave: above the first share a term counts as not determined, above the
+second as partly determined."""
 SURE, CONFOUNDED = 0.2, 0.6
 """Two terms that the runs would determine if alone are confounded if more than the first share of both priors' widths
 is left, and their posterior correlation exceeds the second value."""

@@ -151,7 +151,7 @@ class ServingExperiment(Struct, frozen=True):
     load: GivenLoad | None = None
     """A given load in place of stages with constant lengths; the lengths above are then means."""
     kv_capacity_tokens: int | None = None
-    """Size of the KV cache; None: computed from the GPU's free memory."""
+    """KV tokens of the cache; None: computed from the GPU's free memory."""
     requests: MeasuredRequests | None = None
     """Latencies by request; None: the file has only means and percentiles."""
     sends_token_ids: bool = False

@@ -26,7 +26,8 @@ LAUNCH_PART_S, LAUNCH_S = 3.4e-4, 8e-4
 """Host time to launch a layer. vLLM 0.25.1 on an H100 with 16 host cores takes 10 to 12 ms for 32 layers up to 512
 tokens, and 17 to 39 ms above. A lower bound that never binds has no slope, so a fit starts from a value that binds."""
 STEP_SPREAD = 0.2
-"""Standard deviation if the engine's own iterations determine each kernel's time."""
+"""Standard deviation of the prior of kernel efficiencies, if the engine's own iterations determine each kernel's
+time."""
 LEAST_EFFICIENCY = 0.005
 SAMPLER = ("sampler_latency_s", "sort_bytes_per_logit", "cut_bytes_per_logit", "penalty_bytes_per_logit")
 

@@ -133,7 +133,7 @@ class History:
 
     @cached_property
     def _segment_rows(self) -> tuple[Rows, Rows]:
-        """The requests of the segments in order, and the position of each segment."""
+        """The request of each segment, in ascending order, and the segment's position in the table."""
         requests: npt.NDArray[Any] = self.records.segments["request"]
         order = np.argsort(requests, kind="stable")
         return requests[order].astype(np.int64), order

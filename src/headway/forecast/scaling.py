@@ -20,7 +20,7 @@ class ObservedDemand(Struct, frozen=True):
     """Actual demand, and the capacity of an instance."""
 
     fine: Floats
-    """Forecast steps (rows) in the finer steps of the measured series (columns)."""
+    """Actual demand: a row for each forecast step, a column for each finer step of the measured series."""
     step_s: float
     capacity: float
     """Capacity of one instance."""

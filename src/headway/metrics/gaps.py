@@ -24,7 +24,7 @@ SHIFT = 40
 """Bits of a double that a bin drops. The mantissa keeps 12 bits, so a bin is 0.025% wide."""
 SAMPLES = 8
 NARROW = 4
-"""Runs over at most this many bins are counted as a whole."""
+"""Maximum number of bins of a run that is counted as a whole."""
 PIECES = 16
 """Number of pieces for longer runs."""
 FEW_GAPS = 1 << 12

@@ -25,9 +25,9 @@ class FleetLoad:
     running: Floats
     """Mean over each bin of the requests in a batch."""
     arrived: Ints
-    """Number of arrivals up to each edge."""
+    """Number of arrivals until each edge of the bins."""
     completed: Ints
-    """Number of completions up to each edge."""
+    """Number of completions until each edge of the bins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class AttentionCosts(Struct, frozen=True):
     up_s: float
     """Seconds per cached token that a chunk expands from its latent vector (MLA only)."""
     half_tile: float
-    """Wasted keys per query row: half a tile."""
+    """Keys per query row that are computed in vain: half a tile."""
 
 
 def attention_costs(

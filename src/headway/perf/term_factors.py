@@ -64,10 +64,10 @@ def _noise(left: Floats, kind: npt.NDArray[np.int64]) -> Floats:
 
 
 def change_at(observed_s: Floats, parts_s: Floats, factors: dict[Term, Factor], term: Term) -> int:
-    """The index of the observation from which on the term has its factor; 0: all have it.
+    """The index of the observation from which on the term has its factor; 0: all observations have it.
 
-    Two means, one before the index and one from there on, fit the observations best. If the first mean is nearer to the
-    factor than to the prediction, or few observations show the term, the answer is 0.
+    At this index, two means fit the observations best: one of the observations before it, and one of the others. If the
+    first mean is nearer to the factor than to the prediction, or few observations show the term, the answer is 0.
     """
     column = TERMS.index(term)
     scaled = parts_s * np.array([factors[each].value if each != term else 1.0 for each in TERMS])

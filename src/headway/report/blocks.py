@@ -48,7 +48,7 @@ class Table(Block):
     """Maps (row, column) of a cell to its mark: "best" value of the column, or "same" if it is not distinguishable from
     the best."""
     colors: tuple[int, Sequence[str]] | None = None
-    """A column, and the colour of each row there."""
+    """The number of a column, and the colour of its cell in each row."""
 
     def kind(self, column: int) -> Literal["name", "text", ""]:
         """The kind of a column's cells; "": numbers."""

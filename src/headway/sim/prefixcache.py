@@ -262,7 +262,8 @@ class PrefixCache:
         return live.output_id is not None and live.generated_tokens >= live.output_tokens
 
     def _keep(self, node_id: int) -> None:
-        """Evict a free node's blocks after all others. If too many blocks are kept, the oldest lose this protection."""
+        """Evict a free node's blocks after all others. If too many blocks are kept, the oldest kept blocks lose this
+        protection."""
         self._kept[node_id] = blocks = self._free_queue.pop((True, node_id))
         self.num_kept_blocks += blocks
         assert self._keeping is not None

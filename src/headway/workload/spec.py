@@ -46,8 +46,8 @@ class TraceSpec(Struct, frozen=True, forbid_unknown_fields=True):
     timestamp_unit: Literal["s", "ms"] | None = None
     """Unit of timestamps in JSON lines with the keys of Mooncake. Default: whole numbers are ms, fractions s."""
     block_tokens: int | None = None
-    """Prompt tokens that one hash id stands for, in JSON lines with the keys of Mooncake. Default: 512, or the usual
-    size that fits all prompts, with a note."""
+    """Prompt tokens per hash id, in JSON lines with the keys of Mooncake. Default: 512, or the usual size that fits all
+    prompts, with a note."""
     spread_ticks: bool = False
     """Spread requests with the same timestamp over the time to the next timestamp: Mooncake's conversations tick every
     3 s. Otherwise these requests arrive together, with a note."""

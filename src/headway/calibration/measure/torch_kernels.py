@@ -16,7 +16,8 @@ from headway.calibration.operators import OperatorKind
 from headway.core.errors import HeadwayError
 
 COLD_BYTES = 512 * 2**20
-"""Operands rotate through copies of this total size, so that no cache holds them, like an engine's weights."""
+"""Total bytes of the copies of operands. Repetitions rotate through the copies, so that no cache holds them, like an
+engine's weights."""
 MOST_COPIES = 16
 GRAPH_CALLS = 16
 BF16_OPERANDS = ("gemm", "moe", "prefill_attention", "decode_attention", "mla_attention")

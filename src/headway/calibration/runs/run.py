@@ -63,9 +63,9 @@ class MeasuredRun(Struct, frozen=True):
     model: str
     """The model's name in the file; empty if it has none."""
     num_requests: int
-    """Number of succeeded requests."""
+    """Number of requests that succeeded."""
     rate_rps: float
-    """Rate of succeeded requests."""
+    """Requests per second that succeeded."""
     prompt_tokens: float
     """Mean prompt tokens."""
     output_tokens: float
@@ -192,7 +192,7 @@ def number(values: Object, name: str) -> float:
 
 
 def objects(value: Any, where: str) -> Object:
-    """The value if it is an object, otherwise HeadwayError."""
+    """The value, if it is an object. Raises HeadwayError if it is not."""
     if not isinstance(value, dict):
         raise HeadwayError(f"{where}: expected an object, found {type(value).__name__}")
     return value

@@ -38,8 +38,8 @@ NUDGE = 0.25
 ROUNDS = 8
 SETTLED = 1e-3
 KEPT, PARTLY = 0.9, 0.5
-"""Shares of the prior's width that a fit leaves: above the first share a term is not determined, above the second only
-partly."""
+"""Shares of the prior's width that a fit may leave: above the first share a term counts as not determined, above the
+second as partly determined."""
 FIFTH = 5
 BLOCK = 20
 """Number of neighbouring spans that are held out together."""

@@ -229,9 +229,9 @@ class CapacityPlan(Struct, frozen=True, forbid_unknown_fields=True):
     number that costs less than the plan was rehearsed."""
     num_rehearsals: int = 0
     longer: LongerRun | None = None
-    """None if the workload has no more requests, like a trace."""
+    """The plan in a longer run; None if the workload has no more requests, like a trace."""
     likely: tuple[LikelyTarget, ...] = ()
-    """The plan's latency targets; empty without a plan."""
+    """The probabilities that measured runs meet the plan's latency targets; empty without a plan."""
     notes: tuple[str, ...] = ()
 
 

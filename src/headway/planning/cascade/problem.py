@@ -32,7 +32,7 @@ class Replicas(Struct, frozen=True, order=True, forbid_unknown_fields=True, omit
     pp: int
     count: int
     gpu: str = ""
-    """Empty if there is one type of GPU."""
+    """Type of GPU; empty if there is only one type."""
     role: Role = "mixed"
     """The prefill replicas and the decode replicas of a set form one combo (Cauchy 3.1)."""
 
@@ -77,7 +77,7 @@ class ComboShapes(Struct, frozen=True, order=True, forbid_unknown_fields=True):
     most: float
     """Maximum number of prefill replicas per decode replica."""
     prefill_gpu: str = ""
-    """Empty if there is one type of GPU."""
+    """Type of the prefill replicas' GPU; empty if there is only one type."""
     decode_gpu: str = ""
 
 

@@ -152,8 +152,9 @@ def select(
 ) -> Selection:
     """Candidates for every service; of each, the `top` best by served tokens per dollar, or all.
 
-    With the ranking "eq15" they are the best by the paper's Eq. 15 (4.2 takes the top four). It does not distinguish
-    sizes of the same types, so one size of each pair of types stays: the one that serves the most tokens per dollar.
+    With the ranking "eq15" they are the best by the paper's Eq. 15 (4.2 takes the top four). Eq. 15 does not
+    distinguish sizes of the same types, so one size of each pair of types stays: the one that serves the most tokens
+    per dollar.
 
     Combos without goodput are left out. One direction of each pair of types stays: by the closed form, as in the paper,
     or by the estimate of served tokens per dollar; or `both` stay. The choices may differ, because the closed form

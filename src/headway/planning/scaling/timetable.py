@@ -198,7 +198,8 @@ def _planned_pool(pool: Pool, num_serving: int) -> _PlannedPool:
 
 
 def _rates(demand: ScenarioDemand, config: Planning, until_s: float | None) -> dict[Cell, Floats]:
-    """Input tokens per second: interactive requests as they arrive, and due batch work in the valleys between."""
+    """Input tokens per second: interactive requests as they arrive, and due batch work in the times of low demand
+    between them."""
     interactive = demand.own(config)
     everything = demand.own(structs.replace(config, batch_tier=_EVERYTHING))
     deadline_s = demand.table.columns.get("deadline_s")

@@ -93,9 +93,9 @@ class InFlight:
         self._charged: dict[int, tuple[Share, float]] = {}
         """The share and charge of each request."""
         self._num: dict[Share, tuple[int, float]] = {}
-        """Number of requests and weight of each share with requests in flight."""
+        """Number of requests in flight and weight of each share that has any."""
         self._weight = 0.0
-        """Total weight of these shares."""
+        """Total weight of the shares in `_num`."""
 
     def __contains__(self, request: int) -> bool:
         return request in self._charged

@@ -14,7 +14,7 @@ class ComboKind:
     name: str
     goodput_rps: float
     cost: float
-    """Contribution of one combo to the objective."""
+    """Amount that one combo adds to the objective."""
     gpus: Mapping[str, int]
     most: int
 

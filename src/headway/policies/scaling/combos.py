@@ -287,7 +287,7 @@ class ComboCounts:
     fewest: int
     most: int
     num_failed: int = 0
-    """Wanted combos that fail to start."""
+    """Number of requested combos that fail to start."""
 
     @property
     def num(self) -> int:

@@ -113,7 +113,7 @@ class Arrivals:
     ids: npt.NDArray[np.int64]
     """Ids that the other tables of `JoinedParts` use."""
     first_s: float
-    """The first arrival, on the clock of `JoinedParts`."""
+    """Time of the first arrival, on the clock of `JoinedParts`."""
     outcomes: Mapping[str, npt.NDArray[np.float64]]
     """Columns of `requests` that are known at arrival."""
     request_ids: pa.ChunkedArray
