@@ -23,7 +23,7 @@ Argument = str | bytes | int | float
 _LOST = (LostError, LateError, ReadOnlyError, OSError)
 """Errors after which another server may have to be used."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""TCP keepalive: idle seconds, interval and number of probes before a silent server counts as lost."""
+"""TCP keepalive: idle seconds, interval and number of probes after which a silent server counts as lost."""
 
 
 class Valkey:
@@ -83,7 +83,7 @@ class Valkey:
             await self._pool.disconnect()
 
     async def _follow(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run the call; in a cluster, run it at the node that has the keys."""
+        """Run the call. In a cluster, run the call at the node that has the keys."""
         try:
             try:
                 return await work()
@@ -121,8 +121,8 @@ class Valkey:
 
 
 def _node(error: Exception) -> tuple[str, int] | None:
-    """The cluster node that has the keys, from another node's redirection. An empty name means that other node's
-    name."""
+    """The cluster node that has the keys, from another node's redirection. An empty name means the name of the node
+    that sent the redirection."""
     if isinstance(error, MovedError):
         return error.host, error.port
     words = str(error).split()

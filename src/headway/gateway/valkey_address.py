@@ -11,7 +11,7 @@ from msgspec import Struct
 from headway.core.errors import HeadwayError, unknown
 
 SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
-"""Address scheme -> whether its connections are encrypted."""
+"""Maps each address scheme to whether its connections are encrypted."""
 EXPECTED = "redis://user:password@host:port/0"
 _PORT = 6379
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")

@@ -11,11 +11,11 @@ from msgspec import Struct
 from headway.core.record import Outcome
 
 Period = Literal["day", "week", "month", "total"]
-"""How long a budget lasts: a calendar day, a week from Monday or a month, all in UTC; or forever."""
+"""The time that a budget lasts: a calendar day, a week from Monday or a month, all in UTC; or forever."""
 
 
 class Budget(Struct, frozen=True):
-    """Largest use of a key, a team or a tenant in each period; None is no limit."""
+    """Largest use of a key, a team or a tenant in each period. None: no limit."""
 
     tokens: int | None = None
     usd: float | None = None
@@ -46,13 +46,13 @@ class Account:
         self.budget = budget
         self.used_tokens, self.used_usd = 0, 0.0
         self.reserved_tokens, self.reserved_usd = 0, 0.0
-        """Reserved by requests in flight here."""
+        """(tokens, dollars) that requests in flight at this gateway have reserved."""
 
     def spent(self) -> tuple[int, float]:
         return self.used_tokens, self.used_usd
 
     def lacks(self, tokens: int, usd: float) -> Literal["", "tokens", "usd"]:
-        """The quantity of which the budget has too little room for this use; "" if it has room."""
+        """The quantity for which the budget has too little room; "" if it has room for this use."""
         spent_tokens, spent_usd = self.spent()
         budget = self.budget
         if budget.tokens is not None and spent_tokens + self.reserved_tokens + tokens > budget.tokens:
@@ -81,7 +81,7 @@ class TokenPrices(Struct, frozen=True):
     """Price of prompt tokens found in a prefix cache; None: the same as other input tokens."""
 
     def usd(self, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> float:
-        """The price of a request, of whose input tokens `cached_tokens` were in a prefix cache."""
+        """The price of a request. `cached_tokens`: number of its input tokens that were in a prefix cache."""
         saved_usd = 0.0 if self.cached_usd is None else cached_tokens * (self.input_usd - self.cached_usd)
         return (input_tokens * self.input_usd + output_tokens * self.output_usd - saved_usd) / 1e6
 
@@ -122,9 +122,8 @@ def dearest_usd(
     names: Mapping[str, Collection[str]],
     fallbacks: Mapping[str, Sequence[str]],
 ) -> float:
-    """The price of a request at the most expensive of the pools (model, prices) that may serve it.
-
-    `names`: the names of each model. `fallbacks`: the models that may answer in place of a model.
+    """The price of a request at the most expensive pool that may serve it. `pools`: (model, prices) pairs. `names`: the
+    names of each model. `fallbacks`: the models that may answer in place of a model.
     """
     requested = [name for name, own in names.items() if model in own]
     may_serve = {*requested, *(each for name in requested for each in fallbacks.get(name, ()))}

@@ -51,7 +51,7 @@ class WeeklyWindow:
     """A time window on some days of each week. A window that ends before it begins continues after midnight."""
 
     days: frozenset[int]
-    """Days on which it begins; 0 is Monday."""
+    """Days on which the window begins; 0 is Monday."""
     start_min: int
     """Minutes since midnight."""
     end_min: int

@@ -19,7 +19,7 @@ class RateLimit(Struct, frozen=True, array_like=True, gc=False):
     limit: int
     """Amount per minute."""
     remaining: int
-    """Amount that a request may use now, at least 0."""
+    """Amount that a request may use now; at least 0."""
     reset_s: float
     """Time until the whole limit is available again, if nothing more is used."""
 

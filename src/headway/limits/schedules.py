@@ -42,7 +42,7 @@ class LeastReplicas:
         for each in self.minimums:
             now = datetime.fromtimestamp(wall_s, ZoneInfo(each.time_zone))
             until_s = min(until_s, next(CronSim(each.cron, now), now + timedelta(days=366)).timestamp())
-            # The latest start up to now: the last match before the next minute.
+            # The latest start that is not after the time: the last match before the next minute.
             starts = CronSim(each.cron, now + timedelta(minutes=1), reverse=True)
             began_s = next((s for start in starts if (s := start.timestamp()) <= wall_s), -inf)
             if wall_s < began_s + each.duration_s:

@@ -24,11 +24,11 @@ class TenantLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     budget_usd: _Positive | None = None
     """Maximum dollars in a period, by the prices of the pools (`usd_per_million_input_tokens` and the other prices)."""
     period: Period = "month"
-    """How long a budget lasts: a day, a week from Monday, a month, or all of the run. A simulation begins on a Monday
-    that is the first of a month, at midnight."""
+    """The time that a budget lasts: a day, a week from Monday, a month, or all of the run. A simulation begins on a
+    Monday that is the first of a month, at midnight."""
     max_tokens: _Count | None = None
-    """The `max_tokens` that the tenant's requests ask for; the limits reserve this amount until they end. Default:
-    their actual output."""
+    """The `max_tokens` that the tenant's requests ask for. Until a request ends, the limits reserve this amount for it.
+    Default: the request's actual output."""
 
     @property
     def budget(self) -> Budget:

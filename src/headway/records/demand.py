@@ -27,7 +27,7 @@ from headway.workload.readers.run_parts import METADATA, read_all
 STEP_S = 60.0
 FILE = "demand.parquet"
 LEAST_COVERED = 0.5
-"""A gateway must run for this share of a minute for the minute's demand to be known."""
+"""Minimum share of a minute for which a gateway must run for the minute's demand to be known."""
 _SCHEMA = pa.schema(
     [
         ("minute", pa.int64()),
@@ -163,7 +163,7 @@ def _table(file: Path) -> pa.Table:
 
 
 def _add(tokens: dict[DemandKey, dict[int, float]], table: pa.Table, began_s: float, from_s: float) -> None:
-    """Count the arrivals from a wall-clock time on."""
+    """Add the arrivals after a wall-clock time to the counts."""
     at_s = table["arrival_s"].to_numpy() + began_s
     columns: dict[str, Any] = {"minute": (at_s // STEP_S).astype(np.int64), "prompt_tokens": table["prompt_tokens"]}
     for name, default in (("model", ""), ("region", ""), ("tier", 0)):

@@ -80,7 +80,7 @@ _OF_A_RUN = {f"{name}.parquet" for name in ("requests", "segments", "stretches",
 
 
 def _began_s(requests: Path) -> float:
-    """When the run began, or when its file was written."""
+    """Start time of the run; if unknown, the time at which its file was written."""
     with suppress(pa.ArrowException, OSError, KeyError, TypeError, ValueError, msgspec.MsgspecError):
         run = msgspec.json.decode((parquet.read_schema(requests).metadata or {})[METADATA])
         return float(run["provenance"][BEGAN_S])

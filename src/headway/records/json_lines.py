@@ -17,7 +17,7 @@ from headway.core.errors import HeadwayError
 
 log = logging.getLogger("headway.records")
 _MAX_QUEUED = 1 << 14
-"""Lines that may wait for the disk."""
+"""Maximum number of lines that wait for the disk."""
 _PAUSE_S = 0.1
 _FAILED_PAUSE_S = 1.0
 _BUFFER_BYTES = 1 << 16

@@ -22,7 +22,8 @@ from headway.workload.readers.run_parts import RunState
 
 log = logging.getLogger("headway.records")
 MAX_WAITING = 100_000
-"""Requests kept in memory while they cannot be written. Records of further requests are lost and counted."""
+"""Maximum number of requests kept in memory while they cannot be written. Records of further requests are lost and
+counted."""
 HINT = "`python -m headway.records FOLDER` makes them files of a run that has ended"
 _PAUSE_S = 1.0
 """Time between two attempts to write."""
@@ -31,7 +32,7 @@ _MAX_PARTS = 60
 
 
 class PartWriter:
-    """Writes rows to a folder as parts, in their order."""
+    """Writes rows to a folder as parts, in the order of the rows."""
 
     def __init__(
         self, folder: Path, provenance: Mapping[str, Any], max_waiting: int = MAX_WAITING, pause_s: float = _PAUSE_S
@@ -45,7 +46,7 @@ class PartWriter:
         self._queue: deque[Rows] = deque()
         self._num_waiting = 0
         self.num_lost = 0
-        """Requests whose records are lost."""
+        """Number of requests whose records are lost."""
         try:
             (folder / run_parts.FOLDER).mkdir(parents=True, exist_ok=True)
             self._folder_lock = FolderLock(folder)
@@ -117,7 +118,7 @@ class PartWriter:
                 return
 
     def _write_first(self) -> bool:
-        """Write the first queued rows. False if that is not possible now."""
+        """Write the first queued rows. Returns False if they cannot be written now."""
         rows = self._queue[0]
         state = structs.replace(rows.state, num_lost=self.num_lost, provenance=self._provenance)
         try:
@@ -141,7 +142,7 @@ class PartWriter:
         return True
 
     def _combine(self, state: RunState) -> None:
-        """Merge many small parts. They stay unchanged if there is no room."""
+        """Merge many small parts. If there is no room, the parts stay unchanged."""
         if len(self._small) < _MAX_PARTS:
             return
         with suppress(OSError, pa.ArrowException, HeadwayError):

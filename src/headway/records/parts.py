@@ -138,9 +138,8 @@ def snapshot(folder: Path, target: Path, last_s: float) -> None:
 
 
 def load(folder: Path) -> tuple[Records, dict[str, Any]]:
-    """The records in a folder and their provenance, of an ended run or of a run that left parts.
-
-    Raises HeadwayError for a missing or damaged file.
+    """(records, provenance) of a folder: of an ended run, or of a run that left parts. Raises HeadwayError for a
+    missing or damaged file.
     """
     found = read_all(folder)
     return (assemble(found), _provenance(found)) if found else parquet_files.load(folder)
@@ -174,7 +173,7 @@ def finish(folder: Path) -> Records | None:
 
 
 def assemble(parts: Sequence[tuple[Tables, RunState]]) -> Records:
-    """The records of all parts, in their order. Requests are numbered by arrival, and time starts with the first."""
+    """The records of all parts, in their order. Requests are numbered by arrival, and time 0 is the first arrival."""
     joined = JoinedParts(parts)
     bases = list(accumulate((len(run.replicas) for run in joined.runs), initial=0))
     arrived, last = joined.arrivals(), joined.runs[-1]

@@ -2,8 +2,8 @@
 file.
 
 The state is written to disk before each effect. While a change is staged, the fleet file stays unchanged and the
-policies in memory alternate, so a killed gateway restarts with the old policies. Once a change is judged, the fleet
-file becomes the new version or stays; both steps can be repeated safely.
+policies in memory alternate, so a killed gateway restarts with the old policies. When a change has been judged, the
+fleet file is replaced by the new version or stays; either step can be repeated safely.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Ask = Callable[[Sequence[str]], Awaitable[dict[str, Any]]]
 
 
 class _WithdrawnError(HeadwayError):
-    """The trial cannot go on."""
+    """The trial of a change cannot go on."""
 
 
 class Autopilot:
@@ -96,9 +96,9 @@ class Autopilot:
         self._task: asyncio.Task[None] | None = None
         self._today = Today(lambda: self._now().date())
         self._looked: date | None = None
-        """The day of the last search for changes."""
+        """The day on which the autopilot last looked for changes."""
         self._began_s = 0.0, 0.0
-        """A change's `Stored.began_s`, and its beginning on the gateway's clock."""
+        """(a change's `Stored.began_s`, its beginning on the gateway's clock)."""
         gateway.autopilot = self
 
     # Interface for the gateway.
@@ -205,7 +205,7 @@ class Autopilot:
             self._log(_told(after))
 
     async def _note(self, why: str) -> None:
-        """Store why nothing is tried, and log it once."""
+        """Store the reason why no change is tried, and log the reason once."""
         async with self._changing:
             if why == self._stored.note:
                 return
@@ -283,7 +283,8 @@ class Autopilot:
         )
 
     def _settle_s(self, kinds: Sequence[str]) -> float:
-        """The settling part of a period: requests of the last period end, and replicas that the scaler wants start."""
+        """The settling part of a period, in seconds. During it, requests of the last period end, and replicas that the
+        scaler wants are started."""
         settle_s = max(self._trial.longest_s(), LEAST_SETTLE_S)
         return max(settle_s, self._gateway.scaling.react_s) if SCALING in kinds else settle_s
 
@@ -335,7 +336,7 @@ class Autopilot:
             await self._wait(staging.rest_s, change, before)
 
     async def _tell_drift(self) -> None:
-        """Report each engine once whose speed has changed. The drift affects both sides of a pair."""
+        """Report each engine whose speed has changed, once. The drift affects both sides of a pair."""
         told = list(self._stored.drift)
         for replica in self._gateway.replicas:
             ratio = self._gateway.telemetry.drift.ratio(replica.id, self._gateway.clock.now)
@@ -430,7 +431,7 @@ def _most_units(deployment: Pool | Combo, gpu_limits: Sequence[tuple[str, str, i
 
 
 def _told(state: State) -> str:
-    """The stage in words, for the log: the change on trial, or why there is none."""
+    """The stage in words, for the log: the change on trial, or the reason why there is none."""
     if state.change is None:
         return "stopped by the operator" if state.is_stopped else "waits for a change"
     staging, name = state.change.staging, state.change.name

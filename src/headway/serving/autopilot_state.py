@@ -27,7 +27,7 @@ class Stored(Struct, frozen=True):
 
     state: State = State()
     began_s: float = 0.0
-    """When the current or last change began, in seconds since 1970."""
+    """Time at which the current or last change began, in seconds since 1970."""
     past: tuple[PastChange, ...] = ()
     """The last changes, newest first."""
     note: str = ""
@@ -75,7 +75,7 @@ class AutopilotFiles:
         _write(self._now, b"")
 
     def take_request(self) -> bool:
-        """Whether anybody has requested a search for changes since the last call."""
+        """Whether a search for changes has been requested since the last call."""
         if not self._now.exists():
             return False
         self._now.unlink(missing_ok=True)

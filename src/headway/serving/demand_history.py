@@ -45,7 +45,7 @@ def check(scenario: Scenario, choice: object) -> None:
 
 
 def load(scenario: Scenario, plan: ServingPlan, now_s: float | None = None) -> tuple[PastDemand | None, str]:
-    """The demand before `now_s` (None: now), and a line that says how much of it is known.
+    """(demand before `now_s`, a line of text about its known part). `now_s` None: the present.
 
     Raises HeadwayError for damaged records, or a Prometheus server that does not answer.
     """

@@ -47,7 +47,7 @@ _HOST = "replica.kv_blocks_host"
 _CLIENTS = dict.fromkeys(("postgresql", "postgres"), ("asyncpg", "postgres")) | dict.fromkeys(
     SCHEMES, ("redis", "valkey")
 )
-"""Maps each scheme of a database address to the client's module, and the extra that installs it."""
+"""Maps each scheme of a database address to (module of the client, extra that installs the module)."""
 QUEUE_MANAGER = {"name": "queue-manager", "interval_s": 0.1}
 """The admission policy of batches if the fleet file sets none."""
 
@@ -227,7 +227,7 @@ def _with_tenants(scenario: Scenario) -> Scenario:
 
 
 def _has_default_order(scenario: Scenario) -> bool:
-    """Whether the file leaves the ordering of requests, and its place, to the gateway."""
+    """Whether the file leaves the gateway to choose the ordering of requests and the place of the ordering."""
     given: list[Mapping[str, Any]] = [scenario.document.get("policies") or {}]
     given += [structs.asdict(variant) for variant in scenario.spec.variants]
     return not any(each.get("ordering") or each.get("ordering_at") in ("replica", "both") for each in given)
@@ -338,9 +338,8 @@ def _is_planned(spec: Spec, each: DeclaredPool) -> bool:
 
 
 def _planned_gpus(spec: Spec, declared: Sequence[DeclaredPool], policies: Policies, places: Places) -> int | None:
-    """GPUs of this machine that plans divide; None if they are of several types.
-
-    Raises HeadwayError if a pool has fewer ports than a plan may need.
+    """GPUs of this machine that plans divide; None if the GPUs are of several types. Raises HeadwayError if a pool has
+    fewer ports than a plan may need.
     """
     if not isinstance(policies.scaler, PolicyChoice):
         return None
@@ -369,8 +368,8 @@ def _check_oracles(policies: Policies, places: Places) -> None:
 
 
 def _check_forecasts(policies: Policies, places: Places) -> None:
-    """Reject forecasters that know the future, and plans that need to know a replica's capacity; the other planners
-    learn it."""
+    """Raises HeadwayError for forecasters that know the future, and for plans that must know a replica's capacity.
+    Other planners learn the capacity."""
     choice = policies.scaler
     if not isinstance(choice, PolicyChoice):
         return

@@ -20,7 +20,7 @@ _SETTINGS = {
     "tracing": "Envoy's own tracing sees the whole request; expected it in Envoy's configuration",
     "cors": "Envoy answers the clients; expected its filter envoy.filters.http.cors",
 }
-"""Maps each key of `gateway` to why a picker does not use it."""
+"""Maps each key of `gateway` that a picker does not use to the reason."""
 
 
 def check_installed() -> None:

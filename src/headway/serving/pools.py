@@ -26,7 +26,7 @@ from headway.gateway.server.admin import is_address
 from headway.gateway.upstream.dialects import ADAPTERS, Adapter, api_of
 
 Start = Processes | Kubernetes | InferencePool | None
-"""How the replicas of a pool are started; None if they run already."""
+"""The way in which the replicas of a pool are started; None if they run already."""
 _TOKEN = re.compile(r"[!-~]+")
 _PUBLISHING = ("vllm", "sglang")
 """The APIs of engines that publish KV cache events."""
@@ -64,7 +64,7 @@ class DeclaredPool(Struct, frozen=True):
 
     @property
     def start(self) -> Processes | Kubernetes | InferencePool | None:
-        """How replicas are started or found; None if the file lists their addresses."""
+        """The way in which replicas are started or found; None if the file lists their addresses."""
         return self.spec.processes or self.spec.kubernetes or self.spec.inference_pool
 
     @property
@@ -117,8 +117,8 @@ def bounded_combos(pools: Sequence[DeclaredPool]) -> dict[str, Combo]:
 
 
 def starts(scenario: Scenario, pools: Sequence[DeclaredPool]) -> list[Start]:
-    """How each pool's replicas are started, with absolute folders for logs. Raises HeadwayError for impossible
-    settings."""
+    """Maps each pool to the way in which its replicas are started, with absolute folders for logs. Raises HeadwayError
+    for impossible settings."""
     places = scenario.places
     found: list[Start] = []
     by_port: dict[int, DeclaredPool] = {}
@@ -306,7 +306,7 @@ def require_starts(pools: Sequence[DeclaredPool], key: Key, places: Places) -> N
 
 
 def uses_engine_priority(spec: Spec) -> bool:
-    """Whether the engines get the requests' tiers to order their own queues."""
+    """Whether the engines get the requests' tiers, and order their own queues by them."""
     return spec.policies.ordering_at != "gateway" and ordering_name(spec.policies) != "fcfs"
 
 

@@ -61,7 +61,7 @@ async def advice(fleet: Path, records: Path, last_s: float, *options: str) -> di
 
 
 def why_none(answer: dict[str, Any]) -> str:
-    """Why an answer has no proposals; empty if it has some."""
+    """Reason why an answer has no proposals; empty if it has proposals."""
     if answer["is_withheld"]:
         return "advice is withheld: the records do not come out when they are rehearsed as they ran"
     return "" if answer["proposals"] else "no change is distinguishable from today's fleet"

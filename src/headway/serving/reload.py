@@ -50,7 +50,7 @@ class FleetFile:
         self.plan = plan(self.scenario)
 
     def signature(self) -> tuple[object, ...]:
-        """A value that changes with the file, and with its files of secrets and endpoints. Never fails."""
+        """A value that changes when the file, or one of its files of secrets and endpoints, changes. Never fails."""
         try:
             text = self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
@@ -60,7 +60,7 @@ class FleetFile:
         return (text, *map(_stamp, [*secrets, *listed]))
 
     def read_again(self, present: ServingPlan) -> ServingPlan:
-        """The file's plan, to replace the current one. Raises HeadwayError if it cannot be served, or needs a
+        """The file's plan, to replace the current plan. Raises HeadwayError if the file cannot be served, or needs a
         restart."""
         self._read, self.scenario, changed = self._checked(self.path, present)
         return changed
@@ -195,7 +195,8 @@ def _changed(before: PolicySpec | None, after: PolicySpec | None) -> set[str]:
 
 
 def _is_same(before: object, after: object) -> bool:
-    """Whether two choices name the same policy with the same arguments. Each read loads the policy's code again."""
+    """Whether two choices name the same policy with the same arguments. Compared by name, because each read loads the
+    policy's code again."""
     if isinstance(before, PolicyChoice) and isinstance(after, PolicyChoice):
         return (before.name, before.arguments) == (after.name, after.arguments)
     return before == after

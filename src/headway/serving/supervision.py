@@ -24,7 +24,7 @@ from headway.gateway.termination import exit_at_sigterm, ignore_sigterm
 
 log = logging.getLogger("headway.gateway")
 MAX_RESTARTS = 5
-"""The gateway ends after this many restarts in a row, each within `_STABLE_S`."""
+"""Maximum number of restarts in a row, each within `_STABLE_S`. Then the gateway ends."""
 _STABLE_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -36,7 +36,7 @@ def supervise(run: Callable[[bool], None], max_restarts: int = MAX_RESTARTS) -> 
     """Call `run(is_restart)` in a separate process, and again whenever that process is killed or crashes.
 
     Returns, in either process, when `run` returns. Raises HeadwayError after `max_restarts` failed restarts in a row.
-    SystemExit with the status of a process that ended with a status other than 0. Call it before threads start.
+    If the process ends with a status other than 0, raises SystemExit with this status. Call it before threads start.
     """
     pause_s, num_restarts, hangup, ending = _FIRST_PAUSE_S, 0, Hangup(), _Ending()
     is_restart = False
@@ -72,7 +72,7 @@ class _Child:
     when the gateway has ended, and `is_child` is true."""
 
     def __init__(self, run: Callable[[bool], None], is_restart: bool, hangup: Hangup, ending: _Ending) -> None:
-        alive, self._held = os.pipe()  # its other end closes when the supervising process ends
+        alive, self._held = os.pipe()  # the pipe's other end closes when the supervising process ends
         sys.stdout.flush()
         sys.stderr.flush()
         gc.freeze()  # keeps the memory of both processes shared
@@ -110,8 +110,8 @@ class _Child:
                 os.kill(self.pid, number)
 
     def wait(self) -> str | None:
-        """Wait until the process ends. Returns how it failed; None if it succeeded. SystemExit if it ended with an
-        error."""
+        """Wait until the process ends. Returns the way in which it failed; None if it succeeded. Raises SystemExit if
+        it ended with an error."""
         _, status = os.waitpid(self.pid, 0)
         self._is_running = False
         os.close(self._held)

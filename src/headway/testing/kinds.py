@@ -140,7 +140,7 @@ class MigrationTrial(Trial[Migration, FleetStep]):
             self._check_move(at_phase, step, set())
 
     def _check_move(self, move: Move | None, step: FleetStep, moved: set[int]) -> None:
-        """Check one move; `moved` are the requests of the tick's earlier moves."""
+        """Check one move; `moved`: the requests of the tick's earlier moves."""
         placed = {one["id"]: one for replica in step.replicas for one in replica["requests"]}
         if move is None or move.request not in placed:
             raise BrokenPolicyError(f"{move!r} moves a request that is at no replica")

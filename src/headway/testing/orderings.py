@@ -15,12 +15,12 @@ from headway.testing.trial import Conformance, Make, Trial, common_checks, is_or
 
 _NOW = 1000.0
 _MOST_STARTS = 500
-"""Within this number of starts, each share of the most urgent tier must have ranked first once."""
+"""Number of starts within which each share of the most urgent tier must have ranked first once."""
 
 
 @dataclass(frozen=True)
 class RankedRequest:
-    """A request that waits. No request ends."""
+    """A waiting request of the story. No request ends."""
 
     request: dict[str, Any]
     ended: None = None

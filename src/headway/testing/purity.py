@@ -25,7 +25,7 @@ _GLOBAL_RANDOM = getattr(random, "_inst", None)
 
 @contextmanager
 def forbid_side_effects() -> Iterator[None]:
-    """Raise BrokenPolicyError at the end if the enclosed code used anything but its arguments."""
+    """Raise BrokenPolicyError at the end if the enclosed code used anything except its arguments."""
     offences: list[str] = []
 
     def profile(frame: FrameType, event: str, called: Any) -> None:

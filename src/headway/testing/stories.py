@@ -153,14 +153,16 @@ def _draw_paused(rng: Random, replica: int) -> list[dict[str, Any]]:
 
 
 def _draw_cache(rng: Random, prefill_tokens_left: int) -> dict[str, Any]:
-    """The share of any request that the replica has cached, sometimes all or nothing, and can load in addition."""
+    """(share of any request that the replica has cached, share that it can load in addition). Sometimes all or nothing
+    is cached."""
     cached = rng.choice((0.0, rng.random(), 1.0))
     shares = {"cached_tokens": cached, "loadable_tokens": rng.choice((0.0, 1.0 - cached)), "kv_transfer_s": 1e-5}
     return {**shares, "expected_cached_tokens": rng.randrange(prefill_tokens_left + 1)}
 
 
 def _draw_loras(rng: Random) -> dict[str, Any]:
-    """Slots for LoRA adapters, none, some or all of them in use; engines may report more adapters than slots."""
+    """Slots for LoRA adapters. No slot, some slots or all slots are in use; engines may report more adapters than
+    slots."""
     loras = rng.sample(_LORAS, rng.randrange(3))
     waiting = [name for name in _LORAS if name not in loras and rng.random() < 0.5]
     return {"loras": frozenset(loras), "loras_waiting": frozenset(waiting), "max_loras": rng.choice((0, 1, 2, 4))}

@@ -20,7 +20,7 @@ from headway.testing.strict_views import BrokenPolicyError, PolicyCall
 class StoryStep(Protocol):
     @property
     def ended(self) -> Ended | None:
-        """The request that ended just before, for a policy that learns."""
+        """The request that ended just before the step, for a policy that learns."""
 
 
 P = TypeVar("P")
@@ -29,7 +29,7 @@ Make = Callable[[], Any]
 Check = Callable[[Make, int], None]
 """Takes a function that makes policies, and a seed. Raises BrokenPolicyError if the policies break a rule."""
 SHORT_STORY = 24
-"""Steps of the checks that examine each call closely."""
+"""Number of steps of the checks that examine each call closely."""
 
 
 class Trial(ABC, Generic[P, S]):
@@ -116,7 +116,7 @@ def common_checks(trial: type[Trial[Any, Any]]) -> tuple[Check, ...]:
             raise BrokenPolicyError("decides differently after pickling and unpickling: some of its state was lost")
 
     def leaves_views_alone(make: Make, seed: int) -> None:
-        """The policy neither changes a view nor keeps one after the call."""
+        """The policy changes no view, and keeps no view after the call."""
         played = trial(make(), Random(seed))
         for step in trial.draw_story(seed, SHORT_STORY):
             learn(played.policy, step.ended)

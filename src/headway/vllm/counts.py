@@ -1,4 +1,4 @@
-"""The counts of an engine's scheduler, by their names on `/metrics`. Freeness is computed from them.
+"""The counts of an engine's scheduler, by their names on `/metrics`. Freeness is computed from these counts.
 
 When the scheduler passes the counts on, `TIER` is followed by a slash and the tier.
 """

@@ -34,7 +34,7 @@ class StatLogger(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM is not 
         self._has_failed: dict[int, bool] = {}
         if not self._name:
             return
-        for collector in list(REGISTRY._collector_to_names):  # from an earlier engine in the same process
+        for collector in list(REGISTRY._collector_to_names):  # collectors of an earlier engine in the same process
             if getattr(collector, "_name", "").startswith("headway:"):
                 REGISTRY.unregister(collector)
         self._info = Gauge(settings.INFO_METRIC, "The ordering that the scheduler applies.", ["engine", "ordering"])

@@ -21,7 +21,7 @@ from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.vllm.request import EngineRequest, VllmRequest
 
 NEVER = 1 << 62
-"""More tokens than a request can have."""
+"""A number of tokens larger than any request's."""
 
 
 class Ranking:
@@ -34,11 +34,11 @@ class Ranking:
         self._epoch = 0
         self.num_failures = 0
         self.version = 0
-        """Increases when all ranks change at once."""
+        """A number that increases when all ranks change at once."""
         self.now = 0.0
         self.tick = 0
         self._arrival_turn = 0
-        """The tick at which the current iteration began. Requests that arrive before the next decision arrived during
+        """The tick at which the current iteration began. A request that arrives before the next decision arrived during
         this iteration."""
         self._use(ordering, name)
 
@@ -110,7 +110,7 @@ class Ranking:
         return in_order[at:] if version == self.version else []
 
     def next_change_s(self, request: EngineRequest) -> float:
-        """When the rank of a waiting request changes by time alone; infinite = never."""
+        """Time at which the rank of a waiting request changes by time alone; infinite = never."""
         if self._moving is None:
             return inf
         try:
@@ -184,7 +184,7 @@ class Ranking:
 
 
 class RankedQueue:
-    """Waiting requests by rank: a `RequestQueue` for vLLM. Requests have no fixed place, so none is prepended."""
+    """Waiting requests by rank: a `RequestQueue` for vLLM. Requests have no fixed place, so no request is prepended."""
 
     def __init__(self, ranking: Ranking) -> None:
         self._ranking = ranking
@@ -267,5 +267,5 @@ class RankedQueue:
         return len(self._heap)
 
     def __iter__(self) -> Iterator[VllmRequest]:
-        """Iterate in order of rank. Once the ordering has failed, in the previous order."""
+        """Iterate in order of rank. After the ordering has failed, in the last order before the failure."""
         return iter([entry[2] for entry in sorted(self._heap, key=lambda entry: entry[:2])])

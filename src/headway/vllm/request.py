@@ -1,8 +1,8 @@
 """A request in vLLM's scheduler as an ordering sees it.
 
 A client or the gateway adds information to a request in `vllm_xargs`, which vLLM passes on as the sampling parameters'
-`extra_args`. `HINTS` lists the keys. Times are in seconds after the arrival, which was `headway_waited_s` before the
-arrival at the engine.
+`extra_args`. `HINTS` lists the keys. Times are seconds after the request's arrival at the gateway, which is
+`headway_waited_s` before its arrival at the engine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HINTS: Mapping[str, type] = {
 
 
 class VllmRequest(Protocol):
-    """The attributes that are read of a `vllm.v1.request.Request`."""
+    """The attributes of a `vllm.v1.request.Request` that are read."""
 
     request_id: str
     arrival_time: float
@@ -83,7 +83,7 @@ class EngineRequest:
         self.slo_tpot_s: float | None = hints.get("headway_slo_tpot_s")
         self.slo_e2e_s: float | None = hints.get("headway_slo_e2e_s")
         self.output_tokens: int = hints.get("headway_output_tokens", request.max_tokens)
-        """The client's value, otherwise the most that the request may generate."""
+        """The output tokens that the client states, otherwise the maximum that the request may generate."""
         self.reasoning_tokens: int = hints.get("headway_reasoning_tokens", 0)
         self._start, self._end = reasoning_start, reasoning_end
         self._reasoning_end: int | None = None

@@ -28,7 +28,7 @@ from headway.vllm.request import EngineRequest
 
 logger = init_logger("vllm.headway")
 _MAX_COMPLAINTS = 20
-"""At most this many requests with unreadable hints are logged."""
+"""Maximum number of requests whose unreadable hints are logged."""
 
 
 class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when types are checked
@@ -135,7 +135,8 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
     # Preemption by rank.
 
     def _move_victims(self, missing_blocks: int) -> None:
-        """Move the requests that must be preempted in this step to the end of `running`. The step then admits none."""
+        """Move the requests that must be preempted in this step to the end of `running`. The step then admits no
+        request."""
         ranked, victims = self.ranking.ordered(self.running), list[Request]()
         while missing_blocks > 0 and ranked:
             victims.append(ranked.pop())
@@ -220,7 +221,7 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         return int(self.max_num_scheduled_tokens - decodes - prefills)
 
     def _blocks_of_next_step(self) -> int:
-        """Blocks that running requests need in this step; 0 if there are enough anyway."""
+        """Blocks that running requests need in this step; 0 if enough blocks are free in any case."""
         most = len(self.kv_cache_config.kv_cache_groups) * (
             2 * len(self.running) + cdiv(self.max_num_scheduled_tokens, self.block_size)
         )

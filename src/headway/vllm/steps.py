@@ -26,7 +26,7 @@ COLUMNS = "seq,scheduled_s,done_s,decodes,decode_context_tokens,prompt_tokens,pr
 FILE_BYTES = 32 * 2**20
 """Size at which a file is closed and the next file is begun."""
 FILES = 8
-"""Files kept for one engine; the oldest is removed."""
+"""Number of files kept for one engine; the oldest file is removed."""
 FLUSH_S = 1.0
 MOST_PENDING = 64
 """Maximum number of iterations whose output is awaited. An engine has one or two such iterations, or one for each
@@ -91,7 +91,7 @@ class StepLog:
         chunks = []
         for request_id, tokens in output.num_scheduled_tokens.items():
             request = requests[request_id]
-            before = request.num_computed_tokens - tokens  # `schedule` has already added them
+            before = request.num_computed_tokens - tokens  # `schedule` has already added the tokens
             if before >= request.num_prompt_tokens:
                 decodes += 1
                 context += before + 1
@@ -99,7 +99,7 @@ class StepLog:
                 prompt_tokens += tokens
                 chunks.append(f"{tokens}:{before}")
         if len(self._pending) >= MOST_PENDING:
-            self._pending.clear()  # iterations whose output never arrived
+            self._pending.clear()  # remove iterations whose output never arrived
         self._pending[id(output)] = (
             f"{self._seq},{self._clock():.6f},%.6f,{decodes},{context},{prompt_tokens},{';'.join(chunks)},"
             f"{len(scheduler.running)},{len(scheduler.waiting)}\n"
@@ -180,5 +180,5 @@ def _device() -> str:
         from vllm.platforms import current_platform
 
         return str(current_platform.get_device_name())
-    except Exception:  # platforms differ in what they can tell
+    except Exception:  # platforms differ in the properties that they report
         return ""

@@ -156,9 +156,9 @@ class Breaker:
 class HealthMonitor(Generic[Replica]):
     """Probes all replicas and keeps their breakers.
 
-    `on_up` and `on_down` are called when a replica starts and stops getting requests, `on_unresponsive` after `on_down`
-    if health checks failed or it generates nothing, and `on_load` when metrics were read. `on_ejection` is called when
-    replicas are ejected, and when they return, before `on_up`.
+    `on_up` and `on_down` are called when a replica starts and stops getting requests. `on_unresponsive` is called after
+    `on_down` if health checks failed or the replica generates nothing. `on_load` is called when metrics were read.
+    `on_ejection` is called when replicas are ejected, and when they return, before `on_up`.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class HealthMonitor(Generic[Replica]):
         for replica in replicas:
             self.outliers.add(replica.id, _group(replica))
         self._failures = {replica.id: asyncio.Event() for replica in replicas}
-        """Set when a request fails, so that the next probe is due."""
+        """Events that are set when a request fails, so that the next probe is due."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._is_exhausted = False
         """Whether the log says already that this process cannot probe replicas at the moment."""
@@ -226,7 +226,8 @@ class HealthMonitor(Generic[Replica]):
         return not self.breakers[replica.id].is_open and not self.outliers.is_ejected(replica.id)
 
     def why_down(self, replica: EngineEndpoint) -> str:
-        """The last error of a replica that fails its probes; empty if there was none, or it passes."""
+        """The last error of a replica that fails its probes. Empty if there was no error, or the replica passes its
+        probes."""
         breaker = self.breakers[replica.id]
         return breaker.why if breaker.is_open else ""
 
@@ -247,7 +248,7 @@ class HealthMonitor(Generic[Replica]):
         is_known = isinstance(error, BrokenOffError) and self.breakers[replica.id].is_open
         if (
             not is_refusal and not is_known
-        ):  # a probe shows nothing about refusals; only peers show whose fault they are
+        ):  # a probe shows nothing about refusals; only peers show whether the replica or the request is the cause
             self._fail_breaker(replica, error)
         is_counted = not isinstance(error, UnreachableError) and not _is_overload(error) and not is_known
         if is_known:
@@ -372,7 +373,7 @@ class HealthMonitor(Generic[Replica]):
             self._is_exhausted = False
 
     async def _probe(self, replica: Replica, breaker: Breaker) -> None:
-        """Check health, read details and load, and close the breaker on success. Otherwise EngineError."""
+        """Check health, read details and load, and close the breaker on success. Otherwise raises EngineError."""
         timeout_s = self._settings.probe_timeout_s
         breaker.passes_health = False
         await replica.check_health(timeout_s)

@@ -14,7 +14,7 @@ _WAITED, _OUTPUT_TOKENS = "headway_waited_s", "headway_output_tokens"
 
 
 class HintedRequest(Protocol):
-    """The attributes that are read of a client's request."""
+    """The attributes of a client's request that are read."""
 
     @property
     def is_passthrough(self) -> bool: ...
@@ -35,7 +35,7 @@ def add_order(
 ) -> None:
     """Replace the client's `priority` in the body for an engine, and add the hints if it runs a Headway ordering.
 
-    `tokens` of the answer are part of the prompt, because the engine continues it.
+    `tokens`: number of answer tokens that are part of the prompt, because the engine continues the answer.
     """
     body.pop("priority", None)
     if has_priority and engine.adapter.priority_sign is not None:

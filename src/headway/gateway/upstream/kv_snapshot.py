@@ -62,7 +62,7 @@ class KvSnapshot:
         """Save the slot of a request whose stream was aborted, and return all its tokens.
 
         `seen_tokens`: prompt and output tokens by the engine's count. `last_text`: the last chunk's text. Empty if the
-        slot cannot be saved or holds another request, because a client that bypasses the gateway may have used it.
+        slot cannot be saved, or holds another request: a client that bypasses the gateway may have used it.
         """
         if engine.kv_folder is None or slot is None:
             return []
@@ -181,7 +181,7 @@ def delete_stale(folders: Collection[Path]) -> None:
 def _is_stale(file: Path) -> bool:
     """Whether a snapshot is a leftover. Raises OSError if another process has locked it.
 
-    A snapshot from the future is one, too: the machine's clock was set back.
+    A snapshot from the future is a leftover, too, because the machine's clock was set back.
     """
     info = file.lstat()
     if not S_ISREG(info.st_mode) or abs(time() - info.st_mtime) <= STALE_S:

@@ -1,6 +1,7 @@
 """Reads answers whose JSON has an unusual shape: reads as much as possible, and names the unreadable rest.
 
-Nothing here raises an exception because of an answer, because clients get its bytes anyway and may understand more.
+Nothing here raises an exception because of an answer, because clients get the answer's bytes anyway, and may understand
+more.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def chunk_of(value: Any) -> tuple[Chunk, str]:
 
 
 class _Reader:
-    """Reads fields, and records whether one had another type than in OpenAI's API."""
+    """Reads fields, and records whether a field had a type other than in OpenAI's API."""
 
     def __init__(self) -> None:
         self.has_failed = False
@@ -131,12 +132,12 @@ class _Reader:
 
 
 def _encodable(text: str) -> str:
-    """The text without surrogate halves, which JSON can express but UTF-8 cannot."""
+    """The text without surrogate halves. JSON can express them, but UTF-8 cannot."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _texts_of(content: Any, depth: int = 0) -> tuple[str | None, str | None]:
-    """Text and reasoning of a content: a text, or parts of which each is a text or an object with a type."""
+    """(text, reasoning) of a content: a text, or a list of parts, each a text or an object with a type."""
     if isinstance(content, str):
         return _encodable(content), None
     if content is None:

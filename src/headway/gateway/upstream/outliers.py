@@ -22,7 +22,7 @@ from headway.gateway.settings import Outliers
 
 _NUM_BUCKETS = 30
 _MIN_LATENCIES = 5
-"""Observations that a comparison of latencies requires, of the replica and of its peers."""
+"""Minimum number of observations for a comparison of latencies, of the replica and of its peers."""
 _MIN_SLOW_S = 2.0
 """Minimum total time of the replica's observations, in seconds."""
 _MIN_SLOW_BUCKETS = 2
@@ -36,13 +36,13 @@ _PHRASES: dict[Latency, str] = {"first token": "to first token", "between tokens
 
 
 class Ejection(Struct, frozen=True):
-    """A replica is ejected, or returns."""
+    """The ejection of a replica, or its return."""
 
     replica: int
     reason: Reason | None
-    """Why the replica is ejected; None if it returns."""
+    """Reason for the ejection; None if the replica returns."""
     why: str = ""
-    """The reason with its numbers, for logs."""
+    """The reason with numbers, for logs."""
 
 
 class _Window:
@@ -53,7 +53,7 @@ class _Window:
     def __init__(self, keep_s: float) -> None:
         self._bucket_s = keep_s / _NUM_BUCKETS
         self._buckets: deque[list[float]] = deque()
-        """Number of the bucket, observations, and both sums."""
+        """(number of the bucket, number of observations, first sum, second sum) of each bucket."""
 
     def add(self, now: float, first: float, second: float, num: int = 1) -> None:
         """Add `num` observations, given as sums."""
@@ -66,7 +66,7 @@ class _Window:
         bucket[3] += second
 
     def sums(self, now: float) -> Sums:
-        """Number of observations, and both sums."""
+        """(number of observations, first sum, second sum) over the window."""
         oldest = now // self._bucket_s - _NUM_BUCKETS
         while self._buckets and self._buckets[0][0] <= oldest:
             self._buckets.popleft()
@@ -95,15 +95,16 @@ class _Host:
     def __init__(self, group: Hashable, window_s: float) -> None:
         self.group = group
         self.num_in_row = 0
-        """Failures since the last success."""
+        """Number of failures since the last success."""
         self.num_answered = 0
-        """Answered requests that are not in the window yet. Most requests are answered, and a counter is cheap."""
+        """Number of answered requests that are not in the window yet. Most requests are answered, and a counter takes
+        little time."""
         self.outcomes = _Window(window_s)
         """Failures, and requests."""
         self.latencies: dict[Latency, _Window] = {"first token": _Window(window_s), "between tokens": _Window(window_s)}
         """Maps each kind to its seconds and expected seconds."""
         self.until_s: float | None = None
-        """The end of the current ejection."""
+        """The end of the current ejection; None if the replica is not ejected."""
         self.num_ejections = 0
         self.returned_s = float("-inf")
 
@@ -141,7 +142,7 @@ class OutlierDetector:
     # Observations.
 
     def succeeded(self, replica: int) -> None:
-        """Record that a replica has answered a request. It counts from the next `check` on."""
+        """Record that a replica has answered a request. The answer counts from the next `check` on."""
         if (host := self._hosts.get(replica)) is not None:
             host.num_in_row = 0
             host.num_answered += 1
@@ -194,7 +195,7 @@ class OutlierDetector:
         return [replica for replica in self._group(group) if self._hosts[replica].until_s is None and is_up(replica)]
 
     def _may_eject(self, replica: int, is_up: Callable[[int], bool]) -> bool:
-        """Whether one more replica of the group may be ejected. One always remains."""
+        """Whether one more replica of the group may be ejected. One replica of the group always remains."""
         share, group = self.settings.max_ejected_share, self._hosts[replica].group
         hosts = self._group(group)
         num_ejected = sum(self._hosts[each].until_s is not None for each in hosts)

@@ -1,8 +1,8 @@
 """Adds up the samples of one metric on an engine's page without counting a request twice.
 
-Prometheus' text format does not tell how the samples of one name are related: as parts of a whole, as the same whole
-seen by several processes, or as parts beside their total. The engines' labels are known. An unknown label with several
-values makes the metric unknown.
+Prometheus' text format does not show how the samples of one name are related: they may be parts of a whole, the same
+whole seen by several processes, or parts beside their total. The engines' labels are known. An unknown label with
+several values makes the metric unknown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PRIORITY = "priority"
 _MODEL = "model_name"
 _LABEL = re.compile(r'\b(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _MAX_TOTALS = 16
-"""Labels that are tried to find a total beside its parts."""
+"""Maximum number of labels that are tried to find a total beside its parts."""
 _MAX_VALUE = 1e9
 """Larger samples are invalid."""
 Sample = tuple[dict[str, str], float]
@@ -46,8 +46,8 @@ class Values(Struct, frozen=True):
 
 
 def values(names: Iterable[str], page: str, models: Collection[str] = ()) -> Values:
-    """The values of the first of these metrics on the page. `models`: names of the model whose samples count, if there
-    are several."""
+    """The values of the first of these metrics on the page. `models`: names of the model whose samples count, if the
+    page has several models."""
     for name in names:
         lines = re.findall(rf"^{re.escape(name)}(?:\{{(.*)\}})?[ \t]+(\S+)", page, re.MULTILINE)
         if not lines:
@@ -82,7 +82,7 @@ def _values(samples: list[Sample], models: Collection[str]) -> Values:
 
 
 def _one(samples: list[Sample]) -> tuple[float | None, str]:
-    """The combined value of the samples of one rank; or the label that makes it unknown."""
+    """The combined value of the samples of one rank. If a label makes the value unknown: this label."""
     if len(samples) > 1:
         first = min(_copy(labels) for labels, _ in samples)
         samples = [sample for sample in samples if _copy(sample[0]) == first]
@@ -92,7 +92,7 @@ def _one(samples: list[Sample]) -> tuple[float | None, str]:
     if len(samples) == 1:
         return samples[0][1], ""
     others = _differing(samples)
-    for name in others[:_MAX_TOTALS]:  # a total beside its parts
+    for name in others[:_MAX_TOTALS]:  # one sample is the total of the others
         parts = [value for labels, value in samples if labels.get(name)]
         whole = [value for labels, value in samples if not labels.get(name)]
         if len(whole) == 1 and parts and whole[0] == sum(parts):

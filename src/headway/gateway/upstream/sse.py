@@ -20,7 +20,7 @@ ABORTED = "abort"
 FRAME_BYTES = len(b"data: \n\n")
 """Bytes of a one-line event besides its data."""
 MAX_DONE_BYTES = 32
-"""Longer data are not the end of a stream."""
+"""Maximum length of the data that mark the end of a stream."""
 _MAX_EVENT_BYTES = 4 << 20
 
 
@@ -86,7 +86,7 @@ def read_chunk(data: bytes) -> tuple[Chunk, str]:
     """The chunk in an event's data or in an answer that is not streamed, and the unreadable part; "" if all could be
     read.
 
-    Raises EngineError if it reports an error, or that the answer was given up.
+    Raises EngineError if the chunk reports an error, or reports that the answer was given up.
     """
     try:
         if not data.isascii():  # unread fields are not decoded, and invalid UTF-8 would fail at clients
@@ -147,7 +147,7 @@ def encoded(value: object) -> bytes:
     """JSON of a value that was decoded from an answer."""
     try:
         return msgspec.json.encode(value)
-    except UnicodeEncodeError:  # surrogate halves, which only escapes can express
+    except UnicodeEncodeError:  # surrogate halves, because only escapes can express them
         return json.dumps(value).encode()
 
 
@@ -185,16 +185,16 @@ class RepeatedEvent:
             return False
         data = text.encode("utf-8", "surrogatepass")
         before, field, after = event.partition(key + data + b'"')
-        # A quote before `content` that does not end a value begins a key, and this name occurs once.
+        # A quote before `content` that does not end a value begins a key, and this name occurs only once.
         if not field or before[-1:] not in (b"{", b",") or key[:-2] in before or key[:-2] in after:
             return False
-        if b"\\" in before or b"\\" in after:  # may spell the name, too
+        if b"\\" in before or b"\\" in after:  # an escape may spell the name, too
             return False
         self._before, self._after, self.is_set = before + key, b'"' + after, True
         return True
 
     def text_of(self, event: bytes) -> str:
-        """The text of an event like the last learnt one; empty for other events."""
+        """The text of an event like the last learnt event; empty for other events."""
         before, after = self._before, self._after
         if not self.is_set or not event.startswith(before) or not event.endswith(after):
             return ""
@@ -212,7 +212,7 @@ _DATA = b"data: "
 
 
 def _text_alone(chunk: Chunk) -> tuple[str, bytes]:
-    """The text of a chunk that has nothing else to count, and the beginning of its field; empty if there is more."""
+    """(text, beginning of its field) of a chunk that has only text to count; both are empty for other chunks."""
     choices = chunk.choices
     if len(choices) != 1 or chunk.prompt_token_ids is not None:
         return "", b""
@@ -248,7 +248,7 @@ class FieldRemover:
         for key, pattern in self._patterns:
             if key in payload:
                 payload = pattern.sub(b"", payload)
-                if key in payload:  # a first or nested field, whitespace, or a text that is the field's name
+                if key in payload:  # a first or nested field, white space, or a text that equals the field's name
                     try:
                         chunk = msgspec.json.decode(payload)
                     except DECODE_ERRORS:

@@ -32,7 +32,7 @@ class StoredResponses:
 
     def __init__(self) -> None:
         self._holders: OrderedDict[str, tuple[int, str, int]] = OrderedDict()
-        """(replica, tenant, tokens) by response id."""
+        """Maps each response id to (replica, tenant, tokens)."""
         self._searches = asyncio.Semaphore(_MAX_SEARCHES)
 
     def add(self, id: str, replica: int, tenant: str, num_tokens: int = 0) -> None:

@@ -43,13 +43,13 @@ from headway.gateway.workers.protocol import Link, Progress, Released
 log = logging.getLogger("headway.gateway")
 _REPORT_PERIOD_S = 0.02
 _REPORT_S_PER_STREAM = 50e-6
-"""Minimum reporting period per stream with new tokens, which bounds the scheduler's load."""
+"""Minimum reporting period per stream with new tokens. It limits the scheduler's load."""
 _BACKED_UP_PAUSE_S = 0.5
 _NUM_DELAYS = 600
 """Maximum number of delays of the event loop that wait for the next report."""
 """Pause between reports while the scheduler does not read."""
 _SUCCESS_PERIOD_S = 0.02
-"""A replica's successes are reported at most this often."""
+"""Minimum time between two reports of a replica's successes."""
 _NO_STAGE = -2
 """Stage index of a request that the scheduler has not assigned yet. -1 means a request without a cascade."""
 
@@ -73,7 +73,7 @@ class PendingRequest(InFlightRequest):
             self._on_progress(self)
 
     def free(self) -> None:
-        """Do nothing: `Released` is sent once the reason is known."""
+        """Do nothing: `Released` is sent when the reason is known."""
 
     def progress(self) -> Progress:
         live = self.live
@@ -150,7 +150,7 @@ class RemoteScheduler:
         self.link = Link(protocol.FromScheduler, self._receive, self._link_lost)
         self.is_gone = self.is_silent = False
         self.requests: dict[int, PendingRequest] = {}
-        """Requests that the scheduler knows or is about to learn of."""
+        """Requests that the scheduler knows, or will know soon."""
         self._replicas: dict[int, EngineEndpoint] = {}
         self._numbers = count()
         self.metrics = PrometheusMetrics()
@@ -297,7 +297,7 @@ class RemoteScheduler:
     def _send_released(self, request: PendingRequest, reason: ReleaseReason) -> None:
         self._send_copied(request)
         self.link.send(Released(request.live.id, reason, request.progress()))
-        self.link.flush()  # before the client has its answer and can ask for metrics
+        self.link.flush()  # before the client has its answer, because the client may then ask for metrics
 
     def _send_copied(self, request: PendingRequest) -> None:
         """Send the data that the client received since the last message, for a retry."""
@@ -438,7 +438,7 @@ class RemoteHealth:
         self._link = link
         self._refusals = Refusals()
         self._reported_s: dict[int, float] = {}
-        """When a replica's success was last reported; removed when it fails."""
+        """Maps each replica to the time at which its success was last reported. A replica that fails is removed."""
 
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None:
         if isinstance(error, ExhaustedError):

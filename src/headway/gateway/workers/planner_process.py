@@ -53,7 +53,7 @@ class PlannerProcess:
         self._connection: Connection | None = None
         self._result: Future[Any] | None = None
         self._last_error = ""
-        """Why the last plan failed. A repeated reason is not logged again."""
+        """Reason why the last plan failed. A repeated reason is not logged again."""
 
     @property
     def is_busy(self) -> bool:

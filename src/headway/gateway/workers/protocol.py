@@ -29,7 +29,7 @@ from headway.limits.rates import RateLimit
 
 _LENGTH = 4
 MAX_MISSED = 5
-"""Periods without a message after which the other end counts as hanging."""
+"""Number of periods without a message after which the other end counts as hanging."""
 _START_FACTOR = 5
 """Factor on the time to the first message, because a process must start first."""
 
@@ -59,7 +59,7 @@ class Progress(Struct, array_like=True, gc=False):
 
     generated_tokens: int
     prompt_tokens: int
-    """The engine's count, otherwise control's estimate; 0: unknown."""
+    """Prompt tokens by the engine's count, otherwise by control's estimate; 0: unknown."""
     reasoning_tokens: int
     phase: Phase
     first_token_s: float
@@ -79,11 +79,11 @@ class RequestArrived(Struct, array_like=True, tag=0, gc=False):
     owner: str
     """Owner of the API key; "" without a key."""
     can_move: bool
-    """Whether another replica could continue the answer."""
+    """Whether another replica can continue the answer."""
     features: Features
     is_streamed: bool = True
     stream_key: StreamKey | None = None
-    """Set if a retry can continue the stream."""
+    """The key under which a retry can continue the stream; None if no retry can."""
 
 
 class ProgressReport(Struct, array_like=True, tag=1, gc=False):
@@ -169,7 +169,7 @@ class WorkerIdle(Struct, array_like=True, tag=12, gc=False):
 
 
 class ChangeApplied(Struct, array_like=True, tag=13, gc=False):
-    """This worker now applies the first `Reconfigured` that was not confirmed yet."""
+    """This worker now applies the first unconfirmed `Reconfigured`."""
 
 
 FromWorker = (
@@ -183,7 +183,7 @@ FromWorker = (
 
 
 class Assigned(Struct, array_like=True, tag=0, gc=False):
-    """A request is accepted, and placed at a replica or held; its state in control."""
+    """A request is accepted, and placed at a replica or held. Contains the request's state in control."""
 
     number: int
     replica: int | None
@@ -208,7 +208,7 @@ class Assigned(Struct, array_like=True, tag=0, gc=False):
     lora: str = ""
     has_fallback: bool = False
     fallback: tuple[str, FallbackReason] | None = None
-    """The requested model, and why another model answers; None if it answers itself."""
+    """(requested model, reason why another model answers); None if the requested model answers."""
     deadline_s: float | None = None
 
 
@@ -344,7 +344,7 @@ class Link(asyncio.Protocol):
         self._received = b""
         self._unsent: list[Any] = []
         self.has_received = False
-        """Whether a message has come since this was last reset."""
+        """Whether a message has come since this attribute was last reset."""
         self.is_backed_up = False
         """Whether the other end does not read, so that the write buffer grows."""
 

@@ -14,7 +14,7 @@ from headway.gateway.upstream.errors import EngineError
 
 _HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect"))
 _RESET = frozenset(("connection", "keep-alive", "transfer-encoding", "date"))
-"""Response headers that this process sets itself."""
+"""Names of response headers that this process sets itself."""
 
 
 class Proxy:
@@ -91,7 +91,7 @@ def _unreachable() -> ApiError:
 
 
 def _head(scope: Scope) -> tuple[bytes, bool]:
-    """The request line and headers, and whether the body is sent in chunks because its length is unknown."""
+    """(request line and headers, whether the body is sent in chunks because its length is unknown)."""
     headers = [(name, value) for name, value in scope["headers"] if name not in _HOP_BY_HOP]
     is_chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")

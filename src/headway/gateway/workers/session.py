@@ -39,10 +39,10 @@ class RemoteRequest(InFlightRequest):
         self._session = session
         self.number = message.number
         self.num_chars = 0 if message.features.has_media else message.features.num_chars
-        """Characters for learning the tokens per character."""
+        """Number of characters from which the tokens per character are learnt."""
         self.is_streamed = message.is_streamed
         self.is_movable = message.can_move
-        """Whether another replica can continue the request once it has brought tokens."""
+        """Whether another replica can continue the request after it has brought tokens."""
         self.is_assigned = False
         """Whether the worker has sent the request to a replica, or will do so."""
         self.awaits_end = False
@@ -205,8 +205,8 @@ class WorkerSession:
         self.link.send(protocol.BodyQuarantined(digest, until_s))
 
     def _replica_up(self, replica: LiveReplica) -> None:
-        """Tell the worker, before the first prompt comes, how to name prompt blocks, if the engine's events are
-        read."""
+        """Tell the worker how to name prompt blocks, if the engine's events are read. Sent before the first prompt
+        comes."""
         if replica.event_block_tokens:
             self.send_replica(replica)
 

@@ -35,7 +35,7 @@ _DEFAULT_LOG = LogOptions()
 
 
 class WorkerSupervisor:
-    """Keeps one worker at each listening socket. The sockets stay open here while workers are restarted."""
+    """Keeps one worker at each listening socket. The supervisor keeps the sockets open while workers are restarted."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class WorkerSupervisor:
         """Tasks that wait for processes to end."""
         self._is_stopping = False
         self.failure = ""
-        """Why the gateway ends, if a worker cannot start."""
+        """The reason why the gateway ends, if a worker cannot start."""
         self._stop_server: Callable[[], None] = lambda: None
 
     def take_stop(self, stop: Callable[[], None]) -> None:
-        """Call `stop` to end the gateway if a worker cannot start."""
+        """From now on, call `stop` to end the gateway if a worker cannot start."""
         self._stop_server = stop
 
     def start(self, gateway: Gateway) -> None:
@@ -92,7 +92,7 @@ class WorkerSupervisor:
                 process.terminate()
 
     def _end_idle(self) -> None:
-        """End the workers once none has requests. A worker that ended earlier would break new connections."""
+        """End the workers once none of them has requests. If a worker ended earlier, it would break new connections."""
         sessions = self._sessions.values()
         if self._is_stopping and all(session.is_idle for session in sessions):
             for session in sessions:

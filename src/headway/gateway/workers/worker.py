@@ -129,7 +129,7 @@ class Worker:
 
 
 class WorkerApplication:
-    """A worker's ASGI application: relays requests for engines, and proxies everything else to the scheduler."""
+    """A worker's ASGI application: relays requests for engines, and forwards all other requests to the scheduler."""
 
     takes_writer = True
 
@@ -187,8 +187,8 @@ class WorkerApplication:
         return monitor
 
     async def leave(self) -> None:
-        """Drain. If the whole gateway drains, continue to accept connections, on which the scheduler refuses requests;
-        otherwise leave connections to the next worker at the socket."""
+        """Drain. If the whole gateway drains, continue to accept connections, and the scheduler refuses their requests.
+        Otherwise leave new connections to the next worker at the socket."""
         worker = self.worker()
         await asyncio.sleep(0)  # first read the data that the scheduler sent before the signal
         worker.scheduler.link.send(WorkerLeaving())

@@ -20,7 +20,8 @@ from headway.perf.speculation import step_model
 from headway.serving.discover.probe import FoundEngine, unknown
 
 LIKELY = 0.25
-"""Largest logarithmic difference between an engine's figures and a GPU's figures for a guess of that GPU."""
+"""Largest logarithmic difference between an engine's figures and a GPU's figures at which the GPU is a possible
+guess."""
 UNMEASURED = 0.1
 """Added to the difference of a GPU whose kernels were not measured, so that a measured GPU is preferred."""
 ALIKE = 0.02
@@ -67,9 +68,8 @@ def grouped(engines: Sequence[FoundEngine]) -> list[list[FoundEngine]]:
 
 
 def _is_alike(one: FoundEngine, other: FoundEngine) -> bool:
-    """Whether both may be replicas of one pool.
-
-    The size of the KV cache differs slightly between starts, and the folder of the weights between machines.
+    """Whether two engines may be replicas of one pool. The size of the KV cache differs slightly between starts, and
+    the folder of the weights differs between machines.
     """
     plain = {"url": "", "kv_capacity_tokens": None, "is_idle": None, "weights": ""}
     caches = [each.kv_capacity_tokens for each in (one, other) if each.kv_capacity_tokens]
@@ -179,7 +179,7 @@ def _guess(
     token_s: float | None,
     gpu: str | None,
 ) -> _Guess:
-    """The GPU of the catalog, or the given GPU, and the tensor parallelism that fit best."""
+    """(GPU, tensor parallelism) that fit best. The GPU is one of the catalog, or the given GPU."""
     known = found.tp or 1
     if token_s is not None and token_s <= 0:  # a longer and a shorter answer took the same time
         token_s = None
@@ -207,7 +207,7 @@ def _guess(
 def _distance(
     gpu: Gpu, model: Model, engine: Engine, parallel: Parallel, kv_tokens: int | None, token_s: float | None
 ) -> tuple[float, str]:
-    """The distance between the engine's figures and the figures expected on this GPU, and both in words."""
+    """(distance between the engine's figures and those expected on this GPU, both in words)."""
     far, shown = 0.0, []
     if kv_tokens is not None:
         expected = plan(model, gpu, engine, parallel).kv_capacity_tokens

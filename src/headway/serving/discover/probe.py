@@ -51,7 +51,7 @@ class FoundEngine(Struct, frozen=True):
     adapters: tuple[str, ...] = ()
     context_tokens: int | None = None
     kv_capacity_tokens: int | None = None
-    """Tokens over all data-parallel ranks."""
+    """KV cache tokens, summed over all data-parallel ranks."""
     tp: int | None = None
     pp: int | None = None
     dp: int | None = None
@@ -171,7 +171,7 @@ def _llama_cpp(props: Page) -> dict[str, Any]:
         "version": _text(props, "build_info"),
         "weights": _text(props, "model_path"),
         "context_tokens": context,
-        "kv_capacity_tokens": context,  # of all slots together; see `unknown`
+        "kv_capacity_tokens": context,  # the sum over all slots; see `unknown`
         "settings": {"max_num_seqs": slots} if slots else {},
     }
 

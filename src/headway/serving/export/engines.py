@@ -29,8 +29,8 @@ _SGLANG_ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "
 """SGLang's names for vLLM's methods. SGLang runs an MTP layer as an EAGLE head."""
 _ROUNDED_TOKENS = 1024
 _KV_MARGIN = 0.9
-"""Share of the predicted KV cache that the longest request may need: an engine with less memory than that request needs
-does not start."""
+"""Maximum share of the predicted KV cache that the longest request may need. An engine whose KV cache is smaller than
+the longest request does not start."""
 
 
 class EngineContainer(Struct, frozen=True):
@@ -42,7 +42,7 @@ class EngineContainer(Struct, frozen=True):
     waiting_metric: str
     """The metric for waiting requests."""
     image: Callable[[str], str]
-    """The official image for a version, or the latest one."""
+    """The official image for a version, or the latest image."""
     arguments: Callable[[Pool, str, bool, str], list[str]]
     """Arguments by pool, model name for clients, whether the engine orders its queue by tier, and the connector that
     transfers KV caches."""

@@ -37,10 +37,11 @@ PICKER_PORT, PICKER_HTTP_PORT = 9002, 9090
 SECRET = "headway-keys"
 _CONFIG_AT = "/etc/headway"
 _LONGEST_START_S = 1800
-"""Time enough to download the weights."""
+"""Longest start of an engine: enough time to download the weights."""
 _PERIOD_S = 10
 _NOTICE_S = 5
-"""Time until the cluster sends no more connections to an ending pod, and the gateway no more requests."""
+"""Time after which the cluster sends no more connections to an ending pod, and the gateway sends it no more
+requests."""
 _GRACE_S = 15
 """Time for a process to end, in addition to the drain of its streams."""
 _SERVING_KEYS = ("name", "seed", "policies", "cascade", "pacer", "slo", "network", "gpu_limits", "gateway", "roles")
@@ -54,8 +55,8 @@ _DROPPED_POOL_KEYS = (
     "image",
     "engine_args",
 )
-"""Keys that the exported file must not have: the pool's old location, settings for engines alone, and files that are
-missing in the gateway's pod."""
+"""Keys of a pool that the exported file must not have: the pool's old location, settings for engines alone, and files
+that the gateway's pod lacks."""
 _OWN_OPTIONS = {
     "model": "hf_id",
     "model-path": "hf_id",
@@ -430,7 +431,7 @@ def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Man
                 ],
             }
         ],
-        # The processes of a gateway communicate through sockets in /tmp, the only folder that they write to.
+        # The processes of a gateway communicate through sockets in /tmp. They write to no other folder.
         "volumes": [{"name": "fleet", "configMap": {"name": GATEWAY}}, {"name": "tmp", "emptyDir": {}}],
     }
     # The hash changes the template with the fleet file, so that Kubernetes restarts the gateway.
@@ -490,7 +491,7 @@ def _fleet_file(scenario: Scenario, kind: str, options: ExportOptions, watches_c
     gateway = document.get("gateway", {})
     if (
         not gateway.get("api_keys") and "key_store" not in gateway
-    ):  # without keys it serves only expected hosts: its Service
+    ):  # without keys, the gateway serves only expected hosts, such as its Service
         hosts = [GATEWAY, *(f"{GATEWAY}.{namespace}{suffix}" for suffix in ("", ".svc", ".svc.cluster.local"))]
         document["gateway"] = gateway | {"hosts": [*gateway.get("hosts", ()), *hosts]}
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
@@ -570,7 +571,7 @@ def _service(name: str, ports: dict[str, int], headless: bool) -> Manifest:
 
 
 def _grace_s(drain_s: float) -> int:
-    """Time from the end of a pod's life until it is killed: notice, drain and the end of its process."""
+    """Time from the beginning of a pod's end until it is killed: notice, drain, and the end of its process."""
     return _NOTICE_S + math.ceil(drain_s) + _GRACE_S
 
 

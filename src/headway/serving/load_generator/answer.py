@@ -50,7 +50,7 @@ class Answer(Struct):
     text: str = ""
     error: str = ""
     kind: str = ""
-    """The kind of the error; empty if the answer is complete."""
+    """The kind of the answer's error; empty if the answer is complete."""
 
     @property
     def is_whole(self) -> bool:
@@ -58,7 +58,7 @@ class Answer(Struct):
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens reported by the engine, else counted in the chunks."""
+        """Output tokens by the engine's report, else by the count of the chunks."""
         return self.reported_tokens or sum(self.chunk_tokens)
 
     @property
@@ -67,12 +67,12 @@ class Answer(Struct):
 
     @property
     def last_s(self) -> float:
-        """When the last token came."""
+        """Time at which the last token came."""
         return self.chunk_s[-1] if self.chunk_s else NEVER
 
     @property
     def is_merged(self) -> bool:
-        """Whether a chunk has several tokens without a count from the engine."""
+        """Whether a chunk has several tokens, and the engine does not report their number."""
         return self.is_whole and self.output_tokens > sum(self.chunk_tokens)
 
     def fail(self, kind: str, error: str) -> None:
@@ -100,7 +100,7 @@ class StreamReader:
         return True
 
     def close(self) -> None:
-        """Handle the end of the connection. BrokenOffError if the stream has not sent its end."""
+        """Handle the end of the connection. Raises BrokenOffError if the stream has not sent its end."""
         for event in self._splitter.take_rest():
             self._read(event, self._now())
         self._answer.text = "".join(self._texts)
@@ -130,7 +130,7 @@ class StreamReader:
                 answer.cached_tokens = usage.cached_tokens
         if chunk.timings is not None and chunk.timings.predicted_n:
             answer.cached_tokens = max(chunk.timings.cache_n, 0)
-        if not chunk.choices:  # usage at the end: it counts earlier tokens
+        if not chunk.choices:  # usage at the end of the stream: it counts earlier tokens
             return
         new, is_end = self._counts.add(chunk) - self._num, self.is_over
         if is_end and usage is not None and not self._has_counts:  # of all tokens, as above
@@ -142,7 +142,7 @@ class StreamReader:
             answer.chunk_tokens.append(new)
 
     def _add_text(self, chunk: Chunk) -> bool:
-        """Store the chunk's text. Returns whether it has any text, tool call or token."""
+        """Store the chunk's text. Returns whether the chunk has any text, tool call or token."""
         has_any = False
         for choice in chunk.choices:
             delta, text = choice.delta, choice.text

@@ -37,7 +37,7 @@ class Sent(Struct, frozen=True):
 
 
 class Driver:
-    """One load. `is_stopped` is set by `stop` or by Ctrl-C."""
+    """One load. `is_stopped`: set by `stop` or by Ctrl-C."""
 
     def __init__(
         self, source: RequestSource, ask: Ask, duration_s: float | None = None, report: Report | None = None
@@ -73,7 +73,7 @@ class Driver:
         return self.sent
 
     def _next_s(self) -> float | None:
-        """When the next request is due; None if none is due or its time is not known yet."""
+        """Time at which the next request is due; None if no request is due, or its time is not known yet."""
         at_s = self._source.peek_s()
         is_late = at_s is not None and self._duration_s is not None and at_s >= self._duration_s
         return None if is_late else at_s
@@ -96,7 +96,7 @@ class Driver:
     async def _one(self, request: Request) -> None:
         sent = Sent(request, await self._ask(request, self.now))
         self.sent.append(sent)
-        self._source.ended(cast(RequestView, request), self.now(), sent.outcome)  # sources read only its id
+        self._source.ended(cast(RequestView, request), self.now(), sent.outcome)  # sources read only the request's id
         if self._report is not None:
             self._report(self._share())
 

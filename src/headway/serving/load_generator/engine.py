@@ -89,8 +89,8 @@ class Target:
     # Counting tokens.
 
     async def counter(self, tokenizer: LocalTokenizer | None) -> Count | None:
-        """The best available counter of a prompt's tokens: the tokenizer files, the engine's /tokenize, or its usage.
-        None if there is none."""
+        """The best available counter of a prompt's tokens: the tokenizer files, the engine's /tokenize, or the usage in
+        the engine's answers. None if there is none."""
         if tokenizer is not None:
             return self._by(tokenizer)
         for count in (self._count_by_engine, self._count_by_usage):

@@ -40,7 +40,7 @@ class Vocabulary(Struct, frozen=True):
     """Tokens that the engine adds to a prompt: a first token, or a chat's template."""
     tokens_per_word: float = 1.0
     note: str = ""
-    """Why lengths are approximate; empty if they are exact."""
+    """Reason why lengths are approximate; empty if they are exact."""
 
     def text(self, tokens: int, seed: int, name: str) -> str:
         """A text of this many tokens. Equal seeds and names give equal texts."""

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 LATE_S = 0.05
 """A request sent later than this after its time was delayed by this machine."""
 CACHED = 0.05
-"""A larger cached share of new prompts is not due to chance."""
+"""Share of cached tokens of new prompts up to which the share may be due to chance."""
 MAX_EXAMPLE_CHARS = 200
 
 
@@ -41,7 +41,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     errors: dict[str, Errors]
     """Errors by kind. Requests that the load's end stopped are not errors."""
     duration_s: float
-    """Time from the first request's time to the last answer's end."""
+    """Time from the due time of the first request to the end of the last answer."""
     offered_rps: float | None
     """Rate of arrivals; None for a single request."""
     throughput_rps: float
@@ -53,25 +53,26 @@ class Measured(Struct, frozen=True, kw_only=True):
     ttft_s: Distribution | None
     """Time from sending to the first token."""
     tpot_s: Distribution | None
-    """Per request: time per token after the first."""
+    """Time per token after the first token, one value per request."""
     itl_s: Distribution | None
-    """Per token: a gap of s seconds before a chunk of k tokens counts as k gaps of s / k."""
+    """Gaps between tokens, one value per token: a gap of s seconds before a chunk of k tokens counts as k gaps of s /
+    k."""
     chunk_gap_s: Distribution | None
-    """Per chunk: the gap that clients see between two pieces of text."""
+    """Gaps between two pieces of text as clients see them, one value per chunk."""
     e2e_s: Distribution | None
     """Time from sending to the last token."""
     late_s: Distribution | None
-    """Delay of this machine from a request's time to its sending. No other latency includes it."""
+    """Delay of this machine from a request's due time to its sending. No other latency includes this delay."""
     prompt_tokens: int
     """Prompt tokens of complete answers, by the engine's count if reported."""
     output_tokens: int
     num_unlike_prompts: int
-    """Prompts for which the engine's count differs from the requested length."""
+    """Number of prompts for which the engine's count differs from the requested length."""
     num_short: int
-    """Answers with fewer tokens than requested."""
+    """Number of answers with fewer tokens than requested."""
     num_merged: int
-    """Answers with chunks of several tokens that the engine does not count: the gaps of their tokens are spread
-    evenly."""
+    """Number of answers with chunks of several tokens that the engine does not count. The gaps of such tokens are
+    spread evenly."""
     tokens_per_chunk: float | None
     cached_prompt_share: float | None
     """Share of prompt tokens that the engine found in its prefix cache; None: not reported."""
@@ -142,7 +143,7 @@ def _prompt_tokens(sent: Sent) -> int:
 
 
 def tpot_s(answer: Answer) -> float:
-    """Time per token after the first; NaN for a single token."""
+    """Time per token after the first token; NaN for a single token."""
     num = answer.output_tokens - answer.chunk_tokens[0]
     return (answer.last_s - answer.first_s) / num if num > 0 and len(answer.chunk_s) > 1 else math.nan
 
@@ -158,7 +159,7 @@ def token_gaps_s(answer: Answer) -> Floats:
 
 
 def attainment(sent: Sequence[Sent], slo: Slo) -> float:
-    """Share of the requests that met all SLOs. A failed request met none; a stopped request does not count."""
+    """Share of the requests that met all SLOs. A failed request met no SLO; a stopped request does not count."""
     judged = [each for each in sent if each.answer.kind != STOPPED]
     return sum(_meets(each, slo) for each in judged) / len(judged) if judged else math.nan
 

@@ -19,9 +19,9 @@ from headway.workload.spec import WorkloadSpec
 from headway.workload.table import Workload
 
 ENDLESS = 100_000
-"""Requests of a closed loop that is limited by time."""
+"""Number of requests of a closed loop that is limited by time."""
 FIRST = 1000
-"""Requests whose lengths count as typical."""
+"""Number of first requests whose lengths count as typical."""
 
 
 class Load(Struct, frozen=True):
@@ -33,7 +33,7 @@ class Load(Struct, frozen=True):
     """All requests, including those that are left out of the results."""
     measured: Measured
     first_uses: tuple[Interval, ...]
-    """Initial standstills, in seconds since the start. Requests in flight then are left out."""
+    """Initial standstills, in seconds since the start. Requests in flight during a standstill are left out."""
     num_left_out: int
     is_stopped: bool
     """Whether Ctrl-C stopped the load before its end."""
@@ -58,7 +58,7 @@ async def load(
     slo: Slo | None = None,
     report: Report | None = None,
 ) -> Load:
-    """Send the workload's requests. Raises HeadwayError for an invalid workload, or one without requests."""
+    """Send the workload's requests. Raises HeadwayError for an invalid workload, or a workload without requests."""
     source = build(spec, seed, base_dir)
     driver = Driver(source, target.asker(prompts), duration_s, report)
     sent = await driver.run()

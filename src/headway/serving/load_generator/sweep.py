@@ -21,13 +21,13 @@ from headway.serving.load_generator.run import Load
 SHARES = (0.2, 0.4, 0.6, 0.75, 0.9, 1.05, 1.25)
 """Rates of the open loops relative to the throughput of the closed loop."""
 FURTHER, MOST_FURTHER = 1.4, 4
-"""Factor to the next rate while waits do not grow, and how often a higher rate is tried."""
+"""(factor to the next rate while waits do not grow, maximum number of times that a higher rate is tried)."""
 PRECISION = 1.1
 """Precision of the search: it ends when the lowest rate that misses the SLOs is at most this factor above the highest
 rate that meets them."""
 MOST_TRIALS = 6
 BELOW = 0.5
-"""If all rates miss the SLOs, this share of the lowest rate is tried next."""
+"""If all rates miss the SLOs: share of the lowest rate at which the next load is run."""
 
 
 class Point(Struct, frozen=True):
@@ -68,16 +68,16 @@ class HighestRate(Struct, frozen=True):
     """The highest rate at which enough requests met their SLOs."""
 
     rate_rps: float
-    """The highest rate that met the SLOs; 0 if none did."""
+    """The highest rate that met the SLOs; 0 if no rate did."""
     missed_rps: float | None
-    """The lowest rate that missed the SLOs; None if none did."""
+    """The lowest rate that missed the SLOs; None if no rate did."""
 
 
 class Sweep(Struct, frozen=True):
     points: tuple[Point, ...]
     """Points in order of the rate, closed loops first."""
     highest: HighestRate | None
-    """The highest rate in time; None without SLOs."""
+    """The highest rate that meets the SLOs; None without SLOs."""
     is_stopped: bool
 
     @property
@@ -161,7 +161,8 @@ def _meets(point: Point, attainment: float) -> bool:
 
 
 def next_trial(found: HighestRate, lowest_rps: float) -> float | None:
-    """The rate to try next; None if the highest rate is known precisely enough, or no rate of the sweep misses."""
+    """The rate to try next. None if the highest rate is known precisely enough, or no rate of the sweep misses the
+    SLOs."""
     if found.missed_rps is None:
         return None
     if not found.rate_rps:

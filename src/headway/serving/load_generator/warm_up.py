@@ -1,7 +1,7 @@
 """Warm-up: an engine that compiles a kernel, or captures a graph, at its first requests stands still for seconds.
 
-Rounds of short requests are sent until none waits unusually long. A standstill early in the load itself is detected
-because all streams pause together.
+Rounds of short requests are sent until no request waits unusually long. A standstill early in the load itself is
+detected because all streams pause together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OUTPUT_TOKENS = 32
 PAUSE_S, PAUSE_FACTOR = 1.0, 20.0
 """A pause of all streams is a standstill if it exceeds this time and this many median gaps."""
 FIRST_USE_S = 30.0
-"""A standstill that begins later in a load is not caused by a first use."""
+"""Time since the start of a load. A standstill that begins later is not caused by a first use."""
 Interval = tuple[float, float]
 
 
@@ -38,7 +38,7 @@ class WarmUp(Struct, frozen=True):
 
     num_requests: int
     stalls_s: tuple[float, ...]
-    """Unusual waits that did not recur."""
+    """Unusual waits that did not occur again."""
     is_steady: bool
     """Whether the last rounds had no stall."""
     token_s: float | None
@@ -96,7 +96,7 @@ def _is_stall(wait_s: float, usual_s: float) -> bool:
 
 
 def standstills(sent: Sequence[Sent]) -> list[Interval]:
-    """Intervals in which all running streams paused together, unusually long."""
+    """Intervals in which all running streams paused at the same time, for unusually long."""
     streams = [each.answer.chunk_s for each in sent if len(each.answer.chunk_s) > 1]
     if not streams:
         return []
