@@ -21,8 +21,8 @@ from headway.perf.params import (
 
 GIB = 2**30
 
-# Fitted, like the engine's `sampler_bytes_per_logit`, on vLLM's own memory profiles on H100 (eight models). The
-# tensor-parallel group does not divide the copies of the logits.
+# Hidden states of a batch that are held at once: fitted, like the engine's `sampler_bytes_per_logit`, to vLLM's own
+# memory profiles on H100 (eight models). The tensor-parallel group does not divide the copies of the logits.
 HIDDEN_STATES_HELD = 1.7
 RUNTIME_BYTES = 0.13 * GIB
 COLLECTIVES_BYTES = 0.41 * GIB

@@ -111,7 +111,7 @@ class StageSimulator:
         return Fleet(mixed, (Combo(model.name, parts),) if parts else ())
 
     def _line(self, pool: Pool) -> Line:
-        """One step function for each shape, because it caches its results."""
+        """The step function of a pool's shape: one for each shape, because a step function caches its results."""
         key = (pool.model.name, pool.gpu.name, pool.parallel)
         if key not in self._lines:
             other_gpu = pool.gpu.name if pool.gpu.name in self.other_gpus else ""

@@ -50,7 +50,7 @@ Arrival = tuple[
 ]
 Tables = dict[str, pa.Table]
 _MAX_RUN = 1 << 40
-"""Largest number of requests of a run. Run and id are combined into one number."""
+"""Largest number of requests of a run. The number of a run and the id of a request are combined into one number."""
 
 
 class RunState(Struct, frozen=True):
