@@ -311,7 +311,7 @@ class CacheIndex:
         prompt = list(spans(request.prefix, self._block)) if request.prefix else []
         rest = -(-request.prompt_tokens // self._block) - (prompt[-1][2] if prompt else 0)
         if rest > 0:
-            self.gpu.store(-1 - request.id, rest)  # takes up the capacity, but no lookup finds it
+            self.gpu.store(-1 - request.id, rest)  # takes up capacity, but no lookup finds the segment
         for segment, low, high in reversed(prompt):
             self.gpu.store(segment, high - low)
 

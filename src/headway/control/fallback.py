@@ -109,7 +109,7 @@ class TtftWatch:
         self._num_missed = 0
         self._slow_since_s: float | None = None
         self._returned_s: float | None = None
-        """When the model last stopped being slow; None once it gets all requests again."""
+        """Time at which the model last stopped being slow; None once the model gets all requests again."""
         self._credit = 0.0
 
     def keeps(self, live: Live, now: float) -> bool:

@@ -81,7 +81,7 @@ class HoldQueue:
         return sum(each[0] <= rank for each in self._heap)
 
     def oldest_s(self, live: Live, now: float) -> float:
-        """How long the first request of this request's share has waited."""
+        """Seconds for which the first request of this request's share has waited."""
         first = self.first(now)
         return 0.0 if first is None else now - first.arrival_s
 

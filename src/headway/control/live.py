@@ -141,7 +141,7 @@ class Live:
     queue: int
     """Index of the request's queue in the ordering (`QueuedOrdering`)."""
     pace_version: int
-    """How often the reader's pace has changed (`sim.stall_tracker`)."""
+    """Number of changes of the reader's pace (`sim.stall_tracker`)."""
     joined_tick: int
     joined_generated: int
     quantum_tick: int

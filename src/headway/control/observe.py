@@ -171,7 +171,7 @@ class MutableFleetView:
         kept = self._kept.get(key)
         if kept is None:
             if len(self._kept) >= _MOST_KEYS:
-                self._kept.clear()  # for a policy that defines new keys in each call
+                self._kept.clear()  # limits the memory if a policy defines new keys in each call
             kept = self._kept[key] = KeptValues(key, changes)
         return kept
 

@@ -41,7 +41,7 @@ class CascadeConfig(Struct, frozen=True):
 
 
 class FallbackConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a model's fallbacks answer."""
+    """The conditions under which a model's fallbacks answer."""
 
     when: tuple[FallbackReason, ...] = ("down", "rejects")
     """`down`: no replica of the model is up. `rejects`: the model's queues are full, the request is too long for the
@@ -93,7 +93,7 @@ class Policies(Struct, frozen=True):
     began_s: float | None = None
     """Epoch time of the run's time 0, for `least`; None: the driver knows it."""
     fallback: FallbackConfig = FallbackConfig()
-    """When the fallbacks of the fleet's models answer."""
+    """The conditions under which the fallbacks of the fleet's models answer."""
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
     slo_e2e_s: float | None = None

@@ -108,7 +108,7 @@ class Shedding:
         way_s = 2.0 * replica.latency_s(live.region) if live.region else 0.0
         if is_held:
             return start_s + way_s
-        if num >= seats:  # it waits in the engine's queue
+        if num >= seats:  # the request waits in the engine's queue
             return start_s + way_s + (num + 1 - seats) / self._starts_per_s(replica)
         return start_s + way_s + pending_tokens(replica) * speed.token_s
 

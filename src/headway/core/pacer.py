@@ -36,7 +36,7 @@ class Pacer(Struct, frozen=True, forbid_unknown_fields=True):
         return answer_s if answer_s == answer_s else None
 
     def run_dry_s(self, start_s: float, answer_tokens: int) -> float:
-        """When the reader has read this many tokens and needs another."""
+        """Time at which the reader has read this many tokens and needs another token."""
         return start_s + answer_tokens * self.tpot_s
 
 

@@ -105,7 +105,7 @@ class RequestView(Protocol):
 
     @property
     def attempt(self) -> int:
-        """How often the request was placed again after a crash or failure; 0 = the first attempt."""
+        """Number of times that the request was placed again after a crash or failure; 0 = the first attempt."""
 
     @property
     def replica(self) -> int:

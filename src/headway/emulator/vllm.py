@@ -182,7 +182,7 @@ class CompletionsEndpoint:
                 engine.abort(answer)
 
     def _kv_transfer_params(self, completion: Completion) -> dict[str, Any] | None:
-        """Where the decode engine finds the prompt's KV; None if it is not kept."""
+        """The place where the decode engine finds the prompt's KV; None if the KV is not kept."""
         if completion.kv_name is None:
             return None
         host, port = self.config.address

@@ -64,7 +64,8 @@ class Database:
         self._files: _Files | None = None
         """The state of the SQLite files when the database was opened or last used."""
         self.num_opened = 0
-        """How often the database was opened. Increases when its file has been replaced, for example by a backup."""
+        """Number of times that the database was opened. Increases when the database's file has been replaced, for
+        example by a backup."""
         self._turns = asyncio.Lock()
         self.connect = self._engine.connect
 

@@ -107,7 +107,7 @@ class RunTelemetry:
             self.flush()
 
     def replica_ejected(self, replica: LiveReplica, reason: str, why: str) -> None:
-        """Count and record the ejection of a replica; without a reason, its return."""
+        """Count and record the ejection of a replica. Without a reason: its return."""
         if reason:
             self.metrics.count_ejection(replica.model, reason)
         if self.decisions is not None:

@@ -263,7 +263,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     limits: TimeLimits = TimeLimits()
     """The time for which an engine may be silent."""
     outliers: Outliers = Outliers()
-    """When a replica that serves worse than its peers is ejected."""
+    """The conditions under which a replica that serves worse than its peers is ejected."""
     body_timeout_s: _Seconds = 60.0
     """Time limit for receiving a request's body."""
     api_keys: tuple[_Sha256 | Key, ...] = ()

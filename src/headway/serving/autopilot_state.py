@@ -31,7 +31,7 @@ class Stored(Struct, frozen=True):
     past: tuple[PastChange, ...] = ()
     """The last changes, newest first."""
     note: str = ""
-    """Why nothing is tried."""
+    """Reason why no change is tried."""
     drift: tuple[str, ...] = ()
     """Replicas and their step-time terms that were wrong while the current or last change was tried."""
 

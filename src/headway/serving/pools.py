@@ -180,8 +180,9 @@ def slot_folder(each: DeclaredPool, base_dir: Path, places: Places) -> Path | No
 
 
 def kv_events(each: DeclaredPool, base_dir: Path, places: Places) -> KvEvents | None:
-    """Where a pool's engines publish their KV cache events. Raises HeadwayError if they publish none, if the address is
-    invalid, or if the tokenizer of their prompts cannot be read."""
+    """The addresses at which a pool's engines publish their KV cache events; None if the pool's section has none.
+    Raises HeadwayError if the engines publish no events, if an address is invalid, or if the tokenizer of their prompts
+    cannot be read."""
     events = each.spec.kv_events
     if events is None:
         return None

@@ -73,7 +73,7 @@ class AccountStore(ABC):
     transaction, and raises an error of `database.UNAVAILABLE` if the store cannot be used."""
 
     num_opened = 0
-    """How often the store was opened. Grows when another store has taken its place."""
+    """Number of times that the store was opened. Increases when another store has taken its place."""
 
     @abstractmethod
     async def open(self) -> None:

@@ -222,7 +222,7 @@ async def finish_batch(store: BatchStore, batch: ActiveBatch, status: str) -> No
         change = update(BATCHES).where(BATCHES.c.id == batch.id, BATCHES.c.status.in_(ACTIVE))
         if (await connection.execute(change.values(values))).rowcount:
             await connection.execute(delete(LINES).where(LINES.c.batch == batch.id))
-        else:  # another gateway has ended it meanwhile
+        else:  # another gateway has already ended the batch
             await connection.rollback()
 
 

@@ -37,7 +37,7 @@ class SharedScaling:
         """Maps each gateway to its held requests by model, and the keys of the replicas that it drains."""
 
     def pieces(self, replicas: list[LiveReplica]) -> list[Piece]:
-        """The pieces for the next message."""
+        """The pieces of this gateway's scaling state for the next message."""
         found: list[Piece] = []
         for cell, (num, tokens) in self._control.demand.items():
             others, before = self._peer_demand.get(cell, _NONE), self._reported.get(cell, _NONE)

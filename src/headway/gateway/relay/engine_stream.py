@@ -46,7 +46,7 @@ class EngineStream:
         self._may_read = True
         """Whether the client reads as fast as the engine generates."""
         self._num_unlike = 0
-        """Events since the last learnt one that differ from it."""
+        """Number of events since the last learnt event that differ from it."""
         self._kept: list[bytes] | None = None if has_begun else []
         """Events before the first token. They are held back, because the engine may still refuse the request. None once
         the engine has begun to answer."""
@@ -141,7 +141,7 @@ class EngineStream:
             if self._remover is not None and (rest := self._remover.remove(payload)) is not payload:
                 event = b"data: " + rest + b"\n\n"
             elif self._repeated is not None and not unread:
-                self._num_unlike += 1  # the more the events differ, the more rarely an event is learnt
+                self._num_unlike += 1  # the more the events differ, the more rarely one of them is learnt
                 if self._num_unlike & (self._num_unlike - 1) == 0 and self._repeated.learn(event, chunk):
                     self._num_unlike = 0
         output.append(event)

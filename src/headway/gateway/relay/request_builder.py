@@ -48,7 +48,7 @@ class RequestBuilder:
 
     def start_model(self, meter: ResponseMeter) -> None:
         """Start again with another model, whose response `meter` counts."""
-        if self.rendering is not None:  # rendered with the other model's template
+        if self.rendering is not None:  # the old rendering used the other model's template
             self.rendering.cancel()
         self.rendering = self.resumed = self.kv_params = None
         self.is_prefill, self.hidden_fields, self._meter = False, (), meter

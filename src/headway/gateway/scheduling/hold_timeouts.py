@@ -1,4 +1,4 @@
-"""How long requests are held while no replica of their model is up."""
+"""Timeouts of requests that are held while no replica of their model is up."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def listen(host: str, port: int) -> socket.socket:
 def reserve(host: str, port: int) -> socket.socket:
     """A socket that keeps this port for servers that share it; port 0 picks a free one. Raises HeadwayError if the port
     is taken."""
-    with listen(host, port) as exclusive:  # fails if the port is taken, which a socket with SO_REUSEPORT does not
+    with listen(host, port) as exclusive:  # fails if the port is taken; a socket with SO_REUSEPORT would not fail
         family, where = exclusive.family, exclusive.getsockname()
     reserved = socket.socket(family, socket.SOCK_STREAM, _TCP)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -118,7 +118,7 @@ def listen_shared(host: str, port: int, num: int) -> list[socket.socket]:
     """`num` sockets on one port, to which Linux distributes connections. Raises HeadwayError if the port is taken."""
     if sys.platform != "linux":  # other systems give all connections to only one of the sockets
         return num * [listen(host, port)]
-    with listen(host, port) as exclusive:  # fails if the port is taken, which a socket with SO_REUSEPORT does not
+    with listen(host, port) as exclusive:  # fails if the port is taken; a socket with SO_REUSEPORT would not fail
         family, address = exclusive.family, exclusive.getsockname()[:2]
     return [_listener(family, address, socket.SO_REUSEPORT) for _ in range(num)]
 

@@ -88,7 +88,7 @@ class PredictionRatio(Struct, forbid_unknown_fields=True):
     itl: float | None
     """Ratio of the time between tokens; null if too few answers were streamed."""
     correction: str | None
-    """How to correct the predictions; null if they hold."""
+    """The remedy for wrong predictions; null if the predictions are right."""
     drift: list[TermDrift] = []
     """The wrong terms. Routers and planners in the gateway take them into account."""
 
@@ -322,7 +322,7 @@ def _median(logs: Sequence[float] | deque[float]) -> float | None:
 def _compare(
     stay: Floats, load: Floats, pool: Pool, model: AnyStepModel, known: _Replica, late_s: Callable[[float], float]
 ) -> None:
-    """Add the request's ratios and times to those of its replica."""
+    """Add the request's ratios and times to the ratios and times of its replica."""
     placed_s, first_s, end_s, _, tokens, computed = stay.tolist()
     others = load[(load[:, :3] != stay[:3]).any(axis=1)]
     others = others[(others[:, 0] < end_s) & (others[:, 2] > placed_s)]

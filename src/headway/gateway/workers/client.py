@@ -451,7 +451,7 @@ class RemoteHealth:
         )
 
     def has_other(self, replica: EngineEndpoint) -> bool:
-        return True  # the scheduler knows it
+        return True  # only the scheduler knows the other replicas
 
     def needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
         return self._refusals.needs_confirmation(replica, status)

@@ -40,7 +40,7 @@ class Answer(Struct):
     chunk_tokens: list[int] = field(default_factory=list)
     """Tokens of each of these chunks; 1 if the engine does not report them."""
     end_s: float = NEVER
-    """When the answer ended or failed."""
+    """Time at which the answer ended or failed."""
     prompt_tokens: int | None = None
     """Prompt tokens reported by the engine; None: not reported."""
     cached_tokens: int | None = None

@@ -17,7 +17,7 @@ from headway.serving.load_generator.drive import Sent
 
 Floats = npt.NDArray[np.float64]
 LATE_S = 0.05
-"""A request sent later than this after its time was delayed by this machine."""
+"""Delay of a request's sending from which this machine is named as the cause."""
 CACHED = 0.05
 """Share of cached tokens of new prompts up to which the share may be due to chance."""
 MAX_EXAMPLE_CHARS = 200
