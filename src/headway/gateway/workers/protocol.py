@@ -148,7 +148,7 @@ class BodyQuarantined(Struct, array_like=True, tag=20, gc=False):
 
     digest: bytes
     until_s: float
-    """Time on the gateway's clock."""
+    """Time until which the copies are barred, on the gateway's clock."""
 
 
 class StreamSent(Struct, array_like=True, tag=10, gc=False):
