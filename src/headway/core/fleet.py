@@ -27,10 +27,18 @@ DraftSchedule = tuple[tuple[int, int, int], ...]
 """(least batch size, largest batch size, drafted tokens); the first entry that covers the batch size applies."""
 
 
-def pool_name(text: str) -> str:
-    """A name for a pool with which it can be deployed: small letters, digits and dashes, a letter first, 50 at most."""
-    name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
-    return (name if name[:1].isalpha() else f"pool-{name}")[:50].rstrip("-")
+def pool_name(text: str, taken: set[str]) -> str:
+    """A new name for a pool or combo, with which it can be deployed; it is added to `taken`.
+
+    Small letters, digits and dashes, a letter first, 50 at most; a number follows where the name was taken.
+    """
+    base = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
+    base = (base if base[:1].isalpha() else f"pool-{base}")[:50].rstrip("-")
+    name, num = base, 2
+    while name in taken:
+        name, num = f"{base}-{num}", num + 1
+    taken.add(name)
+    return name
 
 
 class Gpu(Struct, frozen=True, forbid_unknown_fields=True):

@@ -148,13 +148,14 @@ def planned_document(
 ) -> dict[str, Any]:
     """The scenario with the plan's pools and, if more than one model is used, with its thresholds or `policy`."""
     used = [stage for stage in plan.stages if stage.replicas]
+    names: set[str] = set()
     fleet = [
-        {"name": pool_name(f"{stage.model}-{i}"), **_pool(request, stage.model, part)}
+        {"name": pool_name(f"{stage.model}-{i}", names), **_pool(request, stage.model, part)}
         for stage in used
         for i, part in enumerate(stage.replicas)
         if part.role == "mixed"
     ]
-    combos = [combo for stage in used if (combo := _combo(request, stage))]
+    combos = [combo for stage in used if (combo := _combo(request, stage, names))]
     dropped = ("variants", "faults", "roles")
     document = {name: value for name, value in request.document.items() if name not in dropped}
     models = tuple(stage.model for stage in used)
@@ -177,8 +178,8 @@ def _pool(request: PlanningRequest, model: str, part: Replicas) -> dict[str, Any
     return {**_inherited(request, model, part.gpu), **shape}
 
 
-def _combo(request: PlanningRequest, stage: StagePlan) -> dict[str, Any]:
-    """The stage's replicas with roles, as a combo; empty without any."""
+def _combo(request: PlanningRequest, stage: StagePlan, names: set[str]) -> dict[str, Any]:
+    """The stage's replicas with roles, as a combo with a name that is not in `names`; empty without any."""
     first, defaults = request.document["fleet"][0], msgspec.to_builtins(Handover())
     network = {name: first[name] for name in ("network_bytes_per_s",) if name in first}
     parts: dict[str, Any] = {
@@ -186,7 +187,9 @@ def _combo(request: PlanningRequest, stage: StagePlan) -> dict[str, Any]:
     }
     handover = msgspec.to_builtins(request.handover_settings.handover)
     changed = {name: value for name, value in handover.items() if value != defaults[name]}
-    return {"name": pool_name(f"{stage.model}-combo"), **parts, "handover": changed} if parts else {}
+    if not parts:
+        return {}
+    return {"name": pool_name(f"{stage.model}-combo", names), **parts, "handover": changed}
 
 
 def _inherited(request: PlanningRequest, model: str, gpu: str) -> dict[str, Any]:

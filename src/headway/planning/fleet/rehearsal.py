@@ -47,22 +47,22 @@ class FleetTemplate(Struct, frozen=True):
 
     def fleet(self, parts: Sequence[FleetPart], policies: Mapping[str, Any]) -> dict[str, Any]:
         """The sections of a scenario for these parts."""
-        fleet, combos = [], []
+        fleet, combos, names = [], [], set[str]()
         for part in parts:
             groups, name = part.unit.groups, f"{part.model}-{part.unit.groups[0].gpu}"
             if part.unit.aggregated is not None:
                 pool = self._pool(part.model, groups[0])
-                fleet.append({"name": pool_name(name), **pool, "replicas": part.count * groups[0].instances})
+                fleet.append({"name": pool_name(name, names), **pool, "replicas": part.count * groups[0].instances})
             else:
                 roles = {
                     role: {**self._pool(part.model, group), "replicas": group.instances}
                     for role, group in zip(("prefill", "decode"), groups, strict=True)
                 }
                 name = f"{name}-{groups[1].gpu}-{groups[0].num_gpus}to{groups[1].num_gpus}"
-                combos.append({"name": pool_name(name), "replicas": part.count, **roles, "handover": HANDOVER})
-        sections: dict[str, Any] = {"fleet": _distinct(fleet)}
+                combos.append({"name": pool_name(name, names), "replicas": part.count, **roles, "handover": HANDOVER})
+        sections: dict[str, Any] = {"fleet": fleet}
         if combos:
-            sections["combos"] = _distinct(combos)
+            sections["combos"] = combos
         return {**sections, "policies": dict(policies)}
 
     def _pool(self, model: str, group: Group) -> dict[str, Any]:
@@ -82,17 +82,6 @@ class FleetTemplate(Struct, frozen=True):
             "workload": {"trace": {"path": str(requests.absolute())}},
         }
         return assemble(document, Places(), self.base_dir)
-
-
-def _distinct(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The entries, with numbers added to repeated names."""
-    seen: dict[str, int] = {}
-    named = []
-    for entry in entries:
-        name = entry["name"]
-        seen[name] = seen.get(name, 0) + 1
-        named.append(entry if seen[name] == 1 else {**entry, "name": f"{name}-{seen[name]}"})
-    return named
 
 
 def prices_of(offers: Sequence[Offer]) -> dict[str, float]:

@@ -89,7 +89,7 @@ def _pool(group: Sequence[FoundEngine], gpu: str | None, token_s: dict[str, floa
     one = group[0]
     model = catalogued(one)
     notes: dict[str, str] = {}
-    entry: dict[str, Any] = {"name": _name(one, names)}
+    entry: dict[str, Any] = {"name": pool_name(one.model.rstrip("/").rsplit("/", 1)[-1], names)}
     entry["model"] = one.model if model is None else model.name
     if model is None:
         notes["model"] = "not in the catalog: served; simulated with `model: {config: FOLDER}` and a gpu"
@@ -152,16 +152,6 @@ def _engine_entry(engine: Engine, found: FoundEngine, gpu: str | None) -> str | 
     if found.version and found.version != known.version:
         changed["version"] = found.version
     return {"name": engine.name, **changed} if changed else engine.name
-
-
-def _name(engine: FoundEngine, names: set[str]) -> str:
-    """A new name for a pool."""
-    base = pool_name(engine.model.rstrip("/").rsplit("/", 1)[-1])
-    name, num = base, 2
-    while name in names:
-        name, num = f"{base}-{num}", num + 1
-    names.add(name)
-    return name
 
 
 class _Guess(Struct, frozen=True):
