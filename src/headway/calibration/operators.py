@@ -68,13 +68,7 @@ FIRST_COLUMNS = (
 )  # fmt: skip
 COLUMNS = (
     *FIRST_COLUMNS,
-    "num_tokens",
-    "hidden_size",
-    "intermediate_size",
-    "experts_per_token",
-    "num_experts",
-    "tp",
-    "balanced",
+    *SHAPES["moe"],
     "kv_lora_rank",
     "rope_head_dim",
     "vocab_size",

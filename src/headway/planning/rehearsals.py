@@ -296,7 +296,8 @@ class Rehearsals:
             return
         futures = {pool.submit(each.simulated, simulator): i for i, each in left.items()}
         for future in as_completed(futures):
-            self.num_simulated += 1
+            with self._lock:
+                self.num_simulated += 1
             self._count()
             yield futures[future], future.result()
 
