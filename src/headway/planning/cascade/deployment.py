@@ -163,7 +163,7 @@ class Deployment(Struct, frozen=True):
     bound_s: float | None
     """Lower bound of the latency of all deployments; None: unknown."""
     usd_per_hour: float | None = None
-    """Set if the cost was minimised."""
+    """The cost of the deployment; None if the search does not compare costs."""
 
     @property
     def minimised(self) -> float:

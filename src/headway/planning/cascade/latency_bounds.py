@@ -44,7 +44,7 @@ SLACK = 0.97
 """Factor on the step-time model's times, because costs may fall as a batch grows."""
 QUANTILE = 0.95
 GRID = 64
-"""Number of values of L, evenly spaced by ratio."""
+"""Number of latency limits at which bounds are computed, each a constant factor above the one before."""
 REACH = 20.0
 """The grid ends at this multiple of the unloaded p95."""
 MOST_LINES = 6

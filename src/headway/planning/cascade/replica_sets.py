@@ -56,7 +56,7 @@ class ReplicaSets:
     """The type of GPU of each shape; empty if there is one type."""
     type_names: tuple[str, ...] = ()
     budget: GpuBudget | None = None
-    """Numbers the cells of several types; None if there is one type."""
+    """The GPUs of each type, whose limits define the numbers of cells; None if there is one type."""
     roles: tuple[Role, ...] = ()
     """The role of the replicas of each shape; empty if all are mixed."""
 

@@ -116,7 +116,7 @@ def _reluctance(request: PlacedRequestView) -> tuple[int, int, float, int]:
 
 
 class _Destination:
-    """A replica that does not drain, including this tick's moves to it."""
+    """A replica that may receive requests, with the load of the moves that this tick has already sent to it."""
 
     __slots__ = ("_free_blocks", "_headroom", "_num_running", "_tiers", "freeness", "has_arrivals", "replica")
 
