@@ -103,7 +103,7 @@ class CompletionsApp:
             self.num_responses[scope["path"], writer.status or CLIENT_LEFT] += 1
 
     def count_refused(self, status: int) -> None:
-        """Count an error answer to bytes that are no valid HTTP request. `status`: of the answer."""
+        """Count the answer of a connection to a request that this application does not see."""
         self.num_responses["", status] += 1
 
     async def _respond(
