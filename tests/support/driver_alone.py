@@ -104,11 +104,16 @@ class Driven:
         self.outcomes[request.live.id] = outcome
 
     def arrive(
-        self, id: int, prompt_tokens: int = 100, timeout_s: float | None = None, model: str = MODEL
+        self,
+        id: int,
+        prompt_tokens: int = 100,
+        timeout_s: float | None = None,
+        model: str = MODEL,
+        is_movable: bool = True,
     ) -> InFlightRequest:
         """Hand a request to the driver."""
         live = Live(id, self.clock.now, prompt_tokens, 10, model, timeout_s=timeout_s)
-        request = InFlightRequest(live, f"id-{id}")
+        request = InFlightRequest(live, f"id-{id}", is_movable=is_movable)
         self.driver.arrived(request)
         return request
 

@@ -14,7 +14,7 @@ from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import CHAT, ClientRequest
 from headway.gateway.relay.request_reader import read_request
-from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
+from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason, State
 from headway.gateway.scheduling.scorer import ConfidenceMeter
 from headway.gateway.settings import Api
 from headway.gateway.telemetry.metrics import PrometheusMetrics
@@ -64,15 +64,15 @@ class OrderedScheduler:
         self.scored: list[str] = []
         self.reservations: list[Reservation] = []
         self.phase_changes = 0
-        self.is_dropped = False
         self.metrics = PrometheusMetrics()
 
     def place(self, request: InFlightRequest) -> None:
         """Place the request at the next replica."""
         request.needs_score = bool(self._scores)
         if not self._replicas:
-            request.outcome = Outcome.REJECTED
+            request.end(Outcome.REJECTED)
             return
+        request.enter(State.PLACED)
         request.replica = self._replicas.pop(0)
         request.reservation = reservation = Reservation()
         self.reservations.append(reservation)
@@ -83,11 +83,12 @@ class OrderedScheduler:
             request.abort("the client has left")
         request.detach()
         if reason is ReleaseReason.FINISHED and self._scores:
-            request.awaits_score = True
+            request.enter(State.SCORED)
         elif reason in ENDS:
-            request.outcome = request.outcome or ENDS[reason]
-            request.wake()
+            if request.outcome is None:
+                request.end(ENDS[reason])
         else:
+            request.leave()
             request.move_target = None
             self.place(request)
 
@@ -101,9 +102,9 @@ class OrderedScheduler:
         return self._scores.pop(0)
 
     async def accept_or_escalate(self, request: InFlightRequest, score: float | None) -> None:
-        request.awaits_score = False
+        request.enter(State.HELD)
         if score is not None and score >= 50:
-            request.outcome = Outcome.FINISHED
+            request.end(Outcome.FINISHED)
         else:
             self.place(request)
 
@@ -115,7 +116,6 @@ class OrderedScheduler:
 
     def drop(self, request: InFlightRequest) -> None:
         request.detach()
-        self.is_dropped = True
 
 
 class Health:

@@ -345,7 +345,10 @@ class Gateway:
                 await self.peers.restore(client_request.stream_key)
             request = self._admit_copied(client_request, features, caller, request_id)
         else:
-            new_request = partial(InFlightRequest, request_id=request_id, is_streamed=client_request.stream)
+            is_streamed, is_movable = client_request.stream, client_request.is_movable
+            new_request = partial(
+                InFlightRequest, request_id=request_id, is_streamed=is_streamed, is_movable=is_movable
+            )
             request = self.admission.admit(features, new_request, caller)
         return self._relay(client_request, request, writer)
 
@@ -364,7 +367,7 @@ class Gateway:
 
         def new_request(live: Live) -> InFlightRequest:
             live.generated_tokens = 0 if restored is None else restored.tokens
-            return InFlightRequest(live, request_id, client_request.stream, copy, restored)
+            return InFlightRequest(live, request_id, client_request.stream, copy, restored, client_request.is_movable)
 
         try:
             return self.admission.admit(features, new_request, caller)

@@ -29,7 +29,7 @@ def test_a_stream_is_passed_on_event_by_event() -> None:
         assert writer.events() == [chunk("so"), chunk("on"), "[DONE]"]
         assert writer.headers["content-type"] == "text/event-stream" and writer.headers["x-request-id"] == "r1"
         assert writer.headers["x-headway-replica"] == "pool/0"
-        assert scheduler.reasons == [ReleaseReason.FINISHED] and scheduler.is_dropped
+        assert scheduler.reasons == [ReleaseReason.FINISHED] and relay.in_flight.reservation is None
         assert health.reports == [("pool/0", "succeeded")]
         assert (relay.meter.prompt_tokens, relay.used_tokens, scheduler.reservations[0].tokens) == (7, 9, 2)
 

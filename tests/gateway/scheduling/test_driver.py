@@ -12,7 +12,7 @@ from headway.control.policies import Policies
 from headway.core.decision import Placement
 from headway.core.record import Ended, Outcome
 from headway.core.view import FleetView, RequestView
-from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
+from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason, State
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.routing.round_robin import RoundRobinRouter
 
@@ -26,10 +26,12 @@ ENDS = {
 def _decode(request: InFlightRequest, tokens: int) -> None:
     """The replica has sent the first tokens of an answer that another replica could continue."""
     assert request.reservation is not None
+    if request.state is State.PLACED:
+        request.send()
     request.reservation.count_tokens(tokens)
     request.live.generated_tokens += tokens
     request.live.stage = DECODING
-    request.can_move = True
+    request.begin_answer()
 
 
 @pytest.mark.parametrize(("reason", "outcome"), ENDS.items(), ids=lambda value: value.name)
@@ -146,6 +148,7 @@ def _send(request: InFlightRequest) -> _Connection:
     request.replica.client = _Client()  # type: ignore[assignment]
     connection = _Connection()
     request.connection = connection  # type: ignore[assignment]
+    request.send()
     return connection
 
 
@@ -195,6 +198,8 @@ def test_a_prefill_is_handed_over_to_the_decode_replica(reason: ReleaseReason, o
     driven = Driven(2, roles=("prefill", "decode"))
     request = driven.arrive(0)
     assert request.is_prefill_only and driven.num_in_flight == [1, 0]
+    if reason is not ReleaseReason.PREFILL_FAILED:
+        request.send()
     driven.driver.release(request, reason)
     assert request.replica is driven.replicas[1] and driven.num_in_flight == [0, 1]
     assert (request.has_stored_kv, request.is_prefill_only) == (is_stored, False)

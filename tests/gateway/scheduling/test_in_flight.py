@@ -64,7 +64,7 @@ def test_a_request_leaves_by_its_connection_first_and_its_reservation_second() -
         "prefill is free",
     ]
     request.detach()
-    assert len(events) == 5 and not request.is_streaming
+    assert len(events) == 5 and request.connection is None
 
 
 def test_an_aborted_request_has_both_of_its_connections_broken_off() -> None:
@@ -93,7 +93,7 @@ def test_a_request_waits_until_it_is_placed_and_has_a_slot_or_has_ended() -> Non
         reservation.waits_for_slot = False
         request.wake()
         assert await waiting is replica
-        request.outcome = Outcome.REJECTED
+        request.end(Outcome.REJECTED)
         with pytest.raises(RequestEndedError) as ended:
             await request.wait_for_replica()
         assert ended.value.outcome is Outcome.REJECTED

@@ -104,8 +104,7 @@ def test_scoring_ends_with_the_request() -> None:
         scoring = asyncio.create_task(scorer.score(request, "", "", None))
         await asyncio.sleep(0)
         assert request.scoring is not None
-        request.outcome = Outcome.CANCELLED
-        request.scoring.cancel()
+        request.end(Outcome.CANCELLED)
         score = await scoring
         assert request.scoring is None
         return score

@@ -156,7 +156,7 @@ def test_ended_requests_are_forgotten() -> None:
     watched = Watched()
     request = watched.add_request(0)
     watched.run(1.0)
-    request.outcome = Outcome.FINISHED
+    request.end(Outcome.FINISHED)
     watched.driven.driver.requests.clear()
     watched.run(1.0)
     assert not watched.watch._stays and not watched.watch._silent_s

@@ -17,7 +17,7 @@ from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
 from headway.gateway.relay.request import CHAT
 from headway.gateway.relay.request_reader import read_request
-from headway.gateway.scheduling.in_flight import ReleaseReason, RequestEndedError
+from headway.gateway.scheduling.in_flight import ReleaseReason, RequestEndedError, State
 from headway.gateway.upstream.errors import RefusedError, UnreachableError
 from headway.gateway.workers import protocol
 from headway.gateway.workers.client import PendingRequest, RemoteHealth, RemoteScheduler
@@ -108,7 +108,7 @@ def test_a_finished_answer_that_needs_a_score_awaits_it() -> None:
     async def story(other: _Scheduler) -> None:
         request = await other.submit(needs_score=True)
         other.client.release(request, ReleaseReason.FINISHED)
-        assert request.outcome is None and request.awaits_score
+        assert request.outcome is None and request.state is State.SCORED
         accepted = asyncio.create_task(other.client.accept_or_escalate(request, 80.0))
         await asyncio.sleep(0)
         assert other.of(protocol.AnswerScored) == [protocol.AnswerScored(0, 80.0)]

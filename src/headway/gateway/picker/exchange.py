@@ -309,6 +309,7 @@ class Exchange:
         hides_usage &= request.stream and not request.is_passthrough and not self._is_compressed
         self._answer = Answer(gateway, request, in_flight, hides_usage)
         replica = await self._placed(in_flight)
+        in_flight.send()
         gateway.telemetry.metrics.count_send(in_flight, received_s, gateway.clock.now)
         body = raw if self._is_compressed else self._engine_body(request, in_flight, replica, hides_usage)
         headers, removed = self._key_headers(replica)

@@ -253,7 +253,7 @@ class ResponseMeter:
             live.first_token_s = now = self._scheduler.clock.now
         if live.stage is not DECODING:
             live.stage = DECODING
-            self._in_flight.can_move = self._request.stream and self._request.can_resume
+            self._in_flight.begin_answer()
         ends_reasoning = live.answer_s != live.answer_s and self._set_phase(has_reasoning, has_answer, tokens, now)
         if reservation is not None:
             reservation.count_tokens(tokens)

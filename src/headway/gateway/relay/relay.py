@@ -34,7 +34,7 @@ from headway.gateway.relay.request_builder import RequestBuilder
 from headway.gateway.relay.response import ClientResponse
 from headway.gateway.relay.writer import BufferedWriter, ResponseWriter
 from headway.gateway.scheduling import vllm_disaggregation
-from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason, RequestEndedError
+from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason, RequestEndedError, State
 from headway.gateway.scheduling.scheduler import Scheduler
 from headway.gateway.scheduling.sglang_disaggregation import DualDispatch, PrefillLegError, PrefillRejectedError
 from headway.gateway.scheduling.stream_copy import StreamPart
@@ -143,7 +143,8 @@ class Relay:
                 self._snapshot.abandon()
             if self._builder.rendering is not None:
                 self._builder.rendering.cancel()
-            self._scheduler.drop(self.in_flight)
+            if self.in_flight.state is not State.ENDED:
+                self._scheduler.drop(self.in_flight)
 
     async def _respond(self) -> ApiError | RefusedError | None:
         """Write the whole response. Returns an error that the caller must write in place of the response or at its
@@ -152,7 +153,7 @@ class Relay:
             if self.in_flight.restored is not None:
                 self._replay(self.in_flight.restored)
             await self._answer()
-            while self.in_flight.awaits_score:
+            while self.in_flight.state is State.SCORED:
                 await self._judge()
                 if self.in_flight.outcome is None:
                     await self._answer()
@@ -351,6 +352,8 @@ class Relay:
             connection.abort(self.in_flight.abort_reason)
         else:
             self.in_flight.connection = connection
+            if self.in_flight.state is State.PLACED:  # else it is sent a second time, after a lost connection
+                self.in_flight.send()
 
     @property
     def _slot(self) -> int | None:

@@ -20,7 +20,7 @@ from headway.core.view import ReplicaView
 from headway.gateway.clock import Clock, Deadlines
 from headway.gateway.scheduling.control import LiveControl
 from headway.gateway.scheduling.hold_timeouts import HoldTimeouts
-from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason
+from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason, State
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.scheduling.roster import Roster
 from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
@@ -153,9 +153,7 @@ class Driver:
                 request.detach()
                 self.control.room_freed(request.live, self.now)
             case ReleaseReason.EXHAUSTED:
-                request.detach()
-                if request.outcome is None:
-                    self._leave(request, Cause.CRASHED)
+                if self._leave(request, Cause.CRASHED):
                     self.control.exhausted(request.live, self.now)
                     self.holds.start(request)
             case ReleaseReason.MOVED:
@@ -184,11 +182,9 @@ class Driver:
     def _place_again(self, request: InFlightRequest, is_kv_intact: bool = False) -> None:
         """Let control place the request again after its replica failed. `is_kv_intact`: see FAILED_BEFORE_FETCH."""
         live, source = request.live, request.prefilled_by
-        request.detach()
-        if request.outcome is not None:
+        if not self._leave(request, Cause.CRASHED):
             return
         self.metrics.count_failure(live, self.replicas[live.replica].pool)
-        self._leave(request, Cause.CRASHED)
         if source is not None:
             if live.stage_index >= 0:
                 self._write_segment(live, self.now, Cause.CRASHED)
@@ -201,13 +197,11 @@ class Driver:
         """Continue at the move's target, or at the source if the target is gone or full."""
         source, target, live = request.replica, request.move_target, request.live
         assert source is not None and target is not None
-        request.detach()
+        is_paused = request.state is State.PAUSED
+        has_left = self._leave(request, Cause.PREEMPTED if is_paused else Cause.MOVED)
         self._end_move(request)
-        member = self.services[live.model].member(target.id)
-        is_paused, request.is_paused = request.is_paused, False
-        if request.outcome is not None:
+        if not has_left:
             return
-        self._leave(request, Cause.PREEMPTED if is_paused else Cause.MOVED)
         if is_paused:
             self.replicas[source.id].pause(live)
             self.control.on_paused(live, self.now)
@@ -217,6 +211,7 @@ class Driver:
             self.control.place(live, self.now)
             self.control.on_moved(live, self.now)
             return
+        member = self.services[live.model].member(target.id)
         if member is not None and member.can_serve(live.prompt_tokens + live.output_tokens, live.lora):
             self.start(live, target.id, self.now)
             self.control.on_moved(live, self.now)
@@ -237,9 +232,7 @@ class Driver:
         counted. Returns False if no other replica can decode.
         """
         live, replica = request.live, request.replica
-        if request.move_target is not None:
-            self._resume_after_move(request)
-        if request.outcome is not None or request.replica is not replica:
+        if request.outcome is not None:
             return True
         self.metrics.count_prefill(live.model, outcome)
         request.return_connection()
@@ -250,15 +243,16 @@ class Driver:
             return True
         live.attempt -= num_failures
         request.has_stored_kv = False
+        if not num_failures:
+            request.enter(State.PLACED)  # the same replica decodes
         return False
 
     def prefill_leg_done(self, request: InFlightRequest) -> None:
         """Record that only the decode replica still runs the request."""
-        live, leg = request.live, request.prefill_leg
-        if leg is None or request.outcome is not None:
+        live = request.live
+        if request.outcome is not None or (leg := request.end_prefill_leg()) is None:
             return
-        request.prefill_leg, request.prefilled_by = None, leg.replica
-        leg.close(live)
+        request.prefilled_by = leg.replica
         self.metrics.count_prefill(live.model, "handed over")
         self._write_segment(live, self.now, Cause.MOVED, leg.replica.id)
         self.control.on_prompt_computed(live, self.now)
@@ -266,21 +260,23 @@ class Driver:
 
     def _prefill_leg_failed(self, request: InFlightRequest) -> None:
         live, leg = request.live, request.prefill_leg
-        request.detach()
-        if request.outcome is not None or leg is None:
+        if not self._leave(request, Cause.CRASHED, None if leg is None else leg.replica.id) or leg is None:
             return
         self.metrics.count_prefill(live.model, "failed")
         self.metrics.count_failure(live, leg.replica.pool)
-        self._leave(request, Cause.CRASHED, leg.replica.id)
         self.control.failed(live, self.now, leg.replica.id)
         self.holds.start(request)
 
-    def _leave(self, request: InFlightRequest, cause: Cause, replica: int | None = None) -> None:
-        """Record a request's stay at a replica that ends before the request. In a cascade, only stays with complete
-        answers are recorded."""
+    def _leave(self, request: InFlightRequest, cause: Cause, replica: int | None = None) -> bool:
+        """Take a request off its replica, and record the stay. False if the request has ended. In a cascade, only stays
+        with complete answers are recorded."""
+        request.leave()
+        if request.outcome is not None:
+            return False
         if request.live.stage_index < 0:
-            request.has_left = request.is_away = True
+            request.has_left = True
             self._write_segment(request.live, self.now, cause, replica)
+        return True
 
     def _write_segment(self, live: Live, now: float, cause: Cause = Cause.FINISHED, replica: int | None = None) -> None:
         """Record one replica's part in a request of a cascade or combo, or with several attempts; by default the
@@ -315,7 +311,7 @@ class Driver:
         """Let the cascade accept the answer, or place the request at the next model."""
         assert self._scorer is not None
         live = request.live
-        request.awaits_score = False
+        request.enter(State.HELD)
         request.prefilled_by = None
         stage, model = live.stage_index, live.model
         used = request.replica, live.prompt_tokens, live.generated_tokens, live.cached_tokens
@@ -359,7 +355,7 @@ class Driver:
             return
         service, now = self.services[replica.model], self.now
         for request in list(self.requests.values()):
-            if request.replica is replica and request.can_move and request.move_target is None:
+            if request.replica is replica and request.can_move:
                 target = service.choose(request.live, now)
                 if target is not None and replica.id not in (target, request.live.decode_replica):
                     self.move(request.live, target, None, now)
@@ -372,9 +368,9 @@ class Driver:
             self._start_dual_dispatch(live, replica, now)
             return
         request = self.requests[live.id]
+        request.enter(State.PLACED)
         request.replica = endpoint = self.replicas[replica]
         request.is_prefill_only, request.has_stored_kv = live.decode_replica >= 0, has_stored_kv
-        request.is_away = False
         service, fallbacks = self.services[live.model], self.control.fallbacks
         request.has_alternative = live.allowed is None and len(service.members) > 1
         request.has_fallback = fallbacks.are_used and fallbacks.has(live, service)
@@ -387,7 +383,8 @@ class Driver:
     def _start_dual_dispatch(self, live: Live, prefill: int, now: float) -> None:
         """Reserve places at both replicas of a single-phase pair, and wake the request's task."""
         request, prefiller, decoder = self.requests[live.id], self.replicas[prefill], self.replicas[live.decode_replica]
-        request.is_prefill_only = request.has_stored_kv = request.is_away = False
+        request.enter(State.PLACED)
+        request.is_prefill_only = request.has_stored_kv = False
         fallbacks = self.control.fallbacks
         request.has_fallback = fallbacks.are_used and fallbacks.has(live, self.services[live.model])
         request.prefill_leg = PrefillLeg(prefiller, prefiller.reserve(live), live.generated_tokens)
@@ -402,12 +399,12 @@ class Driver:
     def served_by(self, request: InFlightRequest, replica: LiveReplica) -> None:
         """Record that a proxy sent the request to a replica other than the one that control chose."""
         live = request.live
-        request.detach()
         self.metrics.count_failure(live, self.replicas[live.replica].pool)
         self._leave(request, Cause.CRASHED)
         live.attempt += 1
         live.decode_replica = -1
         self.start(live, replica.id, self.now)
+        request.send()
         self.control.on_moved(live, self.now)
 
     def cancel(self, live: Live, now: float) -> None:
@@ -419,27 +416,28 @@ class Driver:
 
     def move(self, live: Live, target: int, stage_blocks: int | None, now: float) -> None:
         """Abort the request at its replica. The request then continues at the target from its tokens so far."""
+        self._abort_to_continue(live, target, State.MOVING)
+
+    def pause(self, live: Live, now: float) -> None:
+        """Abort the request at its replica. The request is then held, and later continues from its tokens so far."""
+        self._abort_to_continue(live, live.replica, State.PAUSED)
+
+    def _abort_to_continue(self, live: Live, target: int, state: State) -> None:
         request = self.requests.get(live.id)
-        if request is None or not request.can_move or not request.is_streaming:
+        if request is None or not request.can_move:
             return
+        request.enter(state)
         live.move = request
         request.move_target = self.replicas[target]
         request.move_target.num_arriving += 1
         request.abort("the request moves")
-
-    def pause(self, live: Live, now: float) -> None:
-        """Abort the request at its replica. The request is then held, and later continues from its tokens so far."""
-        request = self.requests.get(live.id)
-        if request is not None and not request.is_moving:
-            self.move(live, live.replica, None, now)
-            request.is_paused = request.is_moving
 
     def hand_over(self, live: Live, target: int, now: float) -> None:
         """Continue the request at the decode replica, which fetches the KV cache if it is stored."""
         request = self.requests[live.id]
         if request.reservation is not None:
             self._write_segment(live, now, Cause.MOVED)
-        request.detach()
+        request.leave()
         self.start(live, target, now, request.has_stored_kv)
         if request.has_stored_kv and request.reservation is not None:
             request.reservation.count_tokens(0)  # the prompt is already computed
@@ -450,8 +448,7 @@ class Driver:
         self._write_segment(live, now)
         request = self.requests[live.id]
         self._end_move(request)  # an answer may be complete before the move that was to continue it
-        request.is_paused = False
-        request.awaits_score = True
+        request.enter(State.SCORED)
 
     def set_role(self, replica: int, role: Role) -> None:
         """Change the kind of requests that the replica is sent. Its engine can run both phases."""
@@ -461,16 +458,14 @@ class Driver:
     def notify_ended(self, live: Live, now: float, outcome: Outcome) -> None:
         """Wake the request's task, which answers the client."""
         request = self.requests.pop(live.id)
-        request.outcome = outcome
-        if request.scoring is not None:
-            request.scoring.cancel()
+        is_away = request.state is State.HELD
         if request.hold_timeout is not None:
             request.hold_timeout.cancel()
         if request.move_target is not None:
             self._end_move(request)
-        request.wake()
+        request.end(outcome)
         if outcome is Outcome.FINISHED and live.stage_index >= 0 and not self.needs_score(live):
             self._write_segment(live, now)
-        elif live.stage_index < 0 and not request.is_away and (request.prefilled_by is not None or request.has_left):
+        elif live.stage_index < 0 and not is_away and (request.prefilled_by is not None or request.has_left):
             self._write_segment(live, now, _CAUSES[outcome])
         self._on_ended(request, outcome, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from enum import IntEnum, auto
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mypy_extensions import mypyc_attr
 
@@ -66,19 +66,21 @@ RESUMES = frozenset(
 
 
 class State(IntEnum):
-    """The state of a request on its way through engines (`InFlightRequest.state`)."""
+    """The state of a request on its way through engines."""
 
-    HELD = auto()
-    """The request is at no replica: it waits for one, or is paused."""
+    HELD = 0
+    """The request is at no replica."""
     PLACED = auto()
     """Counted at a replica, but not sent yet."""
-    PREFILLING = auto()
+    HANDING_OVER = auto()
     """Sent to a replica that only computes the prompt, or to both replicas of a pair."""
     SENT = auto()
     """Sent to the replica that answers."""
+    STREAMING = auto()
+    """The replica has sent tokens of the answer."""
     MOVING = auto()
     """The connection was aborted, so that the request continues at another replica."""
-    PAUSING = auto()
+    PAUSED = auto()
     """The connection was aborted, so that the request is held."""
     SCORED = auto()
     """A model of a cascade has answered, and the answer is neither accepted nor escalated yet."""
@@ -87,15 +89,26 @@ class State(IntEnum):
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.HELD: frozenset({State.PLACED, State.ENDED}),
-    State.PLACED: frozenset({State.HELD, State.PREFILLING, State.SENT, State.ENDED}),
-    State.PREFILLING: frozenset({State.HELD, State.PLACED, State.SENT, State.ENDED}),
-    State.SENT: frozenset({State.HELD, State.PLACED, State.MOVING, State.PAUSING, State.SCORED, State.ENDED}),
-    State.MOVING: frozenset({State.HELD, State.PLACED, State.SCORED, State.ENDED}),
-    State.PAUSING: frozenset({State.HELD, State.PLACED, State.SCORED, State.ENDED}),
-    State.SCORED: frozenset({State.HELD, State.PLACED, State.ENDED}),
+    State.PLACED: frozenset({State.HELD, State.HANDING_OVER, State.SENT, State.SCORED, State.ENDED}),
+    State.HANDING_OVER: frozenset({State.HELD, State.PLACED, State.SENT, State.STREAMING, State.SCORED, State.ENDED}),
+    State.SENT: frozenset({State.HELD, State.STREAMING, State.SCORED, State.ENDED}),
+    State.STREAMING: frozenset({State.HELD, State.MOVING, State.PAUSED, State.SCORED, State.ENDED}),
+    State.MOVING: frozenset({State.HELD, State.SCORED, State.ENDED}),
+    State.PAUSED: frozenset({State.HELD, State.SCORED, State.ENDED}),
+    State.SCORED: frozenset({State.HELD, State.ENDED}),
     State.ENDED: frozenset(),
 }
-"""The allowed next states of each state. A request that is placed again before it was sent stays PLACED."""
+"""The allowed next states of each state."""
+_MASKS: Final = [sum(1 << after for after in TRANSITIONS[state]) for state in State]
+"""The table as bits, because an enum's hash is computed in Python."""
+# Module-level names: reading a member from its enum class takes as long as a dozen other steps.
+_HELD: Final = State.HELD
+_HANDING_OVER: Final = State.HANDING_OVER
+_SENT: Final = State.SENT
+
+
+class IllegalTransitionError(Exception):
+    """A state does not follow the current one."""
 
 
 class Reservation(Protocol):
@@ -167,16 +180,14 @@ class InFlightRequest:
     # Initial values are set in the class, because most requests keep most of them.
     replica: EngineEndpoint | None = None
     connection: Connection | None = None
+    state: State = State.HELD
+    """Changed by `enter` only."""
     abort_reason: str | None = None
     """The reason for giving up the replica before its connection was open."""
     outcome: Outcome | None = None
     """The end of the request, as control decided; None: control has not ended the request."""
     move_target: EngineEndpoint | None = None
-    """The replica at which to continue, during a move."""
-    is_paused: bool = False
-    """Whether the request is leaving its replica to be held."""
-    can_move: bool = False
-    """Whether another replica can continue the answer."""
+    """The replica at which to continue, during a move; the current one, during a pause."""
     is_prefill_only: bool = False
     """Whether the current replica only computes the prompt, and another replica decodes."""
     has_stored_kv: bool = False
@@ -192,12 +203,8 @@ class InFlightRequest:
     """Owner of the request's key; empty without a key."""
     has_left: bool = False
     """Whether the request has left a replica before its end. The stays of such a request are recorded."""
-    is_away: bool = False
-    """Whether the request has left its last replica and is at no replica."""
     needs_score: bool = False
     """Whether a score of the current model's answer decides on escalation."""
-    awaits_score: bool = False
-    """Whether a model of a cascade has answered, and the answer is neither accepted nor escalated yet."""
     scoring: asyncio.Task[float] | None = None
     retry_after_s: int = 1
     """Seconds that the client of a rejected request is advised to wait."""
@@ -221,39 +228,64 @@ class InFlightRequest:
         is_streamed: bool = True,
         copy: StreamCopy | None = None,
         restored: StreamPart | None = None,
+        is_movable: bool = False,
     ) -> None:
         """`request_id`: the client's id for the request. `is_streamed`: the client gets the answer token by token.
         `copy`: copies the stream for a retry of its client. `restored`: the data that the client received before it
-        retried."""
-        self.live, self.request_id, self.is_streamed = live, request_id, is_streamed
+        retried. `is_movable`: another replica can continue the answer."""
+        self.live, self.request_id, self.is_streamed, self.is_movable = live, request_id, is_streamed, is_movable
         self.copy, self.restored = copy, restored
         self.answer = AnswerState()
         self.reservation: Reservation | None = None
 
-    @property
-    def state(self) -> State:
-        """The current state, computed on access."""
-        if self.outcome is not None:
-            return State.ENDED
-        if self.awaits_score:
-            return State.SCORED
-        if self.reservation is None:
-            return State.HELD
-        if self.move_target is not None:
-            return State.PAUSING if self.is_paused else State.MOVING
-        if not self.is_streaming:
-            return State.PLACED
-        return State.PREFILLING if self.is_prefill_only or self.prefill_leg is not None else State.SENT
+    # The state.
+
+    def enter(self, state: State) -> None:
+        """Change the state. IllegalTransitionError if the table does not allow the change."""
+        if not _MASKS[self.state] >> state & 1:
+            raise IllegalTransitionError(f"{state.name} does not follow {self.state.name}")
+        self.state = state
+
+    def send(self) -> None:
+        """The replica has the request, or a proxy sends it there."""
+        is_shared = self.is_prefill_only or self.prefill_leg is not None
+        self.enter(_HANDING_OVER if is_shared else _SENT)
+
+    def begin_answer(self) -> None:
+        """Tokens of the answer have come."""
+        if self.state is _SENT or self.state is _HANDING_OVER:
+            self.enter(State.STREAMING)
+
+    def end_prefill_leg(self) -> PrefillLeg | None:
+        """The prefill replica of a dual dispatch has sent the KV cache: only the decode replica still runs the
+        request."""
+        leg, self.prefill_leg = self.prefill_leg, None
+        if leg is not None:
+            leg.close(self.live)
+            if self.state is _HANDING_OVER:
+                self.enter(_SENT)
+        return leg
+
+    def leave(self) -> None:
+        """Leave the replica, so that control places the request again."""
+        self.detach()
+        if self.outcome is None and self.state is not _HELD:
+            self.enter(_HELD)
+
+    def end(self, outcome: Outcome) -> None:
+        """Control has ended the request: wake its task, which answers the client."""
+        self.enter(State.ENDED)
+        self.outcome = outcome
+        if self.scoring is not None:
+            self.scoring.cancel()
+        self.wake()
 
     @property
-    def is_moving(self) -> bool:
-        """Whether a move to another replica is running."""
-        return self.move_target is not None
+    def can_move(self) -> bool:
+        """Whether another replica can continue the answer now."""
+        return self.state is State.STREAMING and self.is_movable
 
-    @property
-    def is_streaming(self) -> bool:
-        """Whether the request has been sent to its replica."""
-        return self.connection is not None
+    # The connections.
 
     def abort(self, why: str) -> None:
         """Abort the connections, at which engines abort the request. A connection that is not open yet is aborted

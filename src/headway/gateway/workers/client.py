@@ -22,7 +22,7 @@ from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError, scheduler_hangs
 from headway.gateway.kv_events.prompts import PromptBlocks
 from headway.gateway.relay.request import ClientRequest
-from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason
+from headway.gateway.scheduling.in_flight import RESUMES, InFlightRequest, PrefillLeg, ReleaseReason, State
 from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
 from headway.gateway.scheduling.stream_copy import StreamCopy
 from headway.gateway.telemetry.loop_delay import LoopDelay
@@ -112,6 +112,7 @@ class PendingRequest(InFlightRequest):
         live.stage = WAITING
         self.is_prefill_only, self.has_stored_kv = state.is_prefill_only, state.has_stored_kv
         if replica is not None:
+            self.enter(State.PLACED)
             self.replica, self.reservation = replica, self
         self.complete_reply(None)
         self.wake()
@@ -128,11 +129,8 @@ class PendingRequest(InFlightRequest):
         """Leave the replica, and wake the relay."""
         self.abort("the request is over")
         self.detach()
-        self.outcome = outcome
-        if self.scoring is not None:
-            self.scoring.cancel()
         self.complete_reply(None)
-        self.wake()
+        super().end(outcome)
 
 
 class RemoteScheduler:
@@ -205,13 +203,12 @@ class RemoteScheduler:
         live.stage_index = _NO_STAGE
         request = self.requests[number] = PendingRequest(live, request_id, self._report_progress)
         request.copy = None if client_request.stream_key is None else StreamCopy()
-        can_move = client_request.stream and client_request.can_resume
         self.link.send(
             protocol.RequestArrived(
                 number,
                 request_id,
                 owner,
-                can_move,
+                client_request.is_movable,
                 client_request.features(now, bool(owner)),
                 client_request.stream,
                 client_request.stream_key,
@@ -246,7 +243,7 @@ class RemoteScheduler:
 
     async def accept_or_escalate(self, request: InFlightRequest, score: float | None) -> None:
         pending, live = self.requests[request.live.id], request.live
-        request.awaits_score = False
+        request.enter(State.HELD)
         if score is not None:
             live.quality += ((live.model, score),)
         self.link.send(protocol.AnswerScored(live.id, score))
@@ -256,21 +253,21 @@ class RemoteScheduler:
         """Do nothing: the phase is reported with the tokens."""
 
     def prefill_leg_done(self, request: InFlightRequest) -> None:
-        leg, request.prefill_leg = request.prefill_leg, None
-        if leg is not None:
-            leg.close(request.live)
+        if request.end_prefill_leg() is not None:
             self.link.send(protocol.PrefillLegDone(request.live.id))
 
     def release(self, request: InFlightRequest, reason: ReleaseReason) -> None:
         """Detach the request, and send `Released`. Without a scheduler, a request that would continue is rejected."""
-        if reason is not ReleaseReason.CANCELLED:
+        if reason in RESUMES:
+            request.leave()
+        elif reason is not ReleaseReason.CANCELLED:
             request.detach()
         if request.outcome is not None:
             return
         pending = self.requests[request.live.id]
         match reason:
             case ReleaseReason.FINISHED if pending.needs_score:
-                request.awaits_score = True
+                request.enter(State.SCORED)
                 self._send_released(pending, reason)
             case ReleaseReason.FINISHED:
                 self._end(pending, Outcome.FINISHED, reason)
@@ -366,7 +363,8 @@ class RemoteScheduler:
             request.abort_prefill_leg(message.why)
         elif message.target is None:
             request.abort(message.why)
-        elif request.is_streaming:
+        elif request.state is State.STREAMING:
+            request.enter(State.MOVING)
             request.move_target = self._replicas[message.target]
             request.abort(message.why)
 

@@ -35,14 +35,11 @@ class RemoteRequest(InFlightRequest):
     """A request whose connections belong to a worker."""
 
     def __init__(self, session: WorkerSession, message: protocol.RequestArrived, live: Live) -> None:
-        super().__init__(live, message.request_id)
+        super().__init__(live, message.request_id, message.is_streamed, is_movable=message.can_move)
         self._session = session
         self.number = message.number
         self.num_chars = 0 if message.features.has_media else message.features.num_chars
         """Number of characters from which the tokens per character are learnt."""
-        self.is_streamed = message.is_streamed
-        self.is_movable = message.can_move
-        """Whether another replica can continue the request after it has brought tokens."""
         self.is_assigned = False
         """Whether the worker has sent the request to a replica, or will do so."""
         self.awaits_end = False
@@ -52,10 +49,6 @@ class RemoteRequest(InFlightRequest):
         self.stream_key: StreamKey | None = None
         self.escalated_tokens = 0
         """Tokens of answers that the cascade did not accept."""
-
-    @property
-    def is_streaming(self) -> bool:
-        return self.is_assigned
 
     def abort(self, why: str) -> None:
         if self.is_assigned:
@@ -75,7 +68,8 @@ class RemoteRequest(InFlightRequest):
             if self.awaits_end:
                 self._session.send_end(self)
         elif self.reservation is not None and not self.reservation.waits_for_slot:
-            self.is_assigned, self.can_move = True, False
+            self.is_assigned = True
+            self.send()
             self._session.send_assigned(self)
 
     def detach(self) -> None:
@@ -344,7 +338,7 @@ class WorkerSession:
         if tokens:
             live.generated_tokens += tokens
             live.stage = DECODING
-            request.can_move = request.is_movable
+            request.begin_answer()
         live.reasoning_tokens = progress.reasoning_tokens
         live.phase, live.answer_s = progress.phase, progress.answer_s
         if has_changed:
