@@ -34,7 +34,7 @@ from headway.emulator.vllm import application as emulator
 from headway.gateway import clock
 from headway.gateway.fleet.specs import ServingPlan
 from headway.gateway.gateway import Gateway
-from headway.gateway.relay import metering, paced
+from headway.gateway.relay import engine_stream, paced
 from headway.gateway.server import http_protocol
 from headway.gateway.server.app import application
 from headway.gateway.telemetry.recording import Recording
@@ -119,7 +119,7 @@ class _Loop(asyncio.SelectorEventLoop):
 def in_virtual_time(folder: Path, front: Front | None = None) -> Iterator[asyncio.Runner]:
     """All that looks at the clock looks at the loop's."""
     with asyncio.Runner(loop_factory=lambda: _Loop(folder, front)) as runner, pytest.MonkeyPatch.context() as patch:
-        for module in (clock, metering, paced, emulated):
+        for module in (clock, engine_stream, paced, emulated):
             patch.setattr(module, "monotonic", runner.get_loop().time)
         yield runner
 

@@ -345,9 +345,11 @@ class Gateway:
                 await self.peers.restore(client_request.stream_key)
             request = self._admit_copied(client_request, features, caller, request_id)
         else:
-            is_streamed, is_movable = client_request.stream, client_request.is_movable
             new_request = partial(
-                InFlightRequest, request_id=request_id, is_streamed=is_streamed, is_movable=is_movable
+                InFlightRequest,
+                request_id=request_id,
+                is_streamed=client_request.stream,
+                is_movable=client_request.stream and client_request.can_resume,
             )
             request = self.admission.admit(features, new_request, caller)
         return self._relay(client_request, request, writer)
@@ -367,7 +369,7 @@ class Gateway:
 
         def new_request(live: Live) -> InFlightRequest:
             live.generated_tokens = 0 if restored is None else restored.tokens
-            return InFlightRequest(live, request_id, client_request.stream, copy, restored, client_request.is_movable)
+            return InFlightRequest(live, request_id, client_request.stream, copy, restored, is_movable=True)
 
         try:
             return self.admission.admit(features, new_request, caller)
@@ -414,7 +416,7 @@ class Gateway:
         request = relay.in_flight
         num_chars = 0 if client_request.has_media else len(client_request.text)
         used_tokens = 0 if request.rate_hold is None else relay.used_tokens
-        self.admission.settle(request, num_chars, relay.meter.prompt_tokens, used_tokens)
+        self.admission.settle(request, num_chars, relay.partial.prompt_tokens, used_tokens)
         if request.copy is not None:  # the requested model cannot continue another model's answer
             is_over = request.outcome is _FINISHED or request.live.fallback is not None
             self.copies.end(client_request.stream_key, request.copy, is_over)

@@ -31,7 +31,7 @@ def test_a_stream_is_passed_on_event_by_event() -> None:
         assert writer.headers["x-headway-replica"] == "pool/0"
         assert scheduler.reasons == [ReleaseReason.FINISHED] and relay.in_flight.reservation is None
         assert health.reports == [("pool/0", "succeeded")]
-        assert (relay.meter.prompt_tokens, relay.used_tokens, scheduler.reservations[0].tokens) == (7, 9, 2)
+        assert (relay.partial.prompt_tokens, relay.used_tokens, scheduler.reservations[0].tokens) == (7, 9, 2)
 
     run(story())
 

@@ -70,7 +70,7 @@ def test_the_prompt_is_known_before_it_is_needed() -> None:
 def test_the_next_server_renders_if_the_first_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
     first = _Llama([event(chunk(text)) for text in ("one ", "two ")], None)
     second = _Llama([_text("three")], "<hi>", is_last=True)
-    monkeypatch.setattr("headway.gateway.relay.request_builder._RENDER_S", 0.01)
+    monkeypatch.setattr("headway.gateway.relay.engine_request._RENDER_S", 0.01)
     text, _ = _relayed(first, second)
     assert text == "one two three" and second.num_rendered == 1
 

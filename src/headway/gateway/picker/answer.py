@@ -9,7 +9,7 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.picker.usage_hider import UsageHider
 from headway.gateway.relay.engine_stream import EngineStream
 from headway.gateway.relay.failover import failure_of, is_failed, is_replicas_fault
-from headway.gateway.relay.metering import ItlMeter, ResponseMeter
+from headway.gateway.relay.partial_answer import PartialAnswer
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.upstream.errors import EngineError, RefusedError, UnreachableError
@@ -29,7 +29,7 @@ class Answer:
         """`hides_usage`: whether only the picker, and not the client, asked the engine for token counts."""
         self._gateway, self._request, self._in_flight = gateway, request, in_flight
         self._hides_usage = hides_usage
-        self._meter = ResponseMeter(request, in_flight, gateway.driver)
+        self._partial = PartialAnswer(request, in_flight, gateway.driver)
         self._stream: EngineStream | None = None
         self._hider = UsageHider()
         self._whole: list[bytes] | None = []
@@ -47,10 +47,10 @@ class Answer:
             self._whole, self._hides_usage = None, False
         elif status == 200 and self._request.stream and is_events:
             self._stream = EngineStream(
-                self._meter,
-                ItlMeter(self._in_flight, self._gateway.driver),
+                self._partial,
+                self._in_flight,
+                self._gateway.driver,
                 None,
-                (),
                 True,
                 lambda data: True,
                 has_begun=True,
@@ -114,7 +114,7 @@ class Answer:
         body = b"" if self._whole is None else b"".join(self._whole)
         if self.status < 300 and self._stream is None and body:
             try:
-                self._meter.measure_unstreamed(body, self._is_json)
+                self._partial.measure_unstreamed(body, self._is_json)
             except EngineError as error:
                 self._failed(error)
         if is_failed(self.status, has_begun=False):
@@ -135,4 +135,4 @@ class Answer:
         live, request = self._in_flight.live, self._request
         num_chars = 0 if request.has_media else len(request.text)
         used_tokens = live.prompt_tokens + live.generated_tokens
-        self._gateway.admission.settle(self._in_flight, num_chars, self._meter.prompt_tokens, used_tokens)
+        self._gateway.admission.settle(self._in_flight, num_chars, self._partial.prompt_tokens, used_tokens)

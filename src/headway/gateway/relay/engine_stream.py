@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from time import monotonic
 
-from headway.gateway.relay.continuation import ResumedStream
-from headway.gateway.relay.metering import ItlMeter, ResponseMeter
+from headway.gateway.relay.engine_request import EngineRequest
+from headway.gateway.relay.partial_answer import PartialAnswer
 from headway.gateway.relay.passthrough import Passthrough
+from headway.gateway.scheduling.in_flight import InFlightRequest
+from headway.gateway.scheduling.scheduler import Scheduler
 from headway.gateway.upstream import sse
 from headway.gateway.upstream.errors import EngineError
 
@@ -21,27 +24,33 @@ class EngineStream:
 
     def __init__(
         self,
-        meter: ResponseMeter,
-        itl: ItlMeter,
-        resumed: ResumedStream | None,
-        hidden_fields: tuple[str, ...],
+        partial: PartialAnswer,
+        in_flight: InFlightRequest,
+        scheduler: Scheduler,
+        sent: EngineRequest | None,
         wants_usage: bool,
         write: Callable[[bytes], bool],
         pace: Callable[[bytes, int], bool] | None = None,
         has_begun: bool = False,
     ) -> None:
-        """`write` writes events for the client, and returns False if reading must pause. `pace` does the same for an
-        event with a number of answer tokens, at their pace. `has_begun`: the client has received events."""
-        self._meter, self._itl, self._write = meter, itl, write
-        self._resumed, self._hidden_fields, self._wants_usage = resumed, hidden_fields, wants_usage
+        """`sent`: the request, if this gateway has built it. `write` writes events for the client, and returns False
+        if reading must pause. `pace` does the same for an event with a number of answer tokens, at their pace.
+        `has_begun`: the client has received events."""
+        self._partial, self._write, self._wants_usage = partial, write, wants_usage
+        self._resumed = resumed = None if sent is None else sent.resumed
+        self._hidden_fields = hidden_fields = () if sent is None else sent.hidden_fields
         self._pace = pace
+        self._in_flight, self._live, self._scheduler = in_flight, in_flight.live, scheduler
+        self._phase, self._histogram = in_flight.live.phase, scheduler.metrics.inter_token(in_flight)
+        self._tokens, self._last_s = in_flight.live.generated_tokens, 0.0
+        """(tokens, time) of the last read with tokens."""
         self._remover = _field_remover(hidden_fields) if hidden_fields else None
-        self._is_rewritten = resumed is not None or meter.hides_logprobs
+        self._is_rewritten = resumed is not None or partial.hides_logprobs
         self._splitter = sse.EventSplitter()
-        is_plain = not self._is_rewritten and pace is None and meter.passthrough is None
+        is_plain = not self._is_rewritten and pace is None and partial.passthrough is None
         self._is_plain = is_plain
         """Whether events are passed on unchanged, except for hidden fields."""
-        self._repeated = sse.RepeatedEvent() if is_plain and meter.takes_texts else None
+        self._repeated = sse.RepeatedEvent() if is_plain and partial.takes_texts else None
         """The recogniser of repeated events; None if each event is decoded."""
         self._may_read = True
         """Whether the client reads as fast as the engine generates."""
@@ -61,10 +70,10 @@ class EngineStream:
 
     def has_ended(self, num_choices: int) -> bool:
         """Whether the answer is complete although the stream ended without [DONE]."""
-        passthrough = self._meter.passthrough
+        passthrough = self._partial.passthrough
         if passthrough is not None:
             return passthrough.has_ended or self.error is not None
-        return self.is_done or self._meter.num_finished >= num_choices
+        return self.is_done or self._partial.num_finished >= num_choices
 
     def end(self) -> None:
         """Handle the end of the stream: read the last event if only its blank line is missing."""
@@ -80,28 +89,50 @@ class EngineStream:
     def _take(self, events: list[bytes], is_end: bool = False) -> bool:
         """Handle these events of the stream, and write their data for the client. False: pause reading."""
         output: list[bytes] = []
-        meter, repeated, self._may_read = self._meter, self._repeated, True
+        partial, repeated, self._may_read = self._partial, self._repeated, True
         try:
             for event in events:
                 num_before = len(output)
                 if repeated is not None and repeated.is_set and (text := repeated.text_of(event)):
-                    meter.measure_text(text)
+                    partial.measure_text(text)
                     output.append(event)
                 elif not self._take_event(event, output, is_end):
                     break  # later events do not belong to the answer
-                if meter.is_beyond_limit:
+                if partial.is_beyond_limit:
                     self.is_too_long = True
                     del output[num_before:]
                     self._forget_end(event)
                     break
         finally:  # events before an error are counted and written
-            self._itl.observe()
+            self._observe_gap()
             self._write_out(output, is_end)
         return self._may_read and not self.is_done and not self.is_too_long
 
+    def _observe_gap(self) -> None:
+        """Observe the inter-token latencies of a read. Its tokens count as evenly spread over the time since the
+        previous read; the tokens of the first read count as simultaneous."""
+        live = self._live
+        tokens = live.generated_tokens - self._tokens
+        if tokens <= 0:
+            return
+        now = monotonic()
+        if live.phase is not self._phase:
+            self._phase, self._histogram = live.phase, self._scheduler.metrics.inter_token(self._in_flight)
+        if self._last_s:
+            gap_s = now - self._last_s
+            self._histogram.observe(gap_s / tokens, tokens)
+            if gap_s > self._in_flight.answer.longest_gap_s:
+                self._in_flight.answer.longest_gap_s = gap_s
+        else:
+            if tokens > 1:
+                self._histogram.observe(0.0, tokens - 1)
+            if self._tokens:
+                self._in_flight.answer.resumed_s = self._scheduler.clock.now
+        self._tokens, self._last_s = live.generated_tokens, now
+
     def _take_event(self, event: bytes, output: list[bytes], is_end: bool) -> bool:
         """Count an event's tokens, and rewrite the event for the client. False if it is the last event, or cut off."""
-        payload, passthrough = sse.payload(event), self._meter.passthrough
+        payload, passthrough = sse.payload(event), self._partial.passthrough
         if payload is None:
             output.append(event)
             if self._kept is not None and event.startswith(b":"):  # a comment that keeps the connection alive
@@ -133,8 +164,8 @@ class EngineStream:
         here."""
         chunk, unread = sse.read_chunk(payload)
         if unread:
-            self._meter.note_unread(unread)
-        self._meter.measure(chunk)
+            self._partial.note_unread(unread)
+        self._partial.measure(chunk)
         if not chunk.choices and chunk.usage is not None and not self._wants_usage:
             return  # only the gateway had asked for this event
         if chunk.choices:
@@ -149,16 +180,16 @@ class EngineStream:
     def _forget_end(self, event: bytes) -> None:
         """Ignore an end in this event, because the client does not get the event."""
         payload = sse.payload(event)
-        if payload is not None and self._meter.passthrough is None:
-            self._meter.partial.forget_end(sse.read_chunk(payload)[0])
+        if payload is not None and self._partial.passthrough is None:
+            self._partial.forget_end(sse.read_chunk(payload)[0])
 
     def _write_out(self, output: list[bytes], is_end: bool) -> None:
         """Write the events of a read. Keep events while the engine has not begun to answer, and keep the last events
         for the end of the response."""
-        kept, meter = self._kept, self._meter
+        kept, partial = self._kept, self._partial
         if kept is not None:
             kept += output
-            is_answer = meter.passthrough is None and (meter.has_progress or len(kept) > _MAX_KEPT)
+            is_answer = partial.passthrough is None and (partial.has_progress or len(kept) > _MAX_KEPT)
             if is_answer or self.is_done or is_end:
                 output, self._kept = kept, None
             else:
@@ -176,7 +207,7 @@ class EngineStream:
 
     def _reports(self, error: EngineError, event: bytes, output: list[bytes]) -> bool:
         """Whether the client gets an error event unchanged; otherwise the caller raises the error."""
-        if self._meter.passthrough is None or self._kept is not None:
+        if self._partial.passthrough is None or self._kept is not None:
             return False
         self.error = error
         output.append(event)
@@ -184,7 +215,7 @@ class EngineStream:
 
     def _pass_on(self, passthrough: Passthrough, event: bytes, payload: bytes, output: list[bytes]) -> None:
         """Count the tokens of an event in an answer that is passed on unchanged."""
-        self._meter.measure_passthrough(passthrough, payload)
+        self._partial.measure_passthrough(passthrough, payload)
         if passthrough.error is not None:
             error = passthrough.error
             if not self._reports(error, event, output):
@@ -196,16 +227,16 @@ class EngineStream:
 
     def _write_paced(self, pace: Callable[[bytes, int], bool], event: bytes, payload: bytes) -> bool:
         """Count and rewrite an event, and write it at the pace of its tokens. False: pause reading."""
-        tokens = self._meter.answer_tokens
+        tokens = self._partial.answer_tokens
         events = self._rewrite(event, payload)
-        if self._meter.is_beyond_limit:
+        if self._partial.is_beyond_limit:
             return True
         if self._kept is not None:
-            if not self._meter.has_progress:
+            if not self._partial.has_progress:
                 self._kept += events
                 return True
             self._begin(events)
-        new, may_read = self._meter.answer_tokens - tokens, True
+        new, may_read = self._partial.answer_tokens - tokens, True
         for each in events[:-1]:
             may_read &= pace(each, 0)
         return (pace(events[-1], new) if events else True) and may_read
@@ -216,18 +247,18 @@ class EngineStream:
         value = sse.decoded(payload)
         chunk, unread = sse.chunk_in(value)
         if unread:
-            self._meter.note_unread(unread)
+            self._partial.note_unread(unread)
         if not isinstance(value, dict):
             return [event]
         if self._resumed is not None:
             self._resumed.convert(chunk)
-        self._meter.measure(chunk)
+        self._partial.measure(chunk)
         if not chunk.choices and chunk.usage is not None and not self._wants_usage:
             return []
         if self._resumed is not None and not self._resumed.rewrite(value):
             return []
         if chunk.choices:
             sse.remove_fields(self._hidden_fields, value)
-        if self._meter.hides_logprobs:
+        if self._partial.hides_logprobs:
             sse.remove_fields(("logprobs",), value)
         return [sse.encode_event(value)]

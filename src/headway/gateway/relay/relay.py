@@ -1,8 +1,8 @@
 """The relay: sends one client request to engines, passes the response back, and continues it elsewhere after failures.
 
-From top to bottom, the steps of a request: `run` answers it, `_answer` waits for a replica, `_attempt` has
-`RequestBuilder` build the request for the replica's engine, `_exchange` sends it, `_relay_stream` passes the response
-back. Each read of a stream is split, metered and rewritten by `EngineStream`, and written to the client.
+From top to bottom, the steps of a request: `run` answers it, `_answer` waits for a replica, `_attempt` has the request
+for the replica's engine made, `_exchange` sends it, `_relay_stream` passes the response back. Each read of a stream is
+split, metered and rewritten by `EngineStream`, and written to the client.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from mypy_extensions import mypyc_attr
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
 from headway.gateway.errors import ApiError, policy_error, rejected_error
-from headway.gateway.relay.continuation import CannotResumeError
+from headway.gateway.relay.engine_request import (
+    CannotResumeError,
+    EngineRequest,
+    build,
+    learn_end_of_reasoning,
+    learn_prompt,
+)
 from headway.gateway.relay.engine_stream import EngineStream
 from headway.gateway.relay.failover import (
     Attempts,
@@ -27,10 +33,9 @@ from headway.gateway.relay.failover import (
     is_failed,
     is_replicas_fault,
 )
-from headway.gateway.relay.metering import ItlMeter, ResponseMeter
+from headway.gateway.relay.partial_answer import PartialAnswer
 from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.request import ClientRequest
-from headway.gateway.relay.request_builder import RequestBuilder
 from headway.gateway.relay.response import ClientResponse
 from headway.gateway.relay.writer import BufferedWriter, ResponseWriter
 from headway.gateway.scheduling import vllm_disaggregation
@@ -49,7 +54,6 @@ from headway.gateway.upstream.errors import (
     UnconfirmedRefusalError,
     exhausted,
     is_too_long,
-    openai_error,
     without_frames,
 )
 from headway.gateway.upstream.health import HealthReports
@@ -76,6 +80,12 @@ class Relay:
     _has_client_left = False
     _snapshot: KvSnapshot | None = None
     _dispatch: DualDispatch | None = None
+    _sent: EngineRequest | None = None
+    """The request of the last attempt."""
+    _is_prefill = False
+    """Whether the last attempt computes the prompt for another replica."""
+    _kv_params: vllm_disaggregation.Params | None = None
+    """Location of the KV cache at the prefill replica."""
     keep_alive_s: float | None = None
     """Interval of comments to the client of a stream that receives nothing else; None: no comments."""
 
@@ -101,22 +111,24 @@ class Relay:
         self._headers = (
             f"Content-Type: {request.content_type}\r\nX-Request-Id: {in_flight.request_id}\r\n{request.engine_headers}"
         )
-        self.meter = ResponseMeter(request, in_flight, scheduler)
-        self._builder = RequestBuilder(request, in_flight, self.meter, scheduler, sends_priority)
+        self.partial = PartialAnswer(request, in_flight, scheduler)
+        self._sends_priority = sends_priority
         if in_flight.needs_score:
             self._response.begin_model(is_buffered=True)
 
     def _start_next_stage(self) -> None:
         """Forget the previous model's response."""
-        self.meter = ResponseMeter(self._request, self.in_flight, self._scheduler)
-        self._builder.start_model(self.meter)
+        if self.partial.rendering is not None:  # by the other model's template
+            self.partial.rendering.cancel()
+        self.partial = PartialAnswer(self._request, self.in_flight, self._scheduler)
+        self._sent = self._kv_params = None
         self._response.begin_model(is_buffered=self.in_flight.needs_score)
 
     def _start_fallback(self) -> None:
         """Begin the attempts at a fallback model. Only the same model can continue an answer."""
         self._models.add(self._live.model)
         self._attempts.start_model()
-        if not self._response.has_begun and not self.meter.partial.tokens:
+        if not self._response.has_begun and not self.partial.tokens:
             self._start_next_stage()
 
     @property
@@ -132,17 +144,15 @@ class Relay:
             error = await self._respond()  # written here, because compiled code must not await in a handler
             if self._has_client_left:
                 return  # an error that no client reads is not counted as an answer
-            if isinstance(error, RefusedError):
-                await self._response.write_refusal(error)
-            elif error is not None:
-                await self._response.write_error(error, self.meter.passthrough is not None)
+            if error is not None:
+                await self._response.write_error(error, self.partial.passthrough is not None)
         finally:
             if self.keep_alive_s is not None:
                 self._response.stop()
             if self._snapshot is not None:
                 self._snapshot.abandon()
-            if self._builder.rendering is not None:
-                self._builder.rendering.cancel()
+            if self.partial.rendering is not None:
+                self.partial.rendering.cancel()
             if self.in_flight.state is not State.ENDED:
                 self._scheduler.drop(self.in_flight)
 
@@ -163,7 +173,8 @@ class Relay:
             await client.drain()
         except RequestEndedError as ended:
             if ended.outcome is Outcome.REJECTED:
-                return self._attempts.or_refusal(self._rejection())
+                rejection = rejected_error(self.in_flight.is_shed, self.in_flight.retry_after_s)
+                return self._attempts.or_refusal(rejection if self._attempts.error is None else self._failure())
             return error_of_end(ended.outcome, self._is_cut_off)
         except ApiError as error:
             self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
@@ -175,7 +186,7 @@ class Relay:
 
     def _replay(self, part: StreamPart) -> None:
         """Send the data that the client had received before its connection broke. The answer continues after it."""
-        self.meter.restore(part)
+        self.partial.restore(part)
         self._response.start()
         self._response.writer.write(part.data, more=True)
 
@@ -189,7 +200,7 @@ class Relay:
             error: EngineError | None = None
             try:
                 if self._snapshot is not None:
-                    await self._snapshot.restore(replica, self._slot)
+                    await self._snapshot.restore(replica, self.in_flight.engine_slot)
                 await self._attempt(replica)
             except EngineError as failure:
                 error = without_frames(failure)  # handled below, because compiled code must not await in a handler
@@ -210,9 +221,9 @@ class Relay:
 
     async def _judge(self) -> None:
         """Score the answer, and let the cascade accept it or escalate to the next model."""
-        in_flight, live, meter = self.in_flight, self._live, self.meter
+        in_flight, live, partial = self.in_flight, self._live, self.partial
         tokens = live.prompt_tokens + live.generated_tokens
-        score = await self._scheduler.score(in_flight, self._request.text, meter.partial.answer(), meter.confidence)
+        score = await self._scheduler.score(in_flight, self._request.text, partial.scored_text(), partial.confidence)
         in_flight.raise_if_ended()
         await self._scheduler.accept_or_escalate(in_flight, score)
         if in_flight.outcome is None:
@@ -235,36 +246,40 @@ class Relay:
 
     async def _attempt(self, replica: EngineEndpoint) -> None:
         """Send the request to a replica and relay its response. Raises EngineError if the replica fails."""
-        request = self._request
-        if replica.adapter.template is not None and request.is_chat and self.meter.partial.prompt is None:
-            await self._builder.learn_prompt(replica)
+        request, partial = self._request, self.partial
+        if replica.adapter.template is not None and request.is_chat and partial.prompt is None:
+            await learn_prompt(request, partial, replica)
         try:
-            if self.meter.partial.reasoning:
-                await self._builder.learn_end_of_reasoning(replica)
-            path, body = self._builder.build(replica)
+            if partial.reasoning:
+                await learn_end_of_reasoning(partial, replica)
+            now = self._scheduler.clock.now
+            self._sent = sent = build(
+                request, partial, self.in_flight, replica, self._kv_params, self._sent, self._sends_priority, now
+            )
         except CannotResumeError:
             raise self._failure() from None
-        if body is None:
-            self._finish_stream(self.meter.partial.closing_events(self._live.prompt_tokens))
+        self._is_prefill = sent is not None and sent.is_prefill
+        if sent is None:
+            self._finish_stream(partial.closing_events(self._live.prompt_tokens))
             return
         if request.received_s is not None:
-            self._scheduler.metrics.count_send(self.in_flight, request.received_s, self._scheduler.clock.now)
+            self._scheduler.metrics.count_send(self.in_flight, request.received_s, now)
             request.received_s = None
         if self.in_flight.prefill_leg is not None:
-            await self._dispatch_to_pair(self.in_flight.prefill_leg, replica, path, body)
+            await self._dispatch_to_pair(self.in_flight.prefill_leg, replica, sent.path, sent.body)
         else:
-            await self._exchange(replica, path, request.encoded(body))
+            await self._exchange(replica, sent.path, request.encoded(sent.body))
 
     async def _dispatch_to_pair(
         self, leg: PrefillLeg, replica: EngineEndpoint, path: str, body: dict[str, Any]
     ) -> None:
         """Send the request to a prefill and a decode replica at the same time, and relay the decode replica's
         response."""
-        tokens_before = self.meter.partial.tokens
+        tokens_before = self.partial.tokens
         self._dispatch = DualDispatch(
             self.in_flight,
             leg,
-            lambda: self.meter.partial.tokens > tokens_before or self._response.is_complete,
+            lambda: self.partial.tokens > tokens_before or self._response.is_complete,
             self._scheduler.prefill_leg_done,
             self._attempts.may_resend,
         )
@@ -272,7 +287,7 @@ class Relay:
             await self._dispatch.send(self._exchange, replica, path, self._headers, body)
         except PrefillRejectedError as error:
             self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
-            self._response.write_whole(error.status, openai_error(error.status, error.body), "application/json")
+            self._response.write_refusal(error.status, error.body)
         finally:
             self._dispatch = None
 
@@ -305,13 +320,13 @@ class Relay:
     async def _relay_by_kind(self, connection: Connection) -> bool:
         """Relay the response by its kind. False if the engine ended it with an error that the client has received."""
         status, headers = connection.status, connection.headers
-        if status != 200 or (self._builder.is_prefill and "content-encoding" not in headers):
+        if status != 200 or (self._is_prefill and "content-encoding" not in headers):
             await (self._take_prefill(connection) if status == 200 else self._relay_whole(connection))
             return True
         has_begun, is_open = self._response.has_begun, self._response.is_open
         content_type = headers.get("content-type", "").lower()
         if headers.get("content-encoding", "identity") != "identity":
-            if self._builder.is_prefill or has_begun or is_open:
+            if self._is_prefill or has_begun or is_open:
                 raise EngineError("encoded its answer as nobody had asked for")
             await self._relay_bytes(connection, "an encoded answer")
         elif "event-stream" in content_type or (self._request.stream and (has_begun or not content_type)):
@@ -329,7 +344,7 @@ class Relay:
     def _needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
         """Whether another replica must confirm that the request caused the refusal."""
         in_flight = self.in_flight
-        is_whole = in_flight.prefill_leg is None and not self._builder.is_prefill and not in_flight.has_stored_kv
+        is_whole = in_flight.prefill_leg is None and not self._is_prefill and not in_flight.has_stored_kv
         may_confirm = self._attempts.may_confirm(is_whole, in_flight.has_alternative, self._response.has_begun)
         return may_confirm and self._health.needs_confirmation(replica, status)
 
@@ -355,11 +370,6 @@ class Relay:
             if self.in_flight.state is State.PLACED:  # else it is sent a second time, after a lost connection
                 self.in_flight.send()
 
-    @property
-    def _slot(self) -> int | None:
-        reservation = self.in_flight.reservation
-        return None if reservation is None else reservation.slot
-
     # Relaying the response to the client.
 
     async def _relay_stream(self, connection: Connection) -> bool:
@@ -368,10 +378,10 @@ class Relay:
         False if the engine ended it with an error that the client has received.
         """
         stream = EngineStream(
-            self.meter,
-            ItlMeter(self.in_flight, self._scheduler),
-            self._builder.resumed,
-            self._builder.hidden_fields,
+            self.partial,
+            self.in_flight,
+            self._scheduler,
+            self._sent,
             self._request.wants_usage,
             self._write_events,
             self._write_tokens if self._response.is_paced else None,
@@ -386,7 +396,7 @@ class Relay:
             stream.end()
             if not stream.has_ended(self._request.num_sequences) and self._request.needs_end:
                 raise EngineError("ended its stream without [DONE]")
-            if self.meter.passthrough is None and not stream.is_done:
+            if self.partial.passthrough is None and not stream.is_done:
                 stream.last_events += sse.DONE
         if not connection.is_complete or (self._dispatch is not None and self._dispatch.is_pending):
             self._write_events(stream.last_events)
@@ -406,7 +416,7 @@ class Relay:
     async def _relay_bytes(self, connection: Connection, what: str) -> None:
         """Pass on an answer without reading its content. `what`: the kind of the answer, if the engine should not have
         sent this kind."""
-        self.meter.note_unread(what)
+        self.partial.note_unread(what)
         headers = connection.headers
         self._settle_refusal(200)
         self._response.is_opaque = True
@@ -431,9 +441,9 @@ class Relay:
         replica = self.in_flight.replica
         name = "the replica" if replica is None else replica.name
         log.warning("%s generates more tokens than request %s allows", name, self.in_flight.request_id)
-        if self.meter.passthrough is not None:
+        if self.partial.passthrough is not None:
             raise EngineError("generates more tokens than the request allows")
-        self._finish_stream(self.meter.partial.closing_events(self._live.prompt_tokens))
+        self._finish_stream(self.partial.closing_events(self._live.prompt_tokens))
 
     async def _wait_for_client(self) -> None:
         """Wait until the client has read enough. Meanwhile the engine is not blamed for its silence."""
@@ -451,7 +461,7 @@ class Relay:
 
     async def _relay_whole(self, connection: Connection) -> None:
         """Pass on an answer that is not streamed, or a refusal."""
-        meter, status = self.meter, connection.status
+        partial, status = self.partial, connection.status
         data = await connection.read(_MAX_RESPONSE_BYTES)
         if status >= 300:
             self._refuse(status, data)
@@ -462,15 +472,15 @@ class Relay:
         is_json = "json" in content_type.lower()
         if connection.is_longer and is_json and not sse.is_json(data):
             raise EngineError("said more than the length of its answer")
-        meter.measure_unstreamed(data, is_json and bool(data))
+        partial.measure_unstreamed(data, is_json and bool(data))
         if not is_json and not self._request.may_be_bytes:
-            meter.note_unread(OTHER_TYPE)
+            partial.note_unread(OTHER_TYPE)
         if self._attempts.refusal is not None:
             self._settle_refusal(status)
         if self._dispatch is not None:
             await self._dispatch.wait_for_prefill(_TAIL_S)
         self._scheduler.release(self.in_flight, ReleaseReason.FINISHED)
-        if meter.hides_logprobs and meter.partial.head and isinstance(answer := sse.decoded(data), dict):
+        if partial.hides_logprobs and partial.head and isinstance(answer := sse.decoded(data), dict):
             sse.remove_fields(("logprobs",), answer)
             data = sse.encoded(answer)
         self._response.write_whole(status, data, content_type)
@@ -481,13 +491,13 @@ class Relay:
             raise TooLongError(status, data)
         self._settle_refusal(status)
         self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
-        self._response.write_whole(status, openai_error(status, data), "application/json")
+        self._response.write_refusal(status, data)
 
     async def _take_prefill(self, connection: Connection) -> None:
         """Keep a prefill replica's report on its KV cache for the request to the decode replica."""
         answer = vllm_disaggregation.read_prefill_answer(await connection.read(_MAX_RESPONSE_BYTES))
-        self.meter.set_prompt_tokens(answer.prompt_tokens - self.meter.partial.tokens)
-        self._builder.kv_params = answer.kv_transfer_params
+        self.partial.set_prompt_tokens(answer.prompt_tokens - self.partial.tokens)
+        self._kv_params = answer.kv_transfer_params
         is_stored = answer.kv_transfer_params is not None
         reason = ReleaseReason.PREFILLED if is_stored else ReleaseReason.PREFILL_NOT_STORED
         self._scheduler.release(self.in_flight, reason)
@@ -496,13 +506,13 @@ class Relay:
         """Write a part of a stream. False if the client reads slowly."""
         if not self._response.has_begun:
             self._start_stream()
-        return self._response.write_events(data, self.meter.partial)
+        return self._response.write_events(data, self.partial)
 
     def _write_tokens(self, event: bytes, num_tokens: int) -> bool:
         """Write an event with this many answer tokens at their pace. False if the client reads slowly."""
         if not self._response.has_begun:
             self._start_stream()
-        return self._response.write_tokens(event, num_tokens, self.meter.partial)
+        return self._response.write_tokens(event, num_tokens, self.partial)
 
     def _start_stream(self) -> None:
         if self._attempts.refusal is not None:
@@ -513,7 +523,7 @@ class Relay:
         response = self._response
         response.is_complete = True
         if self.in_flight.copy is not None:
-            response.copy(data.removesuffix(sse.DONE), self.meter.partial)
+            response.copy(data.removesuffix(sse.DONE), self.partial)
         self._scheduler.release(self.in_flight, reason)
         if not response.has_begun:
             self._start_stream()
@@ -524,7 +534,7 @@ class Relay:
     def _release_failed(self, replica: EngineEndpoint, error: EngineError) -> None:
         """Release the request after a failed attempt, so that it is placed again. Raises ApiError if the client gets
         the failure."""
-        in_flight, attempts, meter, response = self.in_flight, self._attempts, self.meter, self._response
+        in_flight, attempts, partial, response = self.in_flight, self._attempts, self.partial, self._response
         in_flight.raise_if_ended()
         is_moving, is_prefill_leg = in_flight.move_target is not None, False
         if isinstance(error, PrefillLegError):
@@ -536,7 +546,7 @@ class Relay:
         may_break = breaks_off and not self._quarantine.is_harmless(self._request.raw)
         if may_break:
             self._quarantine.check(self._request.raw, self._scheduler.clock.now)
-        has_output = meter.partial.tokens > 0 or meter.passthrough is not None
+        has_output = partial.tokens > 0 or partial.passthrough is not None
         situation = Situation(
             is_moving=is_moving,
             is_opaque=response.is_opaque,
@@ -544,7 +554,7 @@ class Relay:
             has_output=has_output,
             can_resume=self._request.can_resume,
             has_fallback=in_flight.has_fallback,
-            is_prefill=self._builder.is_prefill,
+            is_prefill=self._is_prefill,
             is_prefill_leg=is_prefill_leg,
             may_break=may_break,
         )
@@ -577,8 +587,8 @@ class Relay:
         if self._snapshot is not None:  # the snapshot of a move whose target failed before the restore
             await self._snapshot.delete()
         self._snapshot = KvSnapshot()
-        partial = self.meter.partial
-        tokens = await self._snapshot.save(replica, self._slot, partial.seen_tokens, partial.last_text)
+        partial = self.partial
+        tokens = await self._snapshot.save(replica, self.in_flight.engine_slot, partial.seen_tokens, partial.last_text)
         if tokens:
             partial.set_token_ids(tokens)
 
@@ -586,9 +596,3 @@ class Relay:
         """The client's error for the failure of the last attempt."""
         replica = self.in_flight.replica
         return self._attempts.client_error("the replica" if replica is None else replica.name)
-
-    def _rejection(self) -> ApiError:
-        """The client's error for a request that control has rejected."""
-        if self._attempts.error is not None:
-            return self._failure()
-        return rejected_error(self.in_flight.is_shed, self.in_flight.retry_after_s)

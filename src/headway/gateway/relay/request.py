@@ -178,11 +178,6 @@ class ClientRequest(Struct):
     """Time at which the last byte came; None once the gateway's overhead was measured."""
 
     @property
-    def is_movable(self) -> bool:
-        """Whether another engine can continue the answer after the client has received a part."""
-        return self.stream and self.can_resume
-
-    @property
     def is_single(self) -> bool:
         """Whether the answer is one sequence."""
         body = self.body

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from headway.gateway.errors import ApiError
-from headway.gateway.relay.continuation import PartialResponse
 from headway.gateway.relay.paced import PacedWriter
+from headway.gateway.relay.partial_answer import PartialAnswer
 from headway.gateway.relay.passthrough import error_event
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.relay.writer import BufferedWriter, Headers, ResponseWriter, TokenWriter, write_error
@@ -123,7 +123,7 @@ class ClientResponse:
             headers.append((b"content-length", b"%d" % length))
         self.writer.start(status, [*headers, *extra] if extra else headers)
 
-    def write_events(self, data: bytes, partial: PartialResponse) -> bool:
+    def write_events(self, data: bytes, partial: PartialAnswer) -> bool:
         """Write a part of a stream; `partial`: the answer so far, including this part. Returns False if the client
         reads slowly."""
         self._has_written = True
@@ -132,7 +132,7 @@ class ClientResponse:
             self.copy(data, partial)
         return not self.writer.is_full
 
-    def write_tokens(self, event: bytes, num_tokens: int, partial: PartialResponse) -> bool:
+    def write_tokens(self, event: bytes, num_tokens: int, partial: PartialAnswer) -> bool:
         """Write an event with this many answer tokens at their pace. False if the client reads slowly."""
         assert isinstance(self.writer, TokenWriter)
         self._has_written = True
@@ -140,7 +140,7 @@ class ClientResponse:
         self.copy(event, partial)
         return not self.writer.is_full
 
-    def copy(self, data: bytes, partial: PartialResponse) -> None:
+    def copy(self, data: bytes, partial: PartialAnswer) -> None:
         """Copy data sent to the client, for its retry."""
         if self._in_flight.copy is not None and self.writer is self.client:
             self._in_flight.copy.append(data, partial)
@@ -158,13 +158,17 @@ class ClientResponse:
         self.is_complete = True
         self.writer.write(data)
 
-    async def write_refusal(self, error: RefusedError) -> None:
-        """Write a refusal that no other replica confirmed and no fallback replaced."""
-        self.write_whole(error.status, openai_error(error.status, error.body), "application/json")
-        await self.client.drain()
+    def write_refusal(self, status: int, body: bytes) -> None:
+        """Write an engine's refusal, as OpenAI's API words it."""
+        self.write_whole(status, openai_error(status, body), "application/json")
 
-    async def write_error(self, error: ApiError, is_passthrough: bool) -> None:
-        """Write an error as the response, or as the last events of a stream that has begun."""
+    async def write_error(self, error: ApiError | RefusedError, is_passthrough: bool) -> None:
+        """Write an error as the response, or as the last events of a stream that has begun. A refusal is written that
+        no other replica confirmed and no fallback replaced."""
+        if isinstance(error, RefusedError):
+            self.write_refusal(error.status, error.body)
+            await self.client.drain()
+            return
         if self.is_opaque:
             return  # the connection is closed, which marks the response as incomplete
         if (self.has_begun or self.is_open) and self.writer is self.client:

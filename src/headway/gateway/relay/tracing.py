@@ -128,7 +128,7 @@ class TracedRelay(Relay):
         span.end()
 
     def _set_response_attributes(self, span: Span) -> None:
-        live, finish_reason = self._live, self.meter.partial.finish_reason
+        live, finish_reason = self._live, self.partial.finish_reason
         span.set_attributes(
             {
                 "gen_ai.response.model": live.model,

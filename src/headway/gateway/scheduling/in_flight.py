@@ -285,6 +285,11 @@ class InFlightRequest:
         """Whether another replica can continue the answer now."""
         return self.state is State.STREAMING and self.is_movable
 
+    @property
+    def engine_slot(self) -> int | None:
+        """The request's slot at the engine, if the gateway assigns slots."""
+        return None if self.reservation is None else self.reservation.slot
+
     # The connections.
 
     def abort(self, why: str) -> None:
@@ -334,13 +339,11 @@ class InFlightRequest:
 
     def detach(self) -> None:
         """Leave the replica: return the connection, then free the reservation."""
-        if self.reservation is None and self.connection is None and self.prefill_leg is None:
-            self.abort_reason = None
-            return
-        self.return_connection()
-        reservation, self.reservation = self.reservation, None
+        connection, reservation, leg = self.connection, self.reservation, self.prefill_leg
+        self.connection = self.reservation = self.prefill_leg = self.abort_reason = None
+        if connection is not None and self.replica is not None:
+            self.replica.client.release(connection)
         if reservation is not None:
             reservation.free()
-        leg, self.prefill_leg = self.prefill_leg, None
         if leg is not None:
             leg.close(self.live)

@@ -71,10 +71,21 @@ class ReplicaReservation:
                 replica.on_prompt(self.live)
 
     def free(self) -> None:
-        """Remove the request from the replica's counts. Later calls do nothing."""
-        replica, self._replica = self._replica, None
-        if replica is not None:
-            replica.remove(self)
+        """Take the request out of the replica's counts: it has ended, moved, been paused, or failed there. Later calls
+        do nothing."""
+        replica, live, self._replica = self._replica, self.live, None
+        if replica is None:
+            return
+        del replica.reservations[live.id]
+        replica.num_in_flight -= 1
+        replica.num_by_tier[live.tier] -= 1
+        replica.queue_lengths[self.queue] -= 1
+        replica.prefill_tokens_left -= self.prompt_left
+        if self.expected_cached:
+            replica.forget_expected(self)
+        replica.tokens_generated -= live.generated_tokens
+        if replica.slots is not None:
+            replica.slots.leave(self)
 
 
 class Slots:
@@ -195,7 +206,8 @@ class LiveReplica(EngineEndpoint):
         self._swapping = pool if pool.engine.preemption == "swap" else None
         self._queued = ordering if isinstance(ordering, QueuedOrdering) else None
         self._pacer, self._clock, self._stale_s = pacer, clock, stale_s
-        self._reservations: dict[int, ReplicaReservation] = {}
+        self.reservations: dict[int, ReplicaReservation] = {}
+        """Of the requests that are placed here, by request."""
         self._paused = PausedRequests(id)
         self.num_by_tier: dict[int, int] = {}
         self.queue_lengths = [0] * (1 if self._queued is None else self._queued.num_queues)
@@ -278,7 +290,7 @@ class LiveReplica(EngineEndpoint):
     def reserve(self, live: Live) -> ReplicaReservation:
         """Count a request that is placed here."""
         reservation = ReplicaReservation(self, live)
-        self._reservations[live.id] = reservation
+        self.reservations[live.id] = reservation
         self.num_in_flight += 1
         self.num_by_tier[live.tier] = self.num_by_tier.get(live.tier, 0) + 1
         if self._queued is not None:
@@ -301,20 +313,6 @@ class LiveReplica(EngineEndpoint):
             self.slots.enter(reservation)
         return reservation
 
-    def remove(self, reservation: ReplicaReservation) -> None:
-        """Take a request out of the counts. It has ended, moved, been paused, or failed here."""
-        live = reservation.live
-        del self._reservations[live.id]
-        self.num_in_flight -= 1
-        self.num_by_tier[live.tier] -= 1
-        self.queue_lengths[reservation.queue] -= 1
-        self.prefill_tokens_left -= reservation.prompt_left
-        if reservation.expected_cached:
-            self.forget_expected(reservation)
-        self.tokens_generated -= live.generated_tokens
-        if self.slots is not None:
-            self.slots.leave(reservation)
-
     def requeue(self, reservation: ReplicaReservation) -> None:
         """Move the request to the ordering's queue to which the request now belongs."""
         if self._queued is not None and (queue := self._queued.queue(reservation.live)) != reservation.queue:
@@ -324,7 +322,7 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def requests(self) -> Sequence[Live]:
-        return [reservation.live for reservation in self._reservations.values()]
+        return [reservation.live for reservation in self.reservations.values()]
 
     def pause(self, live: Live) -> None:
         """Record that a request has left to be held."""
@@ -338,7 +336,7 @@ class LiveReplica(EngineEndpoint):
     def answers_on_pace(self) -> bool:
         """Whether every reader of an answer still has tokens to read."""
         now, pacer = self._clock.now, self._pacer
-        for reservation in self._reservations.values():
+        for reservation in self.reservations.values():
             live = reservation.live
             start_s = pacer.start_s(live.reasoning_end_s, live.answer_s)
             if start_s is not None and pacer.run_dry_s(start_s, live.answer_tokens) < now:
@@ -439,14 +437,14 @@ class LiveReplica(EngineEndpoint):
         """Whether requests wait at the engine, or may wait. Without metrics of the engine: whether it has more than one
         request."""
         waiting = self.load.waiting
-        return len(self._reservations) > 1 if waiting is None else waiting > 0
+        return len(self.reservations) > 1 if waiting is None else waiting > 0
 
     @property
     def num_running(self) -> int:
         """Number of running requests, as scraped. If unknown: the gateway's requests, at most the engine's limit."""
         running = self._load.running
         if running is None or self._clock.now - self.seen_s > self._stale_s:
-            return min(len(self._reservations), self.max_num_seqs)
+            return min(len(self.reservations), self.max_num_seqs)
         return running
 
     @property
@@ -454,7 +452,7 @@ class LiveReplica(EngineEndpoint):
         """Number of waiting requests, as scraped. If unknown: the gateway's requests beyond the engine's limit."""
         waiting = self._load.waiting
         if waiting is None or self._clock.now - self.seen_s > self._stale_s:
-            return max(len(self._reservations) - self.max_num_seqs, 0)
+            return max(len(self.reservations) - self.max_num_seqs, 0)
         return waiting
 
     @property
@@ -464,7 +462,7 @@ class LiveReplica(EngineEndpoint):
         if share is not None:
             return round(share * self.kv_blocks_total)
         block, used = self.block_size_tokens, 0
-        for reservation in self._reservations.values():
+        for reservation in self.reservations.values():
             live = reservation.live
             used += -(-(live.prompt_tokens + live.generated_tokens) // block)
         return min(used, self.kv_blocks_total)
@@ -491,7 +489,7 @@ class LiveReplica(EngineEndpoint):
         num_waiting = self.num_waiting
         if not num_waiting:
             return 0
-        unstarted = [each.live for each in self._reservations.values() if each.prompt_left]
+        unstarted = [each.live for each in self.reservations.values() if each.prompt_left]
         if not unstarted:
             return 0
         first = unstarted[-min(num_waiting, len(unstarted))]

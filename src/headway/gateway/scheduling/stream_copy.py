@@ -36,7 +36,7 @@ class StreamKey(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Answer(Protocol):
-    """The parts of an answer so far that a copy stores for another engine (`continuation.PartialResponse`)."""
+    """The parts of an answer so far that a copy stores for another engine (`partial_answer.PartialAnswer`)."""
 
     tokens: int
     token_ids: list[int] | None

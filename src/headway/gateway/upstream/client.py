@@ -178,17 +178,12 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self.is_lost:
             self._transport.write(data)
 
-    async def wait_for_headers(self) -> None:
-        """Wait until `status` and `headers` are set. Raises EngineError if the connection fails before."""
-        while not self.status:
-            await self._wait()
-
     async def read_part(self) -> bytes:
         """The body's next bytes, empty at its end. Raises EngineError if the body is cut off."""
         while not self._parts:
             if self.is_complete:
                 return b""
-            await self._wait()
+            await self.wait()
         return self._take_parts()
 
     def _take_parts(self) -> bytes:
@@ -240,7 +235,7 @@ class Connection(asyncio.Protocol):
             if self._parts:
                 self._deliver()
             while self._on_data is not None and not self.is_complete:
-                await self._wait()
+                await self.wait()
             is_stopped = self._on_data is None
         finally:
             self._on_data = None
@@ -288,7 +283,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         self._wake()
 
-    def _wait(self) -> asyncio.Future[None]:
+    def wait(self) -> asyncio.Future[None]:
         """Completes at the next change. Raises EngineError if the connection has failed."""
         if self._error is not None:
             raise type(self._error)(*self._error.args)
@@ -401,7 +396,8 @@ class Client:
             if on_connection is not None:
                 on_connection(connection)
             connection.send(head, body)
-            await connection.wait_for_headers()
+            while not connection.status:
+                await connection.wait()
         except BrokenOffError as error:
             return str(error)
         except EngineError:

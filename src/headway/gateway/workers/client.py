@@ -208,7 +208,7 @@ class RemoteScheduler:
                 number,
                 request_id,
                 owner,
-                client_request.is_movable,
+                client_request.stream and client_request.can_resume,
                 client_request.features(now, bool(owner)),
                 client_request.stream,
                 client_request.stream_key,

@@ -67,7 +67,8 @@ class Proxy:
 
     async def _forward_response(self, connection: Connection, writer: ResponseWriter, has_body: bool) -> None:
         try:
-            await connection.wait_for_headers()
+            while not connection.status:
+                await connection.wait()
         except EngineError:
             await write_error(writer, scheduler_hangs() if self.is_silent else _unreachable())
             return

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from headway.gateway.relay.metering import ChoiceCounts
+from headway.gateway.relay.choice_counts import ChoiceCounts
 from headway.gateway.upstream.chunks import Chunk
 from headway.gateway.upstream.client import JSON, Client, Connection
 from headway.gateway.upstream.errors import (

@@ -13,8 +13,9 @@ pytest.importorskip("httptools")
 
 from headway.control.live import Live, Stage
 from headway.core.request import Phase
-from headway.gateway.relay import metering, passthrough
-from headway.gateway.relay.metering import ItlMeter, ResponseMeter
+from headway.gateway.relay import engine_stream, passthrough
+from headway.gateway.relay.engine_stream import EngineStream
+from headway.gateway.relay.partial_answer import PartialAnswer
 from headway.gateway.relay.request import COMPLETIONS, RESPONSES
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.upstream import sse
@@ -23,13 +24,13 @@ from headway.gateway.upstream.errors import EngineError
 from relay_alone import OrderedScheduler, Reservation, chat_request
 
 
-def meter_of(**fields: Any) -> tuple[ResponseMeter, Live, OrderedScheduler, Reservation]:
+def meter_of(**fields: Any) -> tuple[PartialAnswer, Live, OrderedScheduler, Reservation]:
     """The meter of a request that is placed."""
     in_flight = InFlightRequest(Live(0, 0.0, 5, 10, model="m"))
     in_flight.reservation = reservation = Reservation()
     scheduler = OrderedScheduler([])
     return (
-        ResponseMeter(chat_request(stream=True, **fields), in_flight, scheduler),
+        PartialAnswer(chat_request(stream=True, **fields), in_flight, scheduler),
         in_flight.live,
         scheduler,
         reservation,
@@ -44,9 +45,9 @@ def test_a_chunk_with_text_is_a_token() -> None:
     meter, live, _, reservation = meter_of()
     for delta in ({"role": "assistant"}, {"content": ""}, {"content": "so"}, {"content": " on"}):
         meter.measure(chunk(**delta))
-    assert live.generated_tokens == reservation.tokens == meter.partial.tokens == 2
+    assert live.generated_tokens == reservation.tokens == meter.tokens == 2
     assert live.stage is Stage.DECODING and (live.first_token_s, live.answer_s) == (1.0, 1.0)
-    assert meter.partial.text == ["so", " on"]
+    assert meter.text == ["so", " on"]
 
 
 @given(st.lists(st.sampled_from(("so", " on", "<think>", "a</think>", "</think>", "b")), min_size=1, max_size=8))
@@ -55,7 +56,7 @@ def test_a_text_alone_is_measured_as_its_chunk(texts: list[str]) -> None:
     for meter, *_ in meters:
         assert meter.takes_texts
         meter.measure(chunk(role="assistant", content=""))
-        meter.forget_silent_tokens()
+        meter.begin_attempt()
     for text in texts:
         meters[0][0].measure(chunk(content=text))
         meters[1][0].measure_text(text)
@@ -63,10 +64,10 @@ def test_a_text_alone_is_measured_as_its_chunk(texts: list[str]) -> None:
             (
                 *(getattr(live, name) for name in ("generated_tokens", "reasoning_tokens", "phase", "stage")),
                 *(repr(getattr(live, name)) for name in ("first_token_s", "answer_s", "reasoning_end_s")),
-                meter.partial.text,
-                meter.partial.tokens,
-                meter.partial.token_ids,
-                meter.partial.last_text,
+                meter.text,
+                meter.tokens,
+                meter.token_ids,
+                meter.last_text,
                 reservation.tokens,
                 scheduler.phase_changes,
             )
@@ -79,7 +80,7 @@ def test_token_ids_count_exactly() -> None:
     meter, live, _, _ = meter_of()
     meter.measure(sse.chunk_in({"choices": [{"delta": {"content": "so"}, "token_ids": [1, 2, 3]}]})[0])
     meter.measure(sse.chunk_in({"choices": [{"delta": {"content": ""}, "token_ids": [4]}]})[0])
-    assert live.generated_tokens == 4 and meter.partial.token_ids == [1, 2, 3, 4]
+    assert live.generated_tokens == 4 and meter.token_ids == [1, 2, 3, 4]
 
 
 def test_llama_cpps_timings_count_tokens_without_text() -> None:
@@ -87,7 +88,7 @@ def test_llama_cpps_timings_count_tokens_without_text() -> None:
     for num in (1, 4):
         timings = {"prompt_n": 5, "cache_n": 2, "predicted_n": num}
         meter.measure(sse.chunk_in({"choices": [{"delta": {"content": "so"}}], "timings": timings})[0])
-    assert live.generated_tokens == 4 and meter.partial.seen_tokens == 11 and meter.partial.token_ids is None
+    assert live.generated_tokens == 4 and meter.seen_tokens == 11 and meter.token_ids is None
 
 
 def test_the_engines_usage_corrects_both_counts() -> None:
@@ -185,16 +186,17 @@ def test_passthrough_events(payload: bytes, tokens: int, reasoning_tokens: int) 
 def test_tokens_of_one_read_are_spread_over_the_time_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     in_flight, scheduler = InFlightRequest(Live(0, 0.0, 5, 10, model="m")), OrderedScheduler([])
     now = 10.0
-    monkeypatch.setattr(metering, "monotonic", lambda: now)
-    meter = ItlMeter(in_flight, scheduler)
+    monkeypatch.setattr(engine_stream, "monotonic", lambda: now)
+    partial = PartialAnswer(chat_request(stream=True), in_flight, scheduler)
+    stream = EngineStream(partial, in_flight, scheduler, None, True, lambda data: True)
+    event = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
     for now, tokens in (  # noqa: B007  # the patched clock reads it
         (10.0, 2),
-        (10.5, 2),
-        (12.5, 3),
-        (16.5, 5),
+        (10.5, 0),
+        (12.5, 1),
+        (16.5, 2),
     ):
-        in_flight.live.generated_tokens = tokens
-        meter.observe()
+        stream.feed(event * tokens)
     # One interval of 0 within the first read, one of 2.5 s to the next token, and two of 2 s.
     histogram = scheduler.metrics.inter_token(in_flight)
     assert sum(histogram.counts.values()) == 4 and histogram.total == pytest.approx(6.5)
@@ -225,7 +227,7 @@ def test_an_engine_says_how_much_of_the_prompt_was_cached(answer: dict[str, Any]
 def test_engines_say_what_they_computed_anew_to_continue_an_answer(answer: dict[str, Any]) -> None:
     in_flight = InFlightRequest(Live(0, 0.0, 5, 10, model="m"))
     in_flight.reservation = Reservation()
-    meter = ResponseMeter(chat_request(stream=True), in_flight, OrderedScheduler([]))
+    meter = PartialAnswer(chat_request(stream=True), in_flight, OrderedScheduler([]))
     meter.measure(sse.chunk_in(answer)[0])
     assert in_flight.answer.continued_tokens == (0, 0)
     for tokens_before in (4, 5):

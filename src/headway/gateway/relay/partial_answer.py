@@ -1,15 +1,16 @@
-"""Counts tokens of responses, and determines phases and times between tokens."""
+"""One model's answer so far: its content, for the client and for an engine that continues it, and its token counts."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from math import inf
-from time import monotonic
+from typing import Any
 
 from headway.control.live import DECODING, NEVER
 from headway.core.request import Phase
 from headway.gateway.relay import passthrough
-from headway.gateway.relay.continuation import PartialResponse
+from headway.gateway.relay.choice_counts import ChoiceCounts
 from headway.gateway.relay.request import RESPONSES, ClientRequest
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scheduler import Scheduler
@@ -21,14 +22,33 @@ from headway.gateway.upstream.chunks import Chunk, Usage
 log = logging.getLogger("headway.gateway")
 _SLACK_TOKENS = 16
 _CHUNKS_PER_TOKEN = 2
+THINK, THINK_END = "<think>", "</think>"
+_DEFAULT_COMPLETION_TOKENS = 16
+"""The default of `max_tokens` at `/v1/completions`."""
 
 
-class ResponseMeter:
-    """Counts the tokens of one model's answer, over all replicas that contribute to it.
+class PartialAnswer:
+    """One model's answer so far, over all replicas that contribute to it.
 
-    Counts go to `live` and to the reservation; text goes to `partial`.
+    Counts also go to `live` and to the reservation.
     """
 
+    # Initial values are set in the class, because most answers keep them.
+    tokens = 0
+    reasoning_key = "reasoning_content"
+    finish_reason: str | None = None
+    has_usage = False
+    """Whether the engine has reported the usage."""
+    seen_tokens = 0
+    """Tokens of prompt and answer by the engine's own count; 0: not reported."""
+    last_text = ""
+    """The last chunk's text."""
+    end_tag = ""
+    """The part of the reasoning's end tag in the ids up to `_ids_of_reasoning`."""
+    _ids_of_reasoning = 0
+    """Number of token ids up to the last one that brought reasoning, or whose text did not come with it."""
+    _ids_read = 0
+    """Number of token ids that `end_tag` covers."""
     tokens_before = 0
     """Tokens of the answer from replicas before the current one."""
     prompt_tokens: int | None = None
@@ -41,10 +61,11 @@ class ResponseMeter:
     _num_forgotten = 0
     """Number of tokens that are still counted although the next engine generates them again."""
     _is_in_think_tags = False
+    rendering: asyncio.Task[None] | None = None
+    """Task in which an engine renders the chat as a prompt."""
 
     def __init__(self, request: ClientRequest, in_flight: InFlightRequest, scheduler: Scheduler) -> None:
         self._request, self._in_flight, self._live, self._scheduler = request, in_flight, in_flight.live, scheduler
-        self.partial = PartialResponse(request)
         several = request.may_be_several and not request.is_single
         self._counts = ChoiceCounts(request.num_sequences, request.num_prompts) if several else None
         self.passthrough = passthrough.Passthrough() if request.is_passthrough else None
@@ -53,13 +74,24 @@ class ResponseMeter:
         """Whether a text-only chunk can be counted by `measure_text`."""
         self.hides_logprobs = self.confidence is not None and not request.body.get("logprobs")
         """Whether only the gateway, and not the client, asked for log probabilities."""
+        self.head: dict[str, Any] = {}
+        """`id`, `created` and `model` of the first engine's chunks, which the whole stream uses."""
+        self.prompt_ids = request.prompt_ids
+        self.prompt: str | None = request.body["prompt"] if isinstance(request.body.get("prompt"), str) else None
+        """The prompt's text, if known. For a chat, `EngineEndpoint.render_chat` returns it."""
+        self.token_ids: list[int] | None = []
+        """Token ids so far; None if the engine did not send all of them."""
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+        self.tool_calls: list[str] = []
+        """Deltas of tool calls, as JSON."""
 
     @property
     def num_finished(self) -> int:
         """Number of choices with a finish reason."""
         if self._counts is not None:
             return self._counts.num_finished
-        return int(self.partial.finish_reason is not None)
+        return int(self.finish_reason is not None)
 
     @property
     def has_progress(self) -> bool:
@@ -77,23 +109,140 @@ class ResponseMeter:
         if self._counts is None and not self._request.body.get("echo"):
             self._limit = float(max_tokens if is_exact else _CHUNKS_PER_TOKEN * max_tokens + _SLACK_TOKENS)
 
+    def scored_text(self) -> str:
+        """The answer for scoring: text and tool calls."""
+        return "".join(self.text) + "".join(self.tool_calls)
+
+    # The content, as far as another engine needs it.
+
+    def _add(self, chunk: Chunk, tokens: int) -> None:
+        """Add an engine's chunk with this many tokens."""
+        if not self.head and chunk.id is not None:
+            self.head = {"id": chunk.id, "created": chunk.created, "model": chunk.model}
+        if chunk.prompt_token_ids is not None and self.prompt_ids is None:
+            self.prompt_ids = chunk.prompt_token_ids
+        self.tokens += tokens
+        if chunk.timings is not None:
+            self.seen_tokens = chunk.timings.prompt_n + chunk.timings.cache_n + chunk.timings.predicted_n
+        for choice in chunk.choices:
+            num_before = len(self.token_ids or ())
+            if choice.token_ids is None:
+                if tokens:
+                    self.token_ids = None
+            elif self.token_ids is not None:
+                self.token_ids += choice.token_ids
+            if choice.prompt_token_ids is not None and self.prompt_ids is None:
+                self.prompt_ids = choice.prompt_token_ids
+            if choice.text:
+                self.text.append(choice.text)
+                self.last_text = choice.text
+            delta = choice.delta if choice.delta is not None else choice.message
+            self.finish_reason = choice.finish_reason or self.finish_reason
+            if delta is None:
+                continue
+            if delta.content:
+                self.text.append(delta.content)
+                self.last_text = delta.content
+            if delta.reasoning or delta.reasoning_content:
+                self.reasoning_key = "reasoning" if delta.reasoning else "reasoning_content"
+                self.last_text = delta.reasoning or delta.reasoning_content or ""
+                self.reasoning.append(self.last_text)
+                self.end_tag, num = "", len(self.token_ids or ())
+                self._ids_of_reasoning = num
+                self._ids_read = num_before if num > num_before + 1 else num  # an id of reasoning text is no tag
+            if delta.tool_calls is not None:
+                self.tool_calls.append(sse.encoded(delta.tool_calls).decode())
+
     def restore(self, part: StreamPart) -> None:
-        """Continue the counts of a stream that the client received before it retried."""
-        partial, live, now = self.partial, self._live, self._scheduler.clock.now
-        partial.restore(part)
-        live.generated_tokens, live.first_token_s = partial.tokens, now
-        if partial.text:
+        """Take over a stream from the events that the client received before it retried."""
+        for event in sse.EventSplitter().split(part.data):
+            payload = sse.payload(event)
+            if payload is not None and not sse.is_done(payload):
+                self._add(sse.read_chunk(payload)[0], 0)
+        self.tokens, self.prompt_ids = part.tokens, part.prompt_ids or self.prompt_ids
+        self.token_ids = None if part.token_ids is None else list(part.token_ids)
+        self._ids_of_reasoning, self._ids_read, self.end_tag = len(self.token_ids or ()), 0, ""
+        live, now = self._live, self._scheduler.clock.now
+        live.generated_tokens, live.first_token_s = self.tokens, now
+        if self.text:
             live.answer_s = now
         else:
             live.phase = Phase.REASONING
 
-    def forget_silent_tokens(self) -> int:
-        """Begin an attempt. Returns the number of tokens that its engine generates again:
-        `PartialResponse.forget_silent_ids`."""
-        num = self.partial.forget_silent_ids()
-        self.tokens_before = self.partial.tokens
+    def set_token_ids(self, tokens: list[int]) -> None:
+        """Set all token ids from a KV snapshot: the prompt, the answer so far, and tokens that were not streamed."""
+        start = self.seen_tokens - self.tokens
+        self.prompt_ids, self.token_ids = tokens[:start], tokens[start : self.seen_tokens]
+        self._ids_of_reasoning = self._ids_read = len(self.token_ids)  # the file ends with the text of the last chunk
+
+    def begin_attempt(self) -> int:
+        """Begin to continue the answer at a replica. Forget the tokens after the reasoning if they brought no text: one
+        of them may be the end tag, and an engine that continues after the tag does not mark its tokens as answer.
+        Returns the number of these tokens, which the replica's engine generates again."""
+        num = 0
+        if self.token_ids and self._may_end_reasoning:
+            num = len(self.token_ids) - self._ids_of_reasoning
+            del self.token_ids[self._ids_of_reasoning :]
+            self.tokens -= num
+        self.tokens_before = self.tokens
         self._num_forgotten += num
         return num
+
+    @property
+    def _may_end_reasoning(self) -> bool:
+        """Whether the reasoning may have ended without any sign in the data sent."""
+        return bool(self.reasoning) and not self.text and not self.tool_calls and self.finish_reason is None
+
+    @property
+    def goes_on_from_ids(self) -> bool:
+        """Whether the answer is continued from its token ids. Otherwise it is continued from its text."""
+        return self.prompt_ids is not None and self.token_ids is not None
+
+    def unread_ids(self) -> list[int]:
+        """Token ids that may contain the unseen end tag of the reasoning: ids that came in a chunk with reasoning text,
+        or in a chunk without text. An answer that continues after the tag is not marked as answer."""
+        if self.token_ids is None or not self.goes_on_from_ids or not self._may_end_reasoning:
+            return []
+        return self.token_ids[self._ids_read : self._ids_of_reasoning]
+
+    def read_ids(self, text: str) -> None:
+        """Find the end tag or the start tag of the reasoning in the text of the ids that last brought reasoning."""
+        self.end_tag = THINK_END if THINK_END in text else start_of_tag(text)
+        self._ids_read = self._ids_of_reasoning
+
+    def forget_end(self, chunk: Chunk) -> None:
+        """Forget the end of the stream in a chunk that the client does not get."""
+        if any(choice.finish_reason is not None for choice in chunk.choices):
+            self.finish_reason = None
+        if chunk.usage is not None:
+            self.has_usage = False
+
+    def tokens_left(self, context_tokens: int, prompt_tokens: int) -> int:
+        """Tokens left for the answer. `prompt_tokens` counts if the prompt's ids are unknown."""
+        limit = self._request.max_tokens
+        if limit is None:
+            prompt = prompt_tokens if self.prompt_ids is None else len(self.prompt_ids)
+            limit = context_tokens - prompt if self._request.is_chat else _DEFAULT_COMPLETION_TOKENS
+        return limit - self.tokens
+
+    def closing_events(self, prompt_tokens: int) -> bytes:
+        """The missing events at the end of a stream whose tokens the client has: finish reason, usage and [DONE].
+        `prompt_tokens` is used if the engine has reported no usage."""
+        request = self._request
+        kind = "chat.completion.chunk" if request.is_chat else "text_completion"
+        events = []
+        if self.finish_reason is None:
+            rest: dict[str, Any] = {"delta": {}} if request.is_chat else {"text": ""}
+            choice = {"index": 0, **rest, "finish_reason": "length"}
+            events.append({**self.head, "object": kind, "choices": [choice]})
+        if request.wants_usage and not self.has_usage:
+            prompt = self.prompt_tokens or (len(self.prompt_ids) if self.prompt_ids is not None else prompt_tokens)
+            tokens = min(self.tokens, request.max_tokens or self.tokens)
+            usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+            events.append({**self.head, "object": kind, "choices": [], "usage": usage})
+        return b"".join(map(sse.encode_event, events)) + sse.DONE
+
+    # Token counts.
 
     def _count_no_more(self) -> None:
         """Subtract the forgotten tokens from the request's count, because the engine has begun to generate them
@@ -118,7 +267,7 @@ class ResponseMeter:
 
     def measure(self, chunk: Chunk) -> None:
         """Count a chunk's tokens, and set the request's phase by their kind."""
-        partial, choices, usage = self.partial, chunk.choices, chunk.usage
+        choices, usage = chunk.choices, chunk.usage
         tokens, has_reasoning, has_answer = 0, False, False
         for choice in choices:
             text, reasons, calls = choice.text, False, False
@@ -135,7 +284,7 @@ class ResponseMeter:
                 tokens += len(choice.token_ids)
             elif text or reasons or calls:
                 tokens += 1
-            if text and (self._is_in_think_tags or not partial.text):
+            if text and (self._is_in_think_tags or not self.text):
                 reasons = self._is_in_think(text) or reasons
             has_reasoning |= reasons
             has_answer |= calls or bool(text and not reasons)
@@ -147,18 +296,17 @@ class ResponseMeter:
             if not self.tokens_before:
                 self._live.cached_tokens = max(timings.cache_n, 0)
             self._count_continued(timings.prompt_n, timings.cache_n)
-        partial.add(chunk, tokens)
+        self._add(chunk, tokens)
         if self._num_forgotten and (tokens or usage is not None):
             self._count_no_more()
         if tokens:
             self._count_tokens(tokens, has_reasoning, has_answer)
         if usage is not None:
-            partial.has_usage = True
+            self.has_usage = True
             prompt_tokens, cached_tokens = usage.prompt_tokens, usage.cached_tokens
             if choice_counts is not None and timings is not None and len(choices) == 1:
                 prompt_tokens, cached_tokens = choice_counts.add_prompt(choices[0].index, usage)
-            partial.prompt_tokens = max(prompt_tokens - self.tokens_before, 0)
-            self.set_prompt_tokens(partial.prompt_tokens)
+            self.set_prompt_tokens(prompt_tokens - self.tokens_before)
             if not self.tokens_before and usage.prompt_tokens_details is not None:
                 self._live.cached_tokens = cached_tokens
             self._count_continued(usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens)
@@ -168,11 +316,14 @@ class ResponseMeter:
                 self._count_tokens(self.tokens_before + usage.completion_tokens - self._live.generated_tokens)
 
     def measure_text(self, text: str) -> None:
-        """Like `measure`, for a text-only chunk if `takes_texts`."""
-        partial, reasons = self.partial, False
-        if self._is_in_think_tags or not partial.text:
+        """Like `measure`, for a chunk with only the text of one token if `takes_texts`. The token's id is unknown."""
+        reasons = False
+        if self._is_in_think_tags or not self.text:
             reasons = self._is_in_think(text)
-        partial.add_text(text)
+        self.tokens += 1
+        self.token_ids = None
+        self.text.append(text)
+        self.last_text = text
         if self._num_forgotten:
             self._count_no_more()
         self._count_tokens(1, reasons, not reasons)
@@ -214,7 +365,7 @@ class ResponseMeter:
             chunk, unread = sse.read_chunk(data)
             if unread:
                 self.note_unread(unread)
-            self.partial.add(chunk, 0)
+            self._add(chunk, 0)
             if self.confidence is not None:
                 for choice in chunk.choices:
                     self.confidence.observe(choice)
@@ -233,7 +384,7 @@ class ResponseMeter:
         """Whether the answer's first text, or a text between <think> and </think>, is reasoning."""
         is_inside = self._is_in_think_tags or text.lstrip().startswith("<think>")
         self._is_in_think_tags = is_inside
-        if is_inside and "</think>" in "".join((*self.partial.text[-8:], text)):
+        if is_inside and "</think>" in "".join((*self.text[-8:], text)):
             self._is_in_think_tags = False
         return is_inside
 
@@ -288,116 +439,6 @@ def _of_all_prompts(prompts: object, first_tokens: int) -> int:
     return round(first_tokens * sum(sizes) / sizes[0]) if sizes and sizes[0] else first_tokens
 
 
-class ChoiceCounts:
-    """Counts the tokens of an answer with several choices, for each engine's way to report usage. vLLM and SGLang
-    report the total at the end and, on request, each choice's tokens with the choice's chunks. llama.cpp reports one
-    choice's tokens in `timings`, a field of no other engine: at the end of each choice, and in an unstreamed answer.
-    """
-
-    def __init__(self, num_choices: int, num_prompts: int = 1) -> None:
-        self._num_choices, self._num_prompts = num_choices, max(num_prompts, 1)
-        self._prompts: dict[int, tuple[int, int]] = {}
-        """Tokens of each prompt and how many of them were cached, if each choice reports its own prompt."""
-        self._finished: set[int] = set()
-        self._by_choice: dict[int, int] = {}
-        self._total = self._sum = 0
-        """(last usage that belongs to no choice, sum of all usages that belong to no choice)."""
-        self._is_of_choices = False
-        """Whether usages without a choice cover one choice each."""
-        self._are_usages_of_choices = False
-        """Whether the usages of a choice cover only that choice."""
-
-    @property
-    def num_finished(self) -> int:
-        return len(self._finished)
-
-    @property
-    def num(self) -> int:
-        """Tokens of all choices so far."""
-        if self._is_of_choices:
-            return max(self._sum, sum(self._by_choice.values()))
-        return self._total or sum(self._by_choice.values())
-
-    def add(self, chunk: Chunk) -> int:
-        """Add a chunk of a stream; returns the tokens of all choices so far."""
-        usage, timings, choices = chunk.usage, chunk.timings, chunk.choices
-        one = choices[0] if len(choices) == 1 else None
-        was_over = self.num_finished >= self._num_choices
-        for choice in choices:
-            if choice.finish_reason is not None:
-                self._finished.add(choice.index)
-            counted, delta = self._by_choice.get(choice.index, 0), choice.delta
-            if choice.token_ids is not None:
-                counted += len(choice.token_ids)
-            elif choice.text or (
-                delta is not None
-                and (delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls is not None)
-            ):
-                counted += 1
-            if choice is one and timings is not None:
-                counted = timings.predicted_n or counted
-            if choice.usage is not None:
-                counted = choice.usage.completion_tokens or counted
-            self._by_choice[choice.index] = counted
-        if usage is None or not usage.completion_tokens:
-            return self.num
-        is_over = self.num_finished >= self._num_choices
-        self._are_usages_of_choices |= one is not None and not is_over
-        if one is not None and (timings is not None or was_over or self._are_usages_of_choices):
-            self._by_choice[one.index] = usage.completion_tokens
-        else:
-            self._is_of_choices |= timings is not None or not is_over
-            self._total = usage.completion_tokens
-            self._sum += usage.completion_tokens
-        return self.num
-
-    def add_prompt(self, choice: int, usage: Usage) -> tuple[int, int]:
-        """Add the prompt of an ended choice. Returns (prompt tokens, cached prompt tokens) of all ended choices, each
-        prompt counted once."""
-        prompt = choice * self._num_prompts // self._num_choices
-        self._prompts.setdefault(prompt, (usage.prompt_tokens, usage.cached_tokens))
-        return sum(tokens for tokens, _ in self._prompts.values()), sum(cached for _, cached in self._prompts.values())
-
-    def of_whole(self, chunk: Chunk) -> int:
-        """Tokens of all choices of an answer that is not streamed."""
-        usage, timings, num = chunk.usage, chunk.timings, len(chunk.choices)
-        reported = 0 if usage is None else usage.completion_tokens
-        counts = [each.usage.completion_tokens for each in chunk.choices if each.usage is not None]
-        if len(counts) == num and num:
-            return max(reported, sum(counts))
-        is_of_one = timings is not None and timings.predicted_n == reported
-        return reported * max(num, 1) if is_of_one else reported
-
-
-class ItlMeter:
-    """Records the inter-token latencies of a stream from one replica.
-
-    The tokens of one read count as evenly spread over the time since the previous read; the tokens of the first read
-    count as simultaneous.
-    """
-
-    def __init__(self, in_flight: InFlightRequest, scheduler: Scheduler) -> None:
-        self._in_flight, self._live, self._scheduler = in_flight, in_flight.live, scheduler
-        self._phase, self._histogram = in_flight.live.phase, scheduler.metrics.inter_token(in_flight)
-        self._tokens, self._last_s = in_flight.live.generated_tokens, 0.0
-
-    def observe(self) -> None:
-        """Observe the tokens counted since the last call, after each read."""
-        live = self._live
-        tokens = live.generated_tokens - self._tokens
-        if tokens <= 0:
-            return
-        now = monotonic()
-        if live.phase is not self._phase:
-            self._phase, self._histogram = live.phase, self._scheduler.metrics.inter_token(self._in_flight)
-        if self._last_s:
-            gap_s = now - self._last_s
-            self._histogram.observe(gap_s / tokens, tokens)
-            if gap_s > self._in_flight.answer.longest_gap_s:
-                self._in_flight.answer.longest_gap_s = gap_s
-        else:
-            if tokens > 1:
-                self._histogram.observe(0.0, tokens - 1)
-            if self._tokens:
-                self._in_flight.answer.resumed_s = self._scheduler.clock.now
-        self._tokens, self._last_s = live.generated_tokens, now
+def start_of_tag(text: str) -> str:
+    """The end of a text that may be the start of the reasoning's end tag."""
+    return next((THINK_END[:n] for n in range(len(THINK_END) - 1, 0, -1) if text.endswith(THINK_END[:n])), "")
