@@ -13,6 +13,7 @@ pytest.importorskip("httptools")
 from headway.core.record import Outcome
 from headway.gateway.relay.request import RESPONSES
 from headway.gateway.scheduling.in_flight import ReleaseReason
+from headway.gateway.scheduling.request_state import Assignment
 from in_memory import Serve, answering, run, streaming
 from relay_alone import OrderedScheduler, chat_request, engine, relay_of
 from scripted import OK, Exchange, chunk, event
@@ -155,7 +156,7 @@ def test_an_unconfirmed_refusal_is_the_clients_unless_another_replica_answers(
         engines = [engine(0, answering({"error": {"message": "no"}}, 401))]
         engines += [] if second is None else [engine(1, second)]
         relay, writer, health = relay_of(chat_request(), OrderedScheduler(engines))
-        relay.in_flight.has_alternative = True
+        relay.in_flight.assignment = Assignment(has_alternative=True)
         await relay.run()
         assert writer.status == status and writer.is_complete
         assert [what.removeprefix("pool/0 ") for _, what in health.reports] == [
@@ -182,7 +183,7 @@ def test_ordinary_refusals_are_believed_for_a_while_after_a_peer_has_confirmed_o
             if num:
                 relay, writer, _ = relay_of(chat_request(), OrderedScheduler(both))
                 relay._health = known
-            relay.in_flight.has_alternative = True
+            relay.in_flight.assignment = Assignment(has_alternative=True)
             await relay.run()
             assert writer.status == 400
         assert served == [0, 1, 0, 0, 0, 0, 1, 0]

@@ -13,6 +13,7 @@ from headway.core.decision import Placement
 from headway.core.record import Ended, Outcome
 from headway.core.view import FleetView, RequestView
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason, State
+from headway.gateway.scheduling.request_state import Assignment
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.routing.round_robin import RoundRobinRouter
 
@@ -197,12 +198,12 @@ def test_a_replica_that_does_not_answer_has_its_connections_aborted() -> None:
 def test_a_prefill_is_handed_over_to_the_decode_replica(reason: ReleaseReason, outcome: str, is_stored: bool) -> None:
     driven = Driven(2, roles=("prefill", "decode"))
     request = driven.arrive(0)
-    assert request.is_prefill_only and driven.num_in_flight == [1, 0]
+    assert request.assignment.is_prefill_only and driven.num_in_flight == [1, 0]
     if reason is not ReleaseReason.PREFILL_FAILED:
         request.send()
     driven.driver.release(request, reason)
     assert request.replica is driven.replicas[1] and driven.num_in_flight == [0, 1]
-    assert (request.has_stored_kv, request.is_prefill_only) == (is_stored, False)
+    assert request.assignment == Assignment(has_stored_kv=is_stored, has_alternative=True)
     assert driven.replicas[1].prefill_tokens_left == (0 if is_stored else 100)
     assert request.live.attempt == (reason is ReleaseReason.PREFILL_FAILED)
     assert f'outcome="{outcome}"}} 1' in driven.metrics.page()
@@ -216,7 +217,7 @@ def test_a_stored_cache_is_offered_to_another_decode_replica_only_if_it_was_not_
         assert request.replica is driven.replicas[1]
         driven.driver.release(request, reason)
         assert request.replica is driven.replicas[replica]
-        assert request.has_stored_kv == (reason is ReleaseReason.FAILED_BEFORE_FETCH)
+        assert request.assignment.has_stored_kv == (reason is ReleaseReason.FAILED_BEFORE_FETCH)
 
 
 def test_dropping_a_request_cancels_it_and_frees_all_that_it_holds() -> None:

@@ -18,6 +18,7 @@ from headway.gateway.errors import ApiError
 from headway.gateway.relay.request import CHAT
 from headway.gateway.relay.request_reader import read_request
 from headway.gateway.scheduling.in_flight import ReleaseReason, RequestEndedError, State
+from headway.gateway.scheduling.request_state import Assignment
 from headway.gateway.upstream.errors import RefusedError, UnreachableError
 from headway.gateway.workers import protocol
 from headway.gateway.workers.client import PendingRequest, RemoteHealth, RemoteScheduler
@@ -40,8 +41,8 @@ class _Scheduler:
         return [message for message in self.sent if isinstance(message, kind)]
 
     def assign(self, number: int, replica: int | None = 0, needs_score: bool = False) -> None:
-        state = (0.5, 7, "m", 0, Phase.ANSWERING, -1, needs_score, False, False, 0, 0, 1.0, 1.0)
-        self.client._receive([REPLICA, Assigned(number, replica, *state)])
+        schedule = protocol.Schedule(0.5, 7, "m", 0, Phase.ANSWERING, -1, 0, 0, 1.0, 1.0, "", None)
+        self.client._receive([REPLICA, Assigned(number, replica, schedule, Assignment(), needs_score)])
 
     async def submit(self, number: int = 0, **assigned: Any) -> PendingRequest:
         """A request that is accepted and assigned."""

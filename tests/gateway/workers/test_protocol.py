@@ -13,15 +13,17 @@ pytest.importorskip("httptools")
 from headway.core.record import Outcome
 from headway.core.request import Phase
 from headway.gateway.scheduling.in_flight import RESUMES, ReleaseReason
+from headway.gateway.scheduling.request_state import AnswerState, Assignment
 from headway.gateway.settings import Settings
 from headway.gateway.workers import protocol
 from headway.gateway.workers.protocol import Link, WorkerConfig, frame, receive_config
 
 PROGRESS = protocol.Progress(3, 100, 1, Phase.ANSWERING, 1.0, 2.0, 1.5)
-STATE = (0.5, 100, "m", 1, Phase.REASONING, -1, False, True, False, 0, 2, 1.0, 1.5)
+ANSWER = AnswerState(unread={"JSON": 1}, longest_gap_s=0.5)
+STATE = protocol.Schedule(0.5, 100, "m", 1, Phase.REASONING, -1, 0, 2, 1.0, 1.5, "lora", 9.0), Assignment(True)
 FROM_WORKER: list[Any] = [
-    protocol.ProgressReport(1, PROGRESS),
-    protocol.Released(1, ReleaseReason.PREFILLED, PROGRESS),
+    protocol.ProgressReport(1, PROGRESS, ANSWER),
+    protocol.Released(1, ReleaseReason.PREFILLED, PROGRESS, ANSWER),
     protocol.AnswerScored(1, None),
     protocol.RequestFailed(0, "reset", 503, False, True),
     protocol.RequestSucceeded(2),

@@ -99,11 +99,11 @@ def build(
             if not any(request.body.get(name) for name in adapter.token_options):
                 made.hidden_fields = adapter.token_fields
     if adapter.transfers_kv:
-        made.is_prefill = in_flight.is_prefill_only and request.can_be_split
+        made.is_prefill = in_flight.assignment.is_prefill_only and request.can_be_split
         if made.is_prefill:
             made.body = vllm_disaggregation.prefill_body(body)
         else:
-            made.body = vllm_disaggregation.decode_body(body, kv_params if in_flight.has_stored_kv else None)
+            made.body = vllm_disaggregation.decode_body(body, kv_params if in_flight.assignment.has_stored_kv else None)
     return made
 
 

@@ -343,9 +343,9 @@ class Relay:
 
     def _needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
         """Whether another replica must confirm that the request caused the refusal."""
-        in_flight = self.in_flight
-        is_whole = in_flight.prefill_leg is None and not self._is_prefill and not in_flight.has_stored_kv
-        may_confirm = self._attempts.may_confirm(is_whole, in_flight.has_alternative, self._response.has_begun)
+        in_flight, assignment = self.in_flight, self.in_flight.assignment
+        is_whole = in_flight.prefill_leg is None and not self._is_prefill and not assignment.has_stored_kv
+        may_confirm = self._attempts.may_confirm(is_whole, assignment.has_alternative, self._response.has_begun)
         return may_confirm and self._health.needs_confirmation(replica, status)
 
     def _settle_refusal(self, status: int) -> None:
@@ -487,7 +487,7 @@ class Relay:
 
     def _refuse(self, status: int, data: bytes) -> None:
         """Give the client the engine's refusal. TooLongError if a fallback may succeed."""
-        if self.in_flight.has_fallback and self._dispatch is None and is_too_long(status, data):
+        if self.in_flight.assignment.has_fallback and self._dispatch is None and is_too_long(status, data):
             raise TooLongError(status, data)
         self._settle_refusal(status)
         self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
@@ -553,7 +553,7 @@ class Relay:
             has_begun=response.has_begun,
             has_output=has_output,
             can_resume=self._request.can_resume,
-            has_fallback=in_flight.has_fallback,
+            has_fallback=in_flight.assignment.has_fallback,
             is_prefill=self._is_prefill,
             is_prefill_leg=is_prefill_leg,
             may_break=may_break,

@@ -22,6 +22,7 @@ from headway.gateway.scheduling.control import LiveControl
 from headway.gateway.scheduling.hold_timeouts import HoldTimeouts
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason, State
 from headway.gateway.scheduling.replica import LiveReplica
+from headway.gateway.scheduling.request_state import Assignment
 from headway.gateway.scheduling.roster import Roster
 from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
 from headway.gateway.scheduling.ticks import PolicyTicks
@@ -188,7 +189,8 @@ class Driver:
         if source is not None:
             if live.stage_index >= 0:
                 self._write_segment(live, self.now, Cause.CRASHED)
-            if request.has_stored_kv and is_kv_intact and self.control.reassign_decode(live, source.id, self.now):
+            may_fetch = is_kv_intact and request.assignment.has_stored_kv
+            if may_fetch and self.control.reassign_decode(live, source.id, self.now):
                 return
         self.control.failed(live, self.now)
         self.holds.start(request)
@@ -236,13 +238,14 @@ class Driver:
             return True
         self.metrics.count_prefill(live.model, outcome)
         request.return_connection()
-        request.has_stored_kv, request.is_prefill_only, request.prefilled_by = is_stored, False, replica
+        request.assignment = Assignment(has_stored_kv=is_stored)
+        request.prefilled_by = replica
         live.attempt += num_failures
         self.control.on_prefilled(live, self.now)
         if request.replica is not replica:
             return True
         live.attempt -= num_failures
-        request.has_stored_kv = False
+        request.assignment = Assignment()
         if not num_failures:
             request.enter(State.PLACED)  # the same replica decodes
         return False
@@ -370,10 +373,13 @@ class Driver:
         request = self.requests[live.id]
         request.enter(State.PLACED)
         request.replica = endpoint = self.replicas[replica]
-        request.is_prefill_only, request.has_stored_kv = live.decode_replica >= 0, has_stored_kv
         service, fallbacks = self.services[live.model], self.control.fallbacks
-        request.has_alternative = live.allowed is None and len(service.members) > 1
-        request.has_fallback = fallbacks.are_used and fallbacks.has(live, service)
+        request.assignment = Assignment(
+            live.decode_replica >= 0,
+            has_stored_kv,
+            live.allowed is None and len(service.members) > 1,
+            fallbacks.are_used and fallbacks.has(live, service),
+        )
         live.replica, live.enqueued_s = replica, now
         live.stage = WAITING
         request.reservation = reservation = endpoint.reserve(live)
@@ -384,9 +390,9 @@ class Driver:
         """Reserve places at both replicas of a single-phase pair, and wake the request's task."""
         request, prefiller, decoder = self.requests[live.id], self.replicas[prefill], self.replicas[live.decode_replica]
         request.enter(State.PLACED)
-        request.is_prefill_only = request.has_stored_kv = False
         fallbacks = self.control.fallbacks
-        request.has_fallback = fallbacks.are_used and fallbacks.has(live, self.services[live.model])
+        has_fallback = fallbacks.are_used and fallbacks.has(live, self.services[live.model])
+        request.assignment = Assignment(has_fallback=has_fallback)
         request.prefill_leg = PrefillLeg(prefiller, prefiller.reserve(live), live.generated_tokens)
         live.replica, live.decode_replica, live.enqueued_s = decoder.id, -1, now
         live.stage = WAITING
@@ -438,8 +444,9 @@ class Driver:
         if request.reservation is not None:
             self._write_segment(live, now, Cause.MOVED)
         request.leave()
-        self.start(live, target, now, request.has_stored_kv)
-        if request.has_stored_kv and request.reservation is not None:
+        has_stored_kv = request.assignment.has_stored_kv
+        self.start(live, target, now, has_stored_kv)
+        if has_stored_kv and request.reservation is not None:
             request.reservation.count_tokens(0)  # the prompt is already computed
         self.control.on_moved(live, now)
 

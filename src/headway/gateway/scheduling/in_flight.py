@@ -11,7 +11,7 @@ from mypy_extensions import mypyc_attr
 
 from headway.control.live import Live
 from headway.core.record import Outcome
-from headway.gateway.scheduling.answer_state import AnswerState
+from headway.gateway.scheduling.request_state import AnswerState, Assignment
 from headway.gateway.scheduling.stream_copy import StreamCopy, StreamPart
 from headway.gateway.upstream.client import Connection
 from headway.gateway.upstream.engine import EngineEndpoint
@@ -102,6 +102,8 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 _MASKS: Final = [sum(1 << after for after in TRANSITIONS[state]) for state in State]
 """The table as bits, because an enum's hash is computed in Python."""
 # Module-level names: reading a member from its enum class takes as long as a dozen other steps.
+_NOWHERE: Final = Assignment()
+"""Of a request that was never placed."""
 _HELD: Final = State.HELD
 _HANDING_OVER: Final = State.HANDING_OVER
 _SENT: Final = State.SENT
@@ -188,17 +190,9 @@ class InFlightRequest:
     """The end of the request, as control decided; None: control has not ended the request."""
     move_target: EngineEndpoint | None = None
     """The replica at which to continue, during a move; the current one, during a pause."""
-    is_prefill_only: bool = False
-    """Whether the current replica only computes the prompt, and another replica decodes."""
-    has_stored_kv: bool = False
-    """Whether the prefill replica stores the KV cache for the decode replica."""
     prefilled_by: EngineEndpoint | None = None
     prefill_leg: PrefillLeg | None = None
     """Set while a dual dispatch's prefill replica computes the prompt."""
-    has_alternative: bool = False
-    """Whether the model has other replicas, which may confirm a refusal."""
-    has_fallback: bool = False
-    """Whether another model may answer if this model's replicas cannot."""
     owner: str = ""
     """Owner of the request's key; empty without a key."""
     has_left: bool = False
@@ -235,7 +229,7 @@ class InFlightRequest:
         retried. `is_movable`: another replica can continue the answer."""
         self.live, self.request_id, self.is_streamed, self.is_movable = live, request_id, is_streamed, is_movable
         self.copy, self.restored = copy, restored
-        self.answer = AnswerState()
+        self.assignment, self.answer = _NOWHERE, AnswerState()
         self.reservation: Reservation | None = None
 
     # The state.
@@ -248,7 +242,7 @@ class InFlightRequest:
 
     def send(self) -> None:
         """The replica has the request, or a proxy sends it there."""
-        is_shared = self.is_prefill_only or self.prefill_leg is not None
+        is_shared = self.assignment.is_prefill_only or self.prefill_leg is not None
         self.enter(_HANDING_OVER if is_shared else _SENT)
 
     def begin_answer(self) -> None:

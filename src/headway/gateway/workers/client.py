@@ -38,7 +38,7 @@ from headway.gateway.upstream.errors import (
 )
 from headway.gateway.upstream.health import Refusals
 from headway.gateway.workers import protocol
-from headway.gateway.workers.protocol import Link, Progress, Released
+from headway.gateway.workers.protocol import Link, Released
 
 log = logging.getLogger("headway.gateway")
 _REPORT_PERIOD_S = 0.02
@@ -75,42 +75,20 @@ class PendingRequest(InFlightRequest):
     def free(self) -> None:
         """Do nothing: `Released` is sent when the reason is known."""
 
-    def progress(self) -> Progress:
-        live = self.live
-        return Progress(
-            live.generated_tokens,
-            live.prompt_tokens,
-            live.reasoning_tokens,
-            phase=live.phase,
-            first_token_s=live.first_token_s,
-            answer_s=live.answer_s,
-            reasoning_end_s=live.reasoning_end_s,
-            keeps_model=live.keeps_model,
-            cached_tokens=live.cached_tokens,
-            answer=self.answer,
-        )
-
     def update(self, state: protocol.Assigned, replica: EngineEndpoint | None) -> None:
         """Take over the scheduler's state; `replica` is None while the request is held."""
-        self.slot, self.has_alternative, self.has_fallback = state.slot, state.has_alternative, state.has_fallback
-        live = self.live
-        if state.stage_index != live.stage_index:
+        live, schedule = self.live, state.schedule
+        if schedule.stage_index != live.stage_index:
             live.generated_tokens = live.reasoning_tokens = live.cached_tokens = 0
             live.first_token_s = live.answer_s = live.reasoning_end_s = NEVER
-            live.prompt_tokens, live.phase = state.prompt_tokens, state.phase
-            live.arrival_s, live.model, live.lora = state.arrival_s, state.model, state.lora
-            live.stage_index, self.needs_score = state.stage_index, state.needs_score
-            live.deadline_s = state.deadline_s
-        elif state.model != live.model:
-            live.model, live.prompt_tokens = state.model, state.prompt_tokens
+        for name in schedule.__struct_fields__:
+            setattr(live, name, getattr(schedule, name))
         if state.fallback is None:
             live.fallback = None
         elif live.fallback is None or (live.fallback.model, live.fallback.why) != state.fallback:
             live.fallback = FellBack(*state.fallback, 0, 0, None)
-        live.tier, live.attempt, live.moves = state.tier, state.attempt, state.moves
-        live.placed_s, live.enqueued_s = state.placed_s, state.enqueued_s
         live.stage = WAITING
-        self.is_prefill_only, self.has_stored_kv = state.is_prefill_only, state.has_stored_kv
+        self.slot, self.assignment, self.needs_score = state.slot, state.assignment, state.needs_score
         if replica is not None:
             self.enter(State.PLACED)
             self.replica, self.reservation = replica, self
@@ -293,7 +271,8 @@ class RemoteScheduler:
 
     def _send_released(self, request: PendingRequest, reason: ReleaseReason) -> None:
         self._send_copied(request)
-        self.link.send(Released(request.live.id, reason, request.progress()))
+        live = request.live
+        self.link.send(Released(live.id, reason, protocol.progress_of(live), request.answer))
         self.link.flush()  # before the client has its answer, because the client may then ask for metrics
 
     def _send_copied(self, request: PendingRequest) -> None:
@@ -324,7 +303,8 @@ class RemoteScheduler:
         for request in requests:
             request.has_progress = False
             if request.reservation is not None:
-                self.link.send(protocol.ProgressReport(request.live.id, request.progress()))
+                live = request.live
+                self.link.send(protocol.ProgressReport(live.id, protocol.progress_of(live), request.answer))
                 self._send_copied(request)
         counts, responses, delays = self.metrics.drain(), self.metrics.drain_responses(), self.loop_delay.take()
         if counts or responses or delays:

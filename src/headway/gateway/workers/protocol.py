@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any, cast
+from operator import attrgetter
+from typing import Any, TypeVar, cast
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from headway.control.policies import FallbackReason
 from headway.core.record import Outcome
 from headway.core.request import Phase
 from headway.gateway.relay.request import Features
-from headway.gateway.scheduling.answer_state import AnswerState
 from headway.gateway.scheduling.in_flight import ReleaseReason
+from headway.gateway.scheduling.request_state import AnswerState, Assignment
 from headway.gateway.scheduling.stream_copy import StreamKey, StreamPart
 from headway.gateway.settings import Api, Judge, Key, Settings
 from headway.gateway.telemetry.logs import LogOptions
@@ -27,6 +28,7 @@ from headway.gateway.telemetry.loop_delay import Delay
 from headway.gateway.telemetry.metrics import HistogramCounts, ResponseCount
 from headway.limits.rates import RateLimit
 
+_Kind = TypeVar("_Kind", bound=Struct)
 _LENGTH = 4
 MAX_MISSED = 5
 """Number of periods without a message after which the other end counts as hanging."""
@@ -51,11 +53,17 @@ class WorkerConfig(Struct):
     stored_keys: tuple[Key, ...] | None = None
 
 
+def _copier(kind: type[_Kind]) -> Callable[[object], _Kind]:
+    """Makes a struct of an object's attributes that have the names of the struct's fields."""
+    values = attrgetter(*kind.__struct_fields__)
+    return lambda source: kind(*values(source))
+
+
 # Messages from a worker.
 
 
 class Progress(Struct, array_like=True, gc=False):
-    """Progress of the current model's answer."""
+    """Progress of the current model's answer: fields of `Live`, by their names there."""
 
     generated_tokens: int
     prompt_tokens: int
@@ -68,7 +76,10 @@ class Progress(Struct, array_like=True, gc=False):
     keeps_model: bool = False
     cached_tokens: int = 0
     """Prompt tokens found in a prefix cache, by the engine's count."""
-    answer: AnswerState = field(default_factory=AnswerState)
+
+
+progress_of = _copier(Progress)
+"""The progress of a `Live`."""
 
 
 class RequestArrived(Struct, array_like=True, tag=0, gc=False):
@@ -89,6 +100,7 @@ class RequestArrived(Struct, array_like=True, tag=0, gc=False):
 class ProgressReport(Struct, array_like=True, tag=1, gc=False):
     number: int
     progress: Progress
+    answer: AnswerState
 
 
 class Released(Struct, array_like=True, tag=2, gc=False):
@@ -97,6 +109,7 @@ class Released(Struct, array_like=True, tag=2, gc=False):
     number: int
     reason: ReleaseReason
     progress: Progress
+    answer: AnswerState
 
 
 class AnswerScored(Struct, array_like=True, tag=3, gc=False):
@@ -182,34 +195,41 @@ FromWorker = (
 # Messages from the scheduler.
 
 
-class Assigned(Struct, array_like=True, tag=0, gc=False):
-    """A request is accepted, and placed at a replica or held. Contains the request's state in control."""
+class Schedule(Struct, array_like=True, gc=False):
+    """What control knows of a request: fields of `Live`, by their names there."""
 
-    number: int
-    replica: int | None
-    """The replica; None if the request is held."""
     arrival_s: float
     prompt_tokens: int
     model: str
     tier: int
     phase: Phase
     stage_index: int
-    needs_score: bool
-    is_prefill_only: bool
-    has_stored_kv: bool
     attempt: int
     moves: int
     placed_s: float
     enqueued_s: float
+    lora: str
+    deadline_s: float | None
+
+
+schedule_of = _copier(Schedule)
+"""The schedule of a `Live`."""
+
+
+class Assigned(Struct, array_like=True, tag=0, gc=False):
+    """A request is accepted, and placed at a replica or held."""
+
+    number: int
+    replica: int | None
+    """The replica; None if the request is held."""
+    schedule: Schedule
+    assignment: Assignment
+    needs_score: bool = False
     slot: int | None = None
     prefill_replica: int | None = None
     """The prefill replica of a dual dispatch."""
-    has_alternative: bool = False
-    lora: str = ""
-    has_fallback: bool = False
     fallback: tuple[str, FallbackReason] | None = None
     """(requested model, reason why another model answers); None if the requested model answers."""
-    deadline_s: float | None = None
 
 
 class RequestRefused(Struct, array_like=True, tag=1, gc=False):

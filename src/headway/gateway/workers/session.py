@@ -26,7 +26,7 @@ from headway.gateway.scheduling.stream_copy import StreamKey
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
 from headway.gateway.workers import protocol
-from headway.gateway.workers.protocol import Assigned, Link, Progress, Released
+from headway.gateway.workers.protocol import Assigned, Link, ProgressReport, Released
 
 log = logging.getLogger("headway.gateway")
 
@@ -125,7 +125,7 @@ class WorkerSession:
             protocol.BodyQuarantined: lambda message: gateway.quarantine.hold(message.digest, message.until_s),
         }
         self._request_handlers: dict[type[Any], Callable[[RemoteRequest, Any], None]] = {
-            protocol.ProgressReport: lambda request, message: self._apply(request, message.progress),
+            protocol.ProgressReport: self._apply,
             protocol.StreamSent: self._sent,
             protocol.Released: self._released,
             protocol.AnswerScored: self._scored,
@@ -142,8 +142,7 @@ class WorkerSession:
         assert request.replica is not None and request.reservation is not None
         self.send_replica(request.replica)
         message = self._assigned(request, request.replica.id)
-        message.slot, message.has_alternative = request.reservation.slot, request.has_alternative
-        message.has_fallback = request.has_fallback
+        message.slot = request.reservation.slot
         if request.prefill_leg is not None:
             self.send_replica(request.prefill_leg.replica)
             message.prefill_replica = request.prefill_leg.replica.id
@@ -212,24 +211,12 @@ class WorkerSession:
         live = request.live
         request.needs_score = self._driver.needs_score(live)
         return Assigned(
-            number=request.number,
-            replica=replica,
-            arrival_s=live.arrival_s,
-            prompt_tokens=live.prompt_tokens,
-            model=live.model,
-            tier=live.tier,
-            phase=live.phase,
-            stage_index=live.stage_index,
-            needs_score=request.needs_score,
-            is_prefill_only=request.is_prefill_only,
-            has_stored_kv=request.has_stored_kv,
-            attempt=live.attempt,
-            moves=live.moves,
-            placed_s=live.placed_s,
-            enqueued_s=live.enqueued_s,
-            lora=live.lora,
+            request.number,
+            replica,
+            protocol.schedule_of(live),
+            request.assignment,
+            request.needs_score,
             fallback=None if live.fallback is None else (live.fallback.model, live.fallback.why),
-            deadline_s=live.deadline_s,
         )
 
     def _send_limits(self, caller: Caller) -> None:
@@ -321,12 +308,12 @@ class WorkerSession:
         refused = number, answer.status, answer.message, answer.code, answer.param, answer.retry_after_s
         self.link.send(protocol.RequestRefused(*refused))
 
-    def _apply(self, request: RemoteRequest, progress: Progress) -> None:
+    def _apply(self, request: RemoteRequest, message: ProgressReport | Released) -> None:
         """Update the request, unless it has ended or is not at a replica."""
-        live, reservation = request.live, request.reservation
+        live, reservation, progress = request.live, request.reservation, message.progress
         if request.outcome is not None or reservation is None:
             return
-        request.answer = progress.answer
+        request.answer = message.answer
         live.keeps_model |= progress.keeps_model
         if progress.prompt_tokens not in (0, live.prompt_tokens):
             request.counted_prompt_tokens = progress.prompt_tokens
@@ -352,7 +339,7 @@ class WorkerSession:
             request.copy.extend(message.part)
 
     def _released(self, request: RemoteRequest, message: Released) -> None:
-        self._apply(request, message.progress)
+        self._apply(request, message)
         request.is_assigned = False
         is_scored = message.reason is ReleaseReason.FINISHED and request.needs_score and request.outcome is None
         request.awaits_end = is_scored or message.reason in RESUMES

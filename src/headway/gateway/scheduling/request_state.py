@@ -1,5 +1,8 @@
-"""The state of an answer, besides its tokens, that only the process that relays the answer knows. This module is
-separate from `in_flight.py`, because that module is compiled, and msgspec needs the annotations of the fields.
+"""What control and relay tell each other about a request, besides the fields of `Live`. Workers send both structs
+whole.
+
+This module is separate from `in_flight.py`, because that module is compiled, and msgspec needs the annotations of the
+fields.
 """
 
 from __future__ import annotations
@@ -7,8 +10,21 @@ from __future__ import annotations
 from msgspec import Struct
 
 
+class Assignment(Struct, array_like=True, frozen=True, gc=False):
+    """How a request runs at its replica, as control decided."""
+
+    is_prefill_only: bool = False
+    """Whether the replica only computes the prompt, and another replica decodes."""
+    has_stored_kv: bool = False
+    """Whether the prefill replica stores the KV cache for the decode replica."""
+    has_alternative: bool = False
+    """Whether the model has other replicas, which may confirm a refusal."""
+    has_fallback: bool = False
+    """Whether another model may answer if this model's replicas cannot."""
+
+
 class AnswerState(Struct, array_like=True, gc=False):
-    """Part of a request in flight. Workers send it whole."""
+    """The state of an answer besides its tokens, as its relay observed."""
 
     is_unstreamed: bool = False
     """Whether all tokens came at once."""
