@@ -65,6 +65,7 @@ class OrderedScheduler:
         self.reservations: list[Reservation] = []
         self.phase_changes = 0
         self.metrics = PrometheusMetrics()
+        self.scorer: Any = SimpleNamespace(confidence_meter=lambda: None, score=self._score)
 
     def place(self, request: InFlightRequest) -> None:
         """Place the request at the next replica."""
@@ -92,10 +93,7 @@ class OrderedScheduler:
             request.move_target = None
             self.place(request)
 
-    def confidence_meter(self) -> ConfidenceMeter | None:
-        return None
-
-    async def score(
+    async def _score(
         self, request: InFlightRequest, question: str, answer: str, confidence: ConfidenceMeter | None
     ) -> float | None:
         self.scored.append(answer)

@@ -69,7 +69,8 @@ class PartialAnswer:
         several = request.may_be_several and not request.is_single
         self._counts = ChoiceCounts(request.num_sequences, request.num_prompts) if several else None
         self.passthrough = passthrough.Passthrough() if request.is_passthrough else None
-        self.confidence: ConfidenceMeter | None = scheduler.confidence_meter() if in_flight.needs_score else None
+        scorer = scheduler.scorer if in_flight.needs_score else None
+        self.confidence: ConfidenceMeter | None = None if scorer is None else scorer.confidence_meter()
         self.takes_texts = self._counts is None and self.confidence is None
         """Whether a text-only chunk can be counted by `measure_text`."""
         self.hides_logprobs = self.confidence is not None and not request.body.get("logprobs")

@@ -223,7 +223,9 @@ class Relay:
         """Score the answer, and let the cascade accept it or escalate to the next model."""
         in_flight, live, partial = self.in_flight, self._live, self.partial
         tokens = live.prompt_tokens + live.generated_tokens
-        score = await self._scheduler.score(in_flight, self._request.text, partial.scored_text(), partial.confidence)
+        scorer = self._scheduler.scorer
+        assert scorer is not None
+        score = await scorer.score(in_flight, self._request.text, partial.scored_text(), partial.confidence)
         in_flight.raise_if_ended()
         await self._scheduler.accept_or_escalate(in_flight, score)
         if in_flight.outcome is None:

@@ -24,7 +24,7 @@ from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, Re
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.scheduling.request_state import Assignment
 from headway.gateway.scheduling.roster import Roster
-from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
+from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.scheduling.ticks import PolicyTicks
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 
@@ -65,7 +65,7 @@ class Driver:
         """`names` are the names that requests may use, by model. `on_ended(request, outcome, now)` and
         `on_role(replica, role, now)` are called after the event. `view` returns a replica as policies see it; None:
         unchanged. `new_shadow` creates a model's shadow policies, whose decisions have no effect."""
-        self.clock, self._scorer, self._seed, self._decisions = clock, scorer, seed, decisions
+        self.clock, self.scorer, self._seed, self._decisions = clock, scorer, seed, decisions
         self._recorder, self.metrics = recorder, metrics
         self._on_ended, self._on_role = on_ended, on_role
         self.charge: Callable[[str, str, int, int, int], Charge] | None = None
@@ -298,21 +298,12 @@ class Driver:
     def needs_score(self, live: Live) -> bool:
         return self.cascade is not None and live.stage_index >= 0 and not self.cascade.is_final(live)
 
-    def confidence_meter(self) -> ConfidenceMeter | None:
-        return None if self._scorer is None else self._scorer.confidence_meter()
-
-    async def score(
-        self, request: InFlightRequest, question: str, answer: str, confidence: ConfidenceMeter | None
-    ) -> float | None:
-        assert self._scorer is not None
-        return await self._scorer.score(request, question, answer, confidence)
-
     async def accept_or_escalate(self, request: InFlightRequest, score: float | None) -> None:
         self.scored(request, score)
 
     def scored(self, request: InFlightRequest, score: float | None) -> None:
         """Let the cascade accept the answer, or place the request at the next model."""
-        assert self._scorer is not None
+        assert self.scorer is not None
         live = request.live
         request.enter(State.HELD)
         request.prefilled_by = None
@@ -320,7 +311,7 @@ class Driver:
         used = request.replica, live.prompt_tokens, live.generated_tokens, live.cached_tokens
         live.lengths += ((model, live.generated_tokens),)
         if score is None:
-            self.control.unscored(live, self._scorer.accepts_unscored, self.now)
+            self.control.unscored(live, self.scorer.accepts_unscored, self.now)
         else:
             live.quality += ((model, score),)
             self.control.on_judged(live, score, self.now)

@@ -7,7 +7,7 @@ from typing import Protocol
 from headway.control.live import Live
 from headway.gateway.clock import HasNow
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
-from headway.gateway.scheduling.scorer import ConfidenceMeter
+from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 
 
@@ -22,13 +22,9 @@ class Scheduler(Protocol):
     def clock(self) -> HasNow:
         """Seconds since the gateway started."""
 
-    def confidence_meter(self) -> ConfidenceMeter | None:
-        """A meter of the model's confidence, if answers are scored by confidence."""
-
-    async def score(
-        self, request: InFlightRequest, question: str, answer: str, confidence: ConfidenceMeter | None
-    ) -> float | None:
-        """An answer's score, 0 to 100; None: scoring failed, or the request has ended."""
+    @property
+    def scorer(self) -> AnswerScorer | None:
+        """Scores a cascade's answers; None without cascades."""
 
     async def accept_or_escalate(self, request: InFlightRequest, score: float | None) -> None:
         """Let the cascade accept the answer, or place the request at the next model."""

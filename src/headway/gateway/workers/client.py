@@ -23,7 +23,7 @@ from headway.gateway.errors import ApiError, scheduler_hangs
 from headway.gateway.kv_events.prompts import PromptBlocks
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling.in_flight import RESUMES, InFlightRequest, PrefillLeg, ReleaseReason, State
-from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
+from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.scheduling.stream_copy import StreamCopy
 from headway.gateway.telemetry.loop_delay import LoopDelay
 from headway.gateway.telemetry.metrics import PrometheusMetrics
@@ -122,7 +122,7 @@ class RemoteScheduler:
         handlers: Mapping[type[Any], Callable[[Any], None]] = MappingProxyType({}),
     ) -> None:
         """`handlers` get the messages that concern neither a request nor a replica."""
-        self.clock, self._scorer, self._on_lost = clock, scorer, on_lost
+        self.clock, self.scorer, self._on_lost = clock, scorer, on_lost
         self.link = Link(protocol.FromScheduler, self._receive, self._link_lost)
         self.is_gone = self.is_silent = False
         self.requests: dict[int, PendingRequest] = {}
@@ -209,15 +209,6 @@ class RemoteScheduler:
         await request.reply
 
     # Calls of relays.
-
-    def confidence_meter(self) -> ConfidenceMeter | None:
-        return None if self._scorer is None else self._scorer.confidence_meter()
-
-    async def score(
-        self, request: InFlightRequest, question: str, answer: str, confidence: ConfidenceMeter | None
-    ) -> float | None:
-        assert self._scorer is not None
-        return await self._scorer.score(request, question, answer, confidence)
 
     async def accept_or_escalate(self, request: InFlightRequest, score: float | None) -> None:
         pending, live = self.requests[request.live.id], request.live
@@ -401,8 +392,8 @@ class RemoteScheduler:
         self.link.close()
         for replica in self._replicas.values():
             replica.client.close()
-        if self._scorer is not None:
-            self._scorer.close()
+        if self.scorer is not None:
+            self.scorer.close()
 
 
 def _scheduler_gone() -> ApiError:
