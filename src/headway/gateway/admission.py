@@ -25,6 +25,7 @@ from headway.gateway.upstream.stored_responses import StoredResponses
 from headway.limits.budgets import MostTokens, most_tokens
 
 if TYPE_CHECKING:
+    from headway.gateway.accounts.budgets import BudgetHold
     from headway.gateway.charges import Charges
 
 _TOKENS_PER_CHAR = 0.25
@@ -105,33 +106,24 @@ class Admission:
 
         `deadline_s`: seconds from now.
         """
+        rate_hold: RateHold | None = None
+        budget_hold: BudgetHold | None = None
         try:
-            if not caller.owner:
-                return self._admit(features, new_request, caller.tenant, deadline_s, caller.owner)
-            return self._admit_keyed(features, new_request, caller, deadline_s)
-        except ApiError as error:
-            caller.count_refusal(error)
-            raise
-
-    def _admit_keyed(
-        self,
-        features: Features,
-        new_request: Callable[[Live], InFlightRequest],
-        caller: Caller,
-        deadline_s: float | None,
-    ) -> InFlightRequest:
-        most, hold = self.most_tokens(features), None
-        rate_hold = RateHold(caller, most.total)
-        try:
-            if self.charges is not None:
-                hold = self.charges.hold(caller.owner, features.model, most)
+            if caller.owner:
+                most = self.most_tokens(features)
+                rate_hold = RateHold(caller, most.total)
+                if self.charges is not None:
+                    budget_hold = self.charges.hold(caller.owner, features.model, most)
             request = self._admit(features, new_request, caller.tenant, deadline_s, caller.owner)
-        except BaseException:
-            rate_hold.give_back()
-            if hold is not None and self.charges is not None:
-                self.charges.accounts.give_back(hold)
+        except BaseException as error:
+            if rate_hold is not None:
+                rate_hold.give_back()
+            if budget_hold is not None and self.charges is not None:
+                self.charges.accounts.give_back(budget_hold)
+            if isinstance(error, ApiError):
+                caller.count_refusal(error)
             raise
-        request.rate_hold, request.budget_hold = rate_hold, hold
+        request.rate_hold, request.budget_hold = rate_hold, budget_hold
         return request
 
     def _admit(
