@@ -104,6 +104,7 @@ class OrderedScheduler:
         if score is not None and score >= 50:
             request.end(Outcome.FINISHED)
         else:
+            request.escalated_tokens = request.used_tokens
             self.place(request)
 
     def phase_changed(self, live: Live) -> None:

@@ -124,6 +124,7 @@ class Admission:
                 caller.count_refusal(error)
             raise
         request.rate_hold, request.budget_hold = rate_hold, budget_hold
+        request.num_chars = 0 if features.has_media else features.num_chars
         return request
 
     def _admit(
@@ -242,12 +243,12 @@ class Admission:
                 if self.charges is not None:
                     self.charges.raise_hold(request)
 
-    def settle(self, request: InFlightRequest, num_chars: int, prompt_tokens: int | None, used_tokens: int) -> None:
+    def settle(self, request: InFlightRequest) -> None:
         """Charge the caller for the tokens used, and learn from the engine's count of the prompt."""
         if request.rate_hold is not None:
-            request.rate_hold.settle(used_tokens)
+            request.rate_hold.settle(request.used_tokens)
             if self.charges is not None:
                 self.charges.settle(request)
-        if prompt_tokens and num_chars >= _MIN_COUNTED_CHARS:
-            ratio = prompt_tokens / num_chars
+        if request.counted_prompt_tokens and request.num_chars >= _MIN_COUNTED_CHARS:
+            ratio = request.counted_prompt_tokens / request.num_chars
             self._tokens_per_char += _RATIO_WEIGHT * (min(ratio, 2.0) - self._tokens_per_char)

@@ -364,12 +364,14 @@ class Gateway:
         self, client_request: ClientRequest, features: Features, caller: Caller, request_id: str
     ) -> InFlightRequest:
         """Admit a request whose stream is copied, or a request that continues a copied stream."""
-        key = client_request.stream_key = self.stream_key(client_request.stream_key, client_request.model)
+        key = self.stream_key(client_request.stream_key, client_request.model)
         copy, restored = self.copies.begin(key)
 
         def new_request(live: Live) -> InFlightRequest:
             live.generated_tokens = 0 if restored is None else restored.tokens
-            return InFlightRequest(live, request_id, client_request.stream, copy, restored, is_movable=True)
+            request = InFlightRequest(live, request_id, client_request.stream, copy, restored, is_movable=True)
+            request.stream_key = key
+            return request
 
         try:
             return self.admission.admit(features, new_request, caller)
@@ -412,14 +414,12 @@ class Gateway:
         cascade = self.driver.cascade
         return None if cascade is not None and model == cascade.config.name else key
 
-    def end(self, client_request: ClientRequest, relay: Relay) -> None:
-        request = relay.in_flight
-        num_chars = 0 if client_request.has_media else len(client_request.text)
-        used_tokens = 0 if request.rate_hold is None else relay.used_tokens
-        self.admission.settle(request, num_chars, relay.partial.prompt_tokens, used_tokens)
+    def end(self, request: InFlightRequest) -> None:
+        """Account for a request that has ended."""
+        self.admission.settle(request)
         if request.copy is not None:  # the requested model cannot continue another model's answer
             is_over = request.outcome is _FINISHED or request.live.fallback is not None
-            self.copies.end(client_request.stream_key, request.copy, is_over)
+            self.copies.end(request.stream_key, request.copy, is_over)
 
     # Callbacks.
 

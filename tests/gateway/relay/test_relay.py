@@ -32,7 +32,7 @@ def test_a_stream_is_passed_on_event_by_event() -> None:
         assert writer.headers["x-headway-replica"] == "pool/0"
         assert scheduler.reasons == [ReleaseReason.FINISHED] and relay.in_flight.reservation is None
         assert health.reports == [("pool/0", "succeeded")]
-        assert (relay.partial.prompt_tokens, relay.used_tokens, scheduler.reservations[0].tokens) == (7, 9, 2)
+        assert (relay.partial.prompt_tokens, relay.in_flight.used_tokens, scheduler.reservations[0].tokens) == (7, 9, 2)
 
     run(story())
 
@@ -228,7 +228,7 @@ def test_an_answer_that_is_not_streamed_is_passed_on_unchanged() -> None:
         await relay.run()
         assert writer.body == body and writer.headers["content-length"] == str(len(body))
         assert writer.headers["x-headway-held-s"] == "0.500000" and writer.headers["x-headway-attempts"] == "1"
-        assert relay.in_flight.answer.is_unstreamed and relay.used_tokens == 10
+        assert relay.in_flight.answer.is_unstreamed and relay.in_flight.used_tokens == 10
 
     run(story())
 
@@ -244,7 +244,7 @@ def test_a_passthrough_stream_is_unchanged_and_counted() -> None:
         scheduler = OrderedScheduler([engine(0, streaming(*events, end=b"0\r\n\r\n"))])
         relay, writer, _ = relay_of(request, scheduler)
         await relay.run()
-        assert writer.events() == events and relay.used_tokens == 6
+        assert writer.events() == events and relay.in_flight.used_tokens == 6
 
     run(story())
 

@@ -26,6 +26,7 @@ from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.relay.request_reader import read_request
 from headway.gateway.relay.writer import Headers, ResponseWriter
+from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.settings import Settings
 
 log = logging.getLogger("headway.gateway")
@@ -83,7 +84,7 @@ class BatchService:
         self,
         settings: Settings,
         relay: Callable[[ClientRequest, Caller, ResponseWriter, str, float], Relay],
-        end: Callable[[ClientRequest, Relay], None],
+        end: Callable[[InFlightRequest], None],
         caller_of: Callable[[str], Caller],
     ) -> None:
         """`relay` and `end` come from the gateway. `caller_of(owner)` returns the caller."""
@@ -223,7 +224,7 @@ class BatchService:
             seconds_left = max(self._seconds_left(batch), 0.001)
             relay = self._relay(request, caller, answer, request_id, seconds_left)
             await relay.run()
-            self._end(request, relay)
+            self._end(relay.in_flight)
             lacked = any(code in answer.body for code in (b'"no_capacity"', b'"shed"'))
             answer.lacked_capacity = answer.status in (429, 503) and lacked
         except ApiError as error:

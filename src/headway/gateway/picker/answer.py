@@ -129,10 +129,3 @@ class Answer:
         if not self._has_failed:
             self._gateway.health.succeeded(replica)
             self._gateway.quarantine.answered(self._request.raw)
-
-    def settle(self) -> None:
-        """Charge the caller, and learn from the engine's count of prompt tokens, once the request has ended."""
-        live, request = self._in_flight.live, self._request
-        num_chars = 0 if request.has_media else len(request.text)
-        used_tokens = live.prompt_tokens + live.generated_tokens
-        self._gateway.admission.settle(self._in_flight, num_chars, self._partial.prompt_tokens, used_tokens)

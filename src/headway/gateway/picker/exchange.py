@@ -204,8 +204,7 @@ class Exchange:
         if answer is not None and self._answer_mode == pb.NONE and answer.status:
             answer.end()
         self._gateway.driver.drop(in_flight)
-        if answer is not None:
-            answer.settle()
+        self._gateway.end(in_flight)
 
     # Envoy's messages.
 

@@ -51,8 +51,6 @@ class PartialAnswer:
     """Number of token ids that `end_tag` covers."""
     tokens_before = 0
     """Tokens of the answer from replicas before the current one."""
-    prompt_tokens: int | None = None
-    """Prompt tokens by the engine's count; None if not reported."""
     is_beyond_limit = False
     """Whether the engine has generated more tokens than allowed."""
     _limit: float = inf
@@ -66,6 +64,7 @@ class PartialAnswer:
 
     def __init__(self, request: ClientRequest, in_flight: InFlightRequest, scheduler: Scheduler) -> None:
         self._request, self._in_flight, self._live, self._scheduler = request, in_flight, in_flight.live, scheduler
+        in_flight.counted_prompt_tokens = 0
         several = request.may_be_several and not request.is_single
         self._counts = ChoiceCounts(request.num_sequences, request.num_prompts) if several else None
         self.passthrough = passthrough.Passthrough() if request.is_passthrough else None
@@ -93,6 +92,11 @@ class PartialAnswer:
         if self._counts is not None:
             return self._counts.num_finished
         return int(self.finish_reason is not None)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens by the engine's count; 0: not reported."""
+        return self._in_flight.counted_prompt_tokens
 
     @property
     def has_progress(self) -> bool:
@@ -392,7 +396,7 @@ class PartialAnswer:
     def set_prompt_tokens(self, tokens: int) -> None:
         """Replace the estimated prompt tokens by the engine's count; 0: not reported."""
         if tokens > 0:
-            self.prompt_tokens = tokens
+            self._in_flight.counted_prompt_tokens = tokens
             self._live.prompt_tokens = tokens
 
     def _count_tokens(self, tokens: int, has_reasoning: bool = False, has_answer: bool = False) -> None:

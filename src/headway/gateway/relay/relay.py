@@ -75,7 +75,6 @@ class Relay:
     """One client request, from its arrival to its end, with its response."""
 
     # Initial values are set in the class, because most requests keep them.
-    _escalated_tokens = 0
     _is_cut_off = False
     _has_client_left = False
     _snapshot: KvSnapshot | None = None
@@ -130,11 +129,6 @@ class Relay:
         self._attempts.start_model()
         if not self._response.has_begun and not self.partial.tokens:
             self._start_next_stage()
-
-    @property
-    def used_tokens(self) -> int:
-        """Prompt and output tokens at all models that answered."""
-        return self._escalated_tokens + self._live.prompt_tokens + self._live.generated_tokens
 
     async def run(self) -> None:
         """Write the whole response, or the error."""
@@ -221,15 +215,13 @@ class Relay:
 
     async def _judge(self) -> None:
         """Score the answer, and let the cascade accept it or escalate to the next model."""
-        in_flight, live, partial = self.in_flight, self._live, self.partial
-        tokens = live.prompt_tokens + live.generated_tokens
+        in_flight, partial = self.in_flight, self.partial
         scorer = self._scheduler.scorer
         assert scorer is not None
         score = await scorer.score(in_flight, self._request.text, partial.scored_text(), partial.confidence)
         in_flight.raise_if_ended()
         await self._scheduler.accept_or_escalate(in_flight, score)
         if in_flight.outcome is None:
-            self._escalated_tokens += tokens
             self._start_next_stage()
 
     def client_disconnected(self) -> None:

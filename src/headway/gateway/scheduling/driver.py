@@ -319,6 +319,7 @@ class Driver:
         escalated = live.stage_index != stage
         self.metrics.count_judgement(model, "unscored" if score is None else "escalated" if escalated else "accepted")
         if escalated:
+            request.escalated_tokens += used[1] + used[2]
             live.cached_tokens = 0
             if self.charge is not None and used[0] is not None:
                 request.earlier_charges += (self.charge(model, used[0].pool, *used[1:]),)

@@ -12,7 +12,7 @@ from mypy_extensions import mypyc_attr
 from headway.control.live import Live
 from headway.core.record import Outcome
 from headway.gateway.scheduling.request_state import AnswerState, Assignment
-from headway.gateway.scheduling.stream_copy import StreamCopy, StreamPart
+from headway.gateway.scheduling.stream_copy import StreamCopy, StreamKey, StreamPart
 from headway.gateway.upstream.client import Connection
 from headway.gateway.upstream.engine import EngineEndpoint
 
@@ -208,6 +208,14 @@ class InFlightRequest:
     """The request's reservation in the rates of the caller's key."""
     budget_hold: BudgetHold | None = None
     """The request's reservation in the budgets of the caller's key."""
+    num_chars: int = 0
+    """Characters of a prompt that is text alone. With the engine's count they tell the tokens of a character."""
+    counted_prompt_tokens: int = 0
+    """Prompt tokens by the engine's count; 0: not reported."""
+    escalated_tokens: int = 0
+    """Tokens of answers that a cascade did not accept, with their prompts."""
+    stream_key: StreamKey | None = None
+    """The key of `copy`."""
     earlier_charges: tuple[Charge, ...] = ()
     """Charges for answers of a cascade's models that were not accepted."""
     hold_timeout: asyncio.TimerHandle | None = None
@@ -278,6 +286,11 @@ class InFlightRequest:
     def can_move(self) -> bool:
         """Whether another replica can continue the answer now."""
         return self.state is State.STREAMING and self.is_movable
+
+    @property
+    def used_tokens(self) -> int:
+        """Prompt and output tokens at all models that answered."""
+        return self.escalated_tokens + self.live.prompt_tokens + self.live.generated_tokens
 
     @property
     def engine_slot(self) -> int | None:

@@ -24,6 +24,7 @@ from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.relay.request_reader import read_request
 from headway.gateway.relay.writer import AsgiWriter, ClientWriter, HookedWriter, ResponseWriter, write_error
+from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.stream_copy import NAMES, stream_key
 from headway.gateway.server.access_log import CLIENT_LEFT, ENTRY, AccessEntry
 from headway.gateway.server.bodies import BodyMemory, decompressed, read_body
@@ -49,7 +50,7 @@ class RequestGateway(Protocol):
     async def begin(self, request: ClientRequest, caller: Caller, writer: ResponseWriter, request_id: str, /) -> Relay:
         """Accept a request. Raises ApiError if it is not accepted."""
 
-    def end(self, request: ClientRequest, relay: Relay, /) -> None:
+    def end(self, request: InFlightRequest, /) -> None:
         """Account for a request whose relay has returned."""
 
 
@@ -162,7 +163,7 @@ class CompletionsApp:
             finally:
                 self._relays.discard(relay)
                 writer.close()
-                gateway.end(request, relay)
+                gateway.end(relay.in_flight)
         finally:
             self._memory.free(num_bytes, caller.owner)
 

@@ -22,7 +22,6 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.relay.failover import reason_here
 from headway.gateway.scheduling.in_flight import RESUMES, InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.replica import LiveReplica
-from headway.gateway.scheduling.stream_copy import StreamKey
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
 from headway.gateway.workers import protocol
@@ -38,17 +37,10 @@ class RemoteRequest(InFlightRequest):
         super().__init__(live, message.request_id, message.is_streamed, is_movable=message.can_move)
         self._session = session
         self.number = message.number
-        self.num_chars = 0 if message.features.has_media else message.features.num_chars
-        """Number of characters from which the tokens per character are learnt."""
         self.is_assigned = False
         """Whether the worker has sent the request to a replica, or will do so."""
         self.awaits_end = False
         """Whether the worker expects a message when control ends the request."""
-        self.counted_prompt_tokens = 0
-        """Prompt tokens by an engine's count; 0 before it is known."""
-        self.stream_key: StreamKey | None = None
-        self.escalated_tokens = 0
-        """Tokens of answers that the cascade did not accept."""
 
     def abort(self, why: str) -> None:
         if self.is_assigned:
@@ -363,23 +355,12 @@ class WorkerSession:
         try:
             self._driver.drop(request)
         finally:
-            live = request.live
-            used_tokens = request.escalated_tokens + live.prompt_tokens + live.generated_tokens
-            self._gateway.admission.settle(
-                request, request.num_chars, request.counted_prompt_tokens or None, used_tokens
-            )
-            copy, request.copy = request.copy, None
-            is_over = request.outcome is Outcome.FINISHED or live.fallback is not None
-            self._gateway.copies.end(request.stream_key, copy, is_over)
+            self._gateway.end(request)
 
     def _scored(self, request: RemoteRequest, message: protocol.AnswerScored) -> None:
         if request.outcome is not None:
             return
-        live = request.live
-        used_tokens, stage = live.prompt_tokens + live.generated_tokens, live.stage_index
         self._driver.scored(request, message.score)
-        if live.stage_index != stage:
-            request.escalated_tokens += used_tokens
         self._send_held(request)
 
     def _failed(self, message: protocol.RequestFailed) -> None:

@@ -26,6 +26,7 @@ from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import PATHS, ClientRequest
 from headway.gateway.relay.writer import ClientWriter, ResponseWriter
+from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.server import web_server
 from headway.gateway.server.completions import CompletionsApp
@@ -118,7 +119,7 @@ class Worker:
         self._quarantine.keep_s = self.settings.quarantine_s
         self.scheduler.link.send(ChangeApplied())
 
-    def end(self, client_request: ClientRequest, relay: Relay) -> None:
+    def end(self, request: InFlightRequest) -> None:
         """Do nothing: the scheduler charges the caller."""
 
     async def stop(self) -> None:
