@@ -46,6 +46,15 @@ def test_the_tree_lists_every_package() -> None:
     assert listed == {path.name for path in (package / "gateway").iterdir() if path.is_dir() and any(path.glob("*.py"))}
 
 
+def test_the_table_of_states_is_the_one_that_requests_keep_to() -> None:
+    pytest.importorskip("httptools")
+    from headway.gateway.scheduling.in_flight import TRANSITIONS
+
+    rows = re.findall(r"^\| (`[A-Z_]+`(?:, `[A-Z_]+`)*) \|[^|]*\|([^|]*)\|$", PAGE, re.MULTILINE)
+    listed = {name: set(re.findall(r"\w+", after)) for names, after in rows for name in re.findall(r"\w+", names)}
+    assert listed == {state.name: {each.name for each in after} for state, after in TRANSITIONS.items()}
+
+
 def test_calls_name_their_arguments_if_there_are_many_and_no_class_has_too_many_methods() -> None:
     many, large = list[str](), list[str]()
     for path in sorted((ROOT / "src" / "headway").rglob("*.py")):
