@@ -165,6 +165,34 @@ def test_a_moved_request_continues_at_the_target_once_its_connection_is_closed()
     assert (driven.replicas[1].num_arriving, request.live.moves, request.live.attempt) == (0, 1, 0)
 
 
+def test_a_request_can_move_once_its_present_replica_has_sent_tokens() -> None:
+    driven = Driven(3)
+    request = driven.arrive(0)
+    _send(request)
+    _decode(request, 3)
+    driven.driver.release(request, ReleaseReason.FAILED)
+    _send(request)
+    assert request.replica is driven.replicas[1]
+    for state in (State.SENT, State.MOVING):
+        driven.driver.move(request.live, 2, None, 0.0)
+        assert request.state is state and (request.move_target is None) == (state is State.SENT)
+        _decode(request, 1)
+
+
+def test_a_pair_hands_over_until_the_decode_replica_sends_tokens() -> None:
+    driven = Driven(2, roles=("prefill", "decode"))
+    for each in (*driven.replicas, *driven.driver.control.services[0].members):
+        each.is_single_phase = True
+    early, late = driven.arrive(0), driven.arrive(1)
+    for request in (early, late):
+        _send(request)
+        assert request.state is State.HANDING_OVER and request.prefill_leg is not None
+    _decode(early, 1)
+    driven.driver.prefill_leg_done(early)
+    driven.driver.prefill_leg_done(late)
+    assert (early.state, late.state) == (State.STREAMING, State.SENT)
+
+
 def test_draining_a_replica_moves_out_what_can_move() -> None:
     driven = Driven(2)
     movable, fixed = driven.arrive(0), driven.arrive(2)
