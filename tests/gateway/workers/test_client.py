@@ -25,7 +25,7 @@ from headway.gateway.workers.client import PendingRequest, RemoteHealth, RemoteS
 from headway.gateway.workers.protocol import Assigned, Released
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
-REPLICA = protocol.ReplicaInfo(0, "pool", "m", "http://h:1", "vllm", "name", 4096, None)
+REPLICA = protocol.ReplicaInfo(0, "pool", "m", "http://h:1", "", False, protocol.EngineState("name", 4096), "vllm")
 
 
 class _Scheduler:

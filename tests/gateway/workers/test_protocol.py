@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("httptools")
 
+from headway.control.live import Live
 from headway.core.record import Outcome
 from headway.core.request import Phase
 from headway.gateway.scheduling.in_flight import RESUMES, ReleaseReason
 from headway.gateway.scheduling.request_state import AnswerState, Assignment
 from headway.gateway.settings import Settings
+from headway.gateway.upstream.client import Client
+from headway.gateway.upstream.dialects import ADAPTERS
+from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.workers import protocol
 from headway.gateway.workers.protocol import Link, WorkerConfig, frame, receive_config
 
@@ -39,7 +44,7 @@ FROM_SCHEDULER: list[Any] = [
     protocol.RequestRefused(1, 429, "too many", "queue_full", None, 1),
     protocol.RequestEnded(1, Outcome.REJECTED, 7),
     protocol.AbortRequest(1, "it moves", 2),
-    protocol.ReplicaInfo(0, "p", "m", "http://h:1", "vllm", None, 4096, None),
+    protocol.ReplicaInfo(0, "p", "m", "http://h:1", "key", True, protocol.EngineState(None, 4096), "vllm"),
     protocol.ReplicaRemoved(0),
 ]
 
@@ -154,3 +159,20 @@ def test_a_worker_reads_its_configuration_and_notices_that_the_scheduler_is_gone
 def test_reasons_after_which_a_request_resumes() -> None:
     ends = {ReleaseReason.FINISHED, ReleaseReason.REFUSED, ReleaseReason.CANCELLED, ReleaseReason.ACKNOWLEDGED}
     assert set(ReleaseReason) - RESUMES == ends
+
+
+def test_the_fields_of_a_request_and_of_an_engine_arrive_under_their_own_names() -> None:
+    client = Client("http://h:1", transport=SimpleNamespace())  # type: ignore[arg-type]
+    engines = [EngineEndpoint(0, "p", "m", "http://h:1", ADAPTERS["vllm"], 4096, client) for _ in range(2)]
+    lives = [Live(0, 0.0, 1, 1), Live(1, 0.0, 1, 1)]
+    kinds = (
+        (protocol.Progress, protocol.progress_of, lives),
+        (protocol.Schedule, protocol.schedule_of, lives),
+        (protocol.EngineState, protocol.engine_state_of, engines),
+    )
+    for kind, state_of, (sender, receiver) in kinds:
+        names = kind.__struct_fields__
+        for value, name in enumerate(names, start=10):
+            setattr(sender, name, value)
+        protocol.apply(state_of(sender), receiver)
+        assert [getattr(receiver, name) for name in names] == list(range(10, 10 + len(names)))

@@ -81,8 +81,7 @@ class PendingRequest(InFlightRequest):
         if schedule.stage_index != live.stage_index:
             live.generated_tokens = live.reasoning_tokens = live.cached_tokens = 0
             live.first_token_s = live.answer_s = live.reasoning_end_s = NEVER
-        for name in schedule.__struct_fields__:
-            setattr(live, name, getattr(schedule, name))
+        protocol.apply(schedule, live)
         if state.fallback is None:
             live.fallback = None
         elif live.fallback is None or (live.fallback.model, live.fallback.why) != state.fallback:
@@ -340,25 +339,21 @@ class RemoteScheduler:
             request.abort(message.why)
 
     def _update_replica(self, info: protocol.ReplicaInfo) -> None:
-        replica = self._replicas.get(info.id)
+        replica, state = self._replicas.get(info.id), info.state
         if replica is None:
-            adapter = ADAPTERS[info.api]
-            replica = EngineEndpoint(
+            replica = self._replicas[info.id] = EngineEndpoint(
                 info.id,
                 info.pool,
                 info.model,
                 info.url,
-                adapter,
-                info.max_context_tokens,
+                ADAPTERS[info.api],
+                state.max_context_tokens,
                 api_key=info.api_key,
                 is_hosted=info.is_hosted,
             )
             replica.kv_folder = None if info.kv_folder is None else Path(info.kv_folder)
-            self._replicas[info.id] = replica
-        replica.reported_model, replica.max_context_tokens = info.reported_model, info.max_context_tokens
-        replica.bootstrap_port, replica.engine_ordering = info.bootstrap_port, info.engine_ordering
-        replica.event_block_tokens, replica.listed_loras = info.event_block_tokens, frozenset(info.loras)
-        replica.tokenizer = info.tokenizer
+        protocol.apply(state, replica)
+        replica.listed_loras = frozenset(info.loras)
         self._prompt_blocks.prepare(replica)
 
     def _remove_replica(self, message: protocol.ReplicaRemoved) -> None:

@@ -59,6 +59,12 @@ def _copier(kind: type[_Kind]) -> Callable[[object], _Kind]:
     return lambda source: kind(*values(source))
 
 
+def apply(state: Struct, target: object) -> None:
+    """Set the attributes of `target` that have the names of the struct's fields."""
+    for name in state.__struct_fields__:
+        setattr(target, name, getattr(state, name))
+
+
 # Messages from a worker.
 
 
@@ -261,6 +267,21 @@ class AbortRequest(Struct, array_like=True, tag=3, gc=False):
     """Whether to abort only the request to the prefill replica of a dual dispatch."""
 
 
+class EngineState(Struct, array_like=True, gc=False):
+    """What is known of a replica's engine: attributes of `EngineEndpoint`, by their names there."""
+
+    reported_model: str | None
+    max_context_tokens: int
+    bootstrap_port: int = 0
+    event_block_tokens: int = 0
+    engine_ordering: str = ""
+    tokenizer: str = ""
+
+
+engine_state_of = _copier(EngineState)
+"""The engine's state of an `EngineEndpoint`."""
+
+
 class ReplicaInfo(Struct, array_like=True, tag=4, gc=False):
     """A new or changed replica at which requests may be placed."""
 
@@ -268,18 +289,13 @@ class ReplicaInfo(Struct, array_like=True, tag=4, gc=False):
     pool: str
     model: str
     url: str
+    api_key: str
+    is_hosted: bool
+    state: EngineState
     api: Api
-    reported_model: str | None
-    max_context_tokens: int
-    kv_folder: str | None
-    bootstrap_port: int = 0
-    api_key: str = ""
-    is_hosted: bool = False
-    event_block_tokens: int = 0
+    kv_folder: str | None = None
     loras: tuple[str, ...] = ()
     """The LoRA adapters that the engine lists, if the events of its KV cache are read."""
-    engine_ordering: str = ""
-    tokenizer: str = ""
 
 
 class ReplicaRemoved(Struct, array_like=True, tag=5, gc=False):

@@ -154,21 +154,16 @@ class WorkerSession:
     def send_replica(self, replica: EngineEndpoint) -> None:
         """Send a replica's data if the worker does not have them."""
         info = protocol.ReplicaInfo(
-            id=replica.id,
-            pool=replica.pool,
-            model=replica.model,
-            url=replica.url,
-            api=replica.adapter.api,
-            reported_model=replica.reported_model,
-            max_context_tokens=replica.max_context_tokens,
+            replica.id,
+            replica.pool,
+            replica.model,
+            replica.url,
+            replica.api_key,
+            replica.is_hosted,
+            protocol.engine_state_of(replica),
+            replica.adapter.api,
             kv_folder=None if replica.kv_folder is None else str(replica.kv_folder),
-            bootstrap_port=replica.bootstrap_port,
-            api_key=replica.api_key,
-            is_hosted=replica.is_hosted,
-            event_block_tokens=replica.event_block_tokens,
             loras=tuple(sorted(replica.listed_loras or ())) if replica.event_block_tokens else (),
-            engine_ordering=replica.engine_ordering,
-            tokenizer=replica.tokenizer,
         )
         if self._sent_replicas.get(replica.id) != info:
             self._sent_replicas[replica.id] = info
