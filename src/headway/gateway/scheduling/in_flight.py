@@ -1,4 +1,4 @@
-"""One request between its client and control: its placement and its end."""
+"""One request at its engines: its state, replica and connection, from its arrival to its end."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 """The allowed next states of each state."""
 _MASKS: Final = [sum(1 << after for after in TRANSITIONS[state]) for state in State]
 """The table as bits, because an enum's hash is computed in Python."""
-# Module-level names: reading a member from its enum class takes as long as a dozen other steps.
 _NOWHERE: Final = Assignment()
 """Of a request that was never placed."""
+# Module-level names: reading a member from its enum class takes as long as a dozen other steps.
 _HELD: Final = State.HELD
 _HANDING_OVER: Final = State.HANDING_OVER
 _SENT: Final = State.SENT
@@ -177,7 +177,7 @@ class PrefillLeg:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class InFlightRequest:
-    """One request between its client and control."""
+    """One request at its engines. Control decides on `live`; a relay, a worker or a proxy carries the decisions out."""
 
     # Initial values are set in the class, because most requests keep most of them.
     replica: EngineEndpoint | None = None
