@@ -113,18 +113,18 @@ class Driver:
 
     def arrived(self, request: InFlightRequest) -> None:
         """Pass a new request to control. If a policy fails, the request is rejected and the error raised."""
-        self.requests[request.live.id] = request
-        request.live.is_streamed = request.is_streamed
-        if self._reasoning and request.is_streamed and self._service_name(request.live) in self._reasoning:
-            request.live.phase = Phase.REASONING
+        live = request.live
+        self.requests[live.id] = request
+        if self._reasoning and live.is_streamed and self._service_name(live) in self._reasoning:
+            live.phase = Phase.REASONING
         try:
-            self.control.on_arrival(request.live, self.clock.now)
+            self.control.on_arrival(live, self.clock.now)
         except BaseException:
-            self.control.reject(request.live, self.now)
+            self.control.reject(live, self.now)
             raise
         if self.cascade is not None:
-            request.needs_score = self.needs_score(request.live)
-        if request.live.stage is HELD:
+            request.needs_score = self.needs_score(live)
+        if live.stage is HELD:
             self.holds.start(request)
 
     def _service_name(self, live: Live) -> str:

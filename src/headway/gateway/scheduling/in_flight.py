@@ -235,7 +235,8 @@ class InFlightRequest:
         """`request_id`: the client's id for the request. `is_streamed`: the client gets the answer token by token.
         `copy`: copies the stream for a retry of its client. `restored`: the data that the client received before it
         retried. `is_movable`: another replica can continue the answer."""
-        self.live, self.request_id, self.is_streamed, self.is_movable = live, request_id, is_streamed, is_movable
+        self.live, self.request_id, self.is_movable = live, request_id, is_movable
+        live.is_streamed = is_streamed
         self.copy, self.restored = copy, restored
         self.assignment, self.answer = _NOWHERE, AnswerState()
         self.reservation: Reservation | None = None

@@ -209,7 +209,7 @@ class StallWatch:
             return None
         else:
             limit_s = max(self._limits.stuck_s, _STUCK_FACTOR * limit_s)
-        if not request.is_streamed:  # an unstreamed answer comes only when all of it is generated
+        if not request.live.is_streamed:  # an unstreamed answer comes only when all of it is generated
             if request.live.output_tokens <= 1:
                 return None
             answer_s = self._step_s(replica) * max(request.live.output_tokens, request.live.generated_tokens)
