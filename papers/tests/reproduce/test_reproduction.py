@@ -340,10 +340,12 @@ def test_the_abstract_comes_first_with_the_verdicts_of_its_readings(
             text.index(each)
             for each in (
                 "Twice the replicas halve",
-                "It holds with no reading that was run.",
+                "refuted. Paper: 3x. Headway: ",
                 "What would change this: A load",
                 "It costs 12 GPUs.",
-                "It holds with plan. What",
+                "holds. Paper: 12. Headway: 12, exact (the plan).",
+                "What would change this: A larger demand",
+                "time per <token>",
                 "All claims",
                 reproduced.CLAIMS[0].claim,
             )

@@ -18,17 +18,15 @@ from headway_papers.reproduce.claims import (
     AtLeast,
     AtMost,
     Between,
-    Bounds,
     EverySeed,
     Rule,
     Value,
 )
 from headway_papers.reproduce.page import CSS
-from headway_papers.reproduce.reproduction import abstract_of, load
+from headway_papers.reproduce.reproduction import abstract_of, full_only, load
+from rules import bounds_of
 
 PAPERS = [name for name in SYSTEMS if name != "headway"]
-NEUTRAL = {"x": 1.0}
-"""By unit: the value of two equal systems, where it is not 0."""
 SEEDS = 6
 
 
@@ -80,12 +78,6 @@ def test_the_side_of_an_interval_decides(rule: AtLeast | AtMost | Between, low: 
     assert bool(verdict.reason) == (word != HOLDS)
 
 
-def bounds_of(rule: Rule) -> tuple[Bounds, float]:
-    """The bounds of a rule on numbers, and the value of two equal systems."""
-    assert isinstance(rule, AtLeast | AtMost | Between)
-    return rule.bounds, NEUTRAL.get(rule.unit, 0.0 if isinstance(rule, Between) else rule.neutral)
-
-
 def judged(rule: Rule, values: Sequence[Value]) -> str:
     return rule.judge(values[:1] if getattr(rule, "exact", False) else values).word
 
@@ -94,6 +86,16 @@ def judged(rule: Rule, values: Sequence[Value]) -> str:
 def test_a_rule_fails_where_the_labels_of_two_systems_are_swapped(name: str) -> None:
     """All labellings of six seeds: no claim of a difference holds where half of the seeds or more are swapped."""
     assert not [claim.id for claim in load(name).CLAIMS if holds_anyway(claim.rule)]
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_no_effect_and_one_far_beyond_the_papers_refute_a_size(name: str) -> None:
+    for claim in load(name).CLAIMS:
+        rule = claim.rule
+        if isinstance(rule, AtLeast | AtMost) and not rule.bounds.low <= rule.neutral <= rule.bounds.high:
+            far = [] if rule.limit is None else [rule.limit + 0.01 * (rule.limit - rule.neutral)]
+            for value in (rule.neutral, 2 * rule.neutral - rule.effect, *far):
+                assert rule.judge([value] if rule.exact else [value] * 3).holds is False, (claim.id, value)
 
 
 def holds_anyway(rule: Rule) -> bool:
@@ -141,6 +143,15 @@ def test_an_abstract_names_claims_of_its_paper_once(name: str) -> None:
     for sentence in sentences:
         texts = [each.reading for each in sentence.readings]
         assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_quick_run_measures_half_of_the_abstract(name: str) -> None:
+    system = load(name)
+    left, sentences = full_only(system), abstract_of(system)
+    assert left < {claim.id for claim in system.CLAIMS}
+    measured = [any(each.claim not in left for each in sentence.readings) for sentence in sentences]
+    assert 2 * sum(measured) >= len(measured)
 
 
 @pytest.mark.parametrize(("scheme", "paper"), [("light", "#ffffff"), ("dark", "#14181d")])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib.resources import files
 from math import inf, isfinite
 from statistics import fmean
@@ -30,6 +31,8 @@ REFUTED: Word = "refuted"
 """The whole interval lies outside of the rule, on any other side."""
 UNDECIDED: Word = "undecided"
 VERDICTS = (HOLDS, EXCEEDS, REFUTED, UNDECIDED)
+NO_VALUE = "no value"
+"""How a verdict's text begins where a seed has no value."""
 
 
 @dataclass(frozen=True)
@@ -245,12 +248,17 @@ def _missing(values: Sequence[Value]) -> Verdict | None:
     num = sum(value is None or not isfinite(value) for value in values)
     if values and not num:
         return None
-    text = f"no value for {num} of {_seeds(len(values))}"
+    text = f"{NO_VALUE} for {num} of {_seeds(len(values))}"
     return Verdict(text, UNDECIDED, f"There is {text}.")
 
 
 def _seeds(num: int) -> str:
     return f"{num} seed{'' if num == 1 else 's'}"
+
+
+def ids_like(claims: Sequence[Claim], *patterns: str) -> frozenset[str]:
+    """The ids that match one of the patterns, in which a star stands for any letters."""
+    return frozenset(claim.id for claim in claims for each in patterns if fnmatchcase(claim.id, each))
 
 
 class _RuleFields(msgspec.Struct, forbid_unknown_fields=True):

@@ -16,10 +16,6 @@ class Finding:
     values: Sequence[Value]
     why: str
 
-    def undecided(self, why: str) -> Finding:
-        """A finding without values, because a run such as a quick one cannot decide the claim; `why` comes first."""
-        return Finding([None] * len(self.values), f"{why} {self.why}".rstrip())
-
 
 @dataclass(frozen=True)
 class Figure:

@@ -13,7 +13,7 @@ from headway_papers.reproduce.claims import EXCEEDS, REFUTED, Word
 from headway_papers.reproduce.findings import PaperTable
 from headway_papers.reproduce.kept import Written, merged_rows, merged_tables
 from headway_papers.reproduce.reproduction import Reproduced, SentenceResult, abstract_of, counts, judged, load
-from headway_papers.reproduce.text import counted, given
+from headway_papers.reproduce.text import counted, experiment_of, result_of
 
 
 def markers(command: str) -> tuple[str, str]:
@@ -86,14 +86,15 @@ def abstract(sentences: Sequence[SentenceResult]) -> list[str]:
     """The lines of the abstract's sentences: a table of readings for each, and the experiment that would change it."""
     if not sentences:
         return []
-    lines = ["**The abstract**, by reading; a reading was chosen before or after a run of it or another was seen.", ""]
+    lines = ["**The abstract**, sentence by sentence", ""]
+    lines += [f"- *{each.says}* {result_of(each)} {experiment_of(each)}" for each in sentences]
+    lines += ["", "**By reading**; a reading was chosen before or after a run of it or another was seen.", ""]
     for sentence in sentences:
         cells = [
             [each.reading, each.chosen, str(each.paper), each.headway, _verdict(each.verdict), each.claim]
             for each in sentence.readings
         ]
         lines += [f"*{sentence.says}*", "", *table(["reading", "chosen", "paper", "Headway", "", "row"], cells), ""]
-        lines += [f"{given(sentence)} What would change this: {sentence.experiment}", ""]
     return [*lines, "**All claims**", ""]
 
 

@@ -11,7 +11,7 @@ from headway.report.table import seconds, short_number
 from headway_papers.reproduce.claims import Word
 from headway_papers.reproduce.findings import Exhibit, Figure
 from headway_papers.reproduce.reproduction import ClaimResult, Reproduced, SentenceResult
-from headway_papers.reproduce.text import MARKS, counted, given
+from headway_papers.reproduce.text import MARKS, counted, experiment_of, result_of
 
 CSS = """
 .claims td { vertical-align: top; padding-top: 9px; padding-bottom: 9px; }
@@ -78,8 +78,8 @@ def _sentence(sentence: SentenceResult) -> str:
         for each in sentence.readings
     ]
     readings = table(["", "reading", "chosen", "paper", "Headway", "id"], range(6), rows)
-    after = f"<p>{escape(given(sentence))} What would change this: {escape(sentence.experiment)}</p>"
-    return f'<section class="claims">\n<h2>{escape(sentence.says)}</h2>\n{readings}\n{after}\n</section>'
+    before = f"<p>{escape(result_of(sentence))}</p><p>{escape(experiment_of(sentence))}</p>"
+    return f'<section class="claims">\n<h2>{escape(sentence.says)}</h2>\n{before}\n{readings}\n</section>'
 
 
 def _row(row: ClaimResult) -> str:

@@ -17,13 +17,13 @@ from headway.scenario.processes import processes
 from headway.scenario.ray_cluster import cluster
 from headway_papers.reproduce import SYSTEMS
 from headway_papers.reproduce.abstract import Sentence
-from headway_papers.reproduce.claims import VERDICTS, Claim, Value, Word
+from headway_papers.reproduce.claims import NO_VALUE, VERDICTS, Claim, Value, Word
 from headway_papers.reproduce.findings import Exhibit, Finding, Findings
 from headway_papers.reproduce.runner import ReportProgress, Runner
 
 
 class System(Protocol):
-    """The names that a module of `SYSTEMS` must define. A paper's module also has `ABSTRACT`."""
+    """The names that a module of `SYSTEMS` must define. A paper's module also has `ABSTRACT` and `FULL_ONLY`."""
 
     TITLE: str
     """The name of the system and its topic."""
@@ -53,6 +53,11 @@ class ClaimResult(Struct, frozen=True):
     values: tuple[Value, ...]
     """Values by seed."""
 
+    @property
+    def has_value(self) -> bool:
+        """Whether a run was made for it."""
+        return not self.headway.startswith(NO_VALUE)
+
 
 class ReadingResult(Struct, frozen=True):
     """A reading of a sentence of the abstract, and the verdict of its claim."""
@@ -64,6 +69,8 @@ class ReadingResult(Struct, frozen=True):
     paper: str | float
     headway: str
     verdict: Word
+    has_value: bool
+    """False if no run was made for it, as a quick run leaves some out."""
 
 
 class SentenceResult(Struct, frozen=True):
@@ -75,9 +82,14 @@ class SentenceResult(Struct, frozen=True):
     """The single experiment that would change the verdict."""
 
     @property
-    def given_by(self) -> tuple[str, ...]:
-        """The claims that show the paper's effect."""
-        return tuple(each.claim for each in self.readings if each.verdict == "holds")
+    def main(self) -> ReadingResult:
+        """The first reading with a value, in the order of the paper's module."""
+        return next((each for each in self.readings if each.has_value), self.readings[0])
+
+    @property
+    def counts(self) -> dict[Word, int]:
+        """Number of readings with each verdict, including 0."""
+        return counts(self.readings)
 
 
 class Reproduction(Struct, frozen=True):
@@ -140,11 +152,14 @@ def reproduce(
     if data is not None and not data.is_dir():
         raise HeadwayError(f"{data}: no such folder")
     num_seeds = seeds or (system.QUICK_SEEDS if quick else system.SEEDS)
+    skipped = {claim.id for claim in claims} & full_only(system) if quick else set()
     with cluster() if ray else processes(jobs) as pool:
-        wanted = frozenset(claim.id for claim in claims) if ids else None
+        wanted = frozenset(claim.id for claim in claims) - skipped if ids or skipped else None
         runner = Runner(tuple(range(num_seeds)), quick, data, wanted, cache, report, pool)
         findings = system.run(runner)
-    rows = tuple(_row(claim, findings.outcomes[claim.id]) for claim in claims)
+    undecided = dict.fromkeys(skipped, Finding([None] * num_seeds, "A quick run leaves it to a full run."))
+    outcomes = {**findings.outcomes, **undecided}
+    rows = tuple(_row(claim, outcomes[claim.id]) for claim in claims)
     return Reproduced(
         title=system.TITLE,
         result=Reproduction(
@@ -156,13 +171,18 @@ def reproduce(
     )
 
 
+def full_only(system: System) -> frozenset[str]:
+    """Claims that --quick leaves undecided, because its runs are too short or too few for their rules."""
+    return getattr(system, "FULL_ONLY", frozenset())
+
+
 def abstract_of(system: System) -> tuple[Sentence, ...]:
     """The sentences of a paper's abstract; empty for a system without a paper."""
     return getattr(system, "ABSTRACT", ())
 
 
-def counts(rows: Sequence[ClaimResult]) -> dict[Word, int]:
-    """Number of claims with each verdict, including 0."""
+def counts(rows: Sequence[ClaimResult | ReadingResult]) -> dict[Word, int]:
+    """Number of claims or readings with each verdict, including 0."""
     return {word: sum(row.verdict == word for row in rows) for word in VERDICTS}
 
 
@@ -172,7 +192,9 @@ def judged(abstract: Sequence[Sentence], rows: Sequence[ClaimResult]) -> tuple[S
     results = []
     for sentence in abstract:
         readings = tuple(
-            ReadingResult(each.claim, each.reading, each.chosen, row.paper, row.headway, row.verdict)
+            ReadingResult(
+                each.claim, each.reading, each.chosen, row.paper, row.headway, row.verdict, has_value=row.has_value
+            )
             for each in sentence.readings
             if (row := by_id.get(each.claim)) is not None
         )

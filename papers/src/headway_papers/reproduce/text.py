@@ -11,21 +11,30 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.report.table import seconds
-from headway_papers.reproduce.claims import EXCEEDS, HOLDS, REFUTED, UNDECIDED, Claim, Word
+from headway_papers.reproduce.claims import EXCEEDS, HOLDS, REFUTED, UNDECIDED, VERDICTS, Claim, Word
 from headway_papers.reproduce.reproduction import Reproduced, SentenceResult
 
 MARKS: dict[Word, str] = {HOLDS: "✓", EXCEEDS: "»", REFUTED: "✗", UNDECIDED: "?"}
 _STYLES: dict[Word, str] = {HOLDS: "green", EXCEEDS: "cyan", REFUTED: "bold red", UNDECIDED: "yellow"}
+_PLURAL: dict[Word, str] = {HOLDS: "hold", EXCEEDS: "exceed"}
 
 
 def counted(counts: Mapping[Word, int]) -> str:
     """Text such as "9 hold, 1 exceed, 1 refuted, 2 undecided"."""
-    return f"{counts[HOLDS]} hold, {counts[EXCEEDS]} exceed, {counts[REFUTED]} refuted, {counts[UNDECIDED]} undecided"
+    return ", ".join(f"{counts[word]} {_PLURAL.get(word, word)}" for word in VERDICTS)
 
 
-def given(sentence: SentenceResult) -> str:
-    """The readings that show the paper's effect."""
-    return f"It holds with {', '.join(sentence.given_by) or 'no reading that was run'}."
+def result_of(sentence: SentenceResult) -> str:
+    """The paper's number and ours by the main reading, and the verdicts of all readings."""
+    main, num = sentence.main, len(sentence.readings)
+    words = ", ".join(f"{count} {_PLURAL.get(word, word)}" for word, count in sentence.counts.items() if count)
+    tally = f" Of {num} readings: {words}." if num > 1 else ""
+    return f"{main.verdict}. Paper: {main.paper}. Headway: {main.headway} ({main.reading}).{tally}"
+
+
+def experiment_of(sentence: SentenceResult) -> str:
+    """The experiment that would change the verdict."""
+    return f"What would change this: {sentence.experiment}"
 
 
 def effort(reproduced: Reproduced) -> str:
@@ -48,15 +57,19 @@ def render(reproduced: Reproduced, *, width: int, color: bool = False) -> str:
 
 
 def _abstract(sentences: Sequence[SentenceResult]) -> Iterator[Text | Table]:
-    """Each sentence with its readings, and the experiment that would change its verdict."""
+    """Each sentence with its result and the experiment that would change it; then the readings of each."""
     for sentence in sentences:
         yield Text(f"\n{sentence.says}", style="bold")
+        main = sentence.main.verdict
+        yield Text.assemble((f"{MARKS[main]} ", _STYLES[main]), result_of(sentence))
+        yield Text(experiment_of(sentence))
+    for sentence in sentences:
+        yield Text(f"\n{sentence.says} By reading:", style="bold")
         table = _table("reading", "chosen", "paper", "headway", "verdict", "id")
         for each in sentence.readings:
             cells = (each.reading, each.chosen, str(each.paper), each.headway)
             table.add_row(*map(Text, cells), _marked(each.verdict), Text(each.claim))
         yield table
-        yield Text(f"{given(sentence)} What would change this: {sentence.experiment}")
     if sentences:
         yield Text("\nAll claims", style="bold")
 

@@ -35,7 +35,7 @@ from headway_papers.reproduce.cascadia import (
     studies,
 )
 from headway_papers.reproduce.claims import AtLeast, Between, EverySeed
-from headway_papers.reproduce.findings import Finding, Findings, PaperTable
+from headway_papers.reproduce.findings import Finding, PaperTable
 from headway_papers.reproduce.runner import Runner
 from headway_papers.reproduce.tasks import Measurement
 
@@ -226,7 +226,7 @@ def whole_run(slower: float, off: float) -> dict[Any, dict[str, Callable[[Mappin
         return {"runs": of, "plans": {name: [["2 x tp 4", 1.0]] for name in of}}
 
     return {
-        regimes: {"measure_throughput": for_throughput},
+        regimes: {"measure_shapes": lambda given: {}, "measure_throughput": for_throughput},
         own_load: {"measure_at_own_load": lambda given: case(given) | {"rate_rps": 30.0}},
         runs: {
             "rate": lambda given: {"rate_rps": 30.0, "capacity_rps": 32.0, "lone_s": 5.0,
@@ -262,23 +262,6 @@ def whole_run(slower: float, off: float) -> dict[Any, dict[str, Callable[[Mappin
 def test_what_table_2_allows() -> None:
     caps = list(outcomes.caps_of_table_2().values())
     assert caps == pytest.approx([1.25, 2.38, 0.81, 1.61, 1.90, 5.00], abs=0.005)
-
-
-def test_a_quick_run_says_what_it_cannot_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "measure", _measured_fast)
-    monkeypatch.setattr(runs, "rate", _rated_fast)
-    monkeypatch.setattr(studies, "of_parts", lambda runner: Findings({}))
-    found = outcomes.findings(Runner(SEEDS, quick=True)).outcomes
-    assert set(found) == {claim.id for claim in CLAIMS}
-    assert "full run" in found["headline-slo"].why and list(found["headline-slo"].values) == [None, None]
-    assert judged({"example-85-3": found["example-85-3"]})["example-85-3"] is not None
-
-
-def _measured_fast(**arguments: object) -> Measurement:
-    made = measured(0, 0.0, 2.0)
-    for each in made["plans"].values():
-        each["p95_s"] = [1.0, 2.0, 3.0]
-    return made
 
 
 def _rated_fast(**arguments: object) -> Measurement:

@@ -25,7 +25,6 @@ from headway_papers.reproduce import cauchy
 from headway_papers.reproduce.cauchy import beyond, demand, model, overall, scheduling, setup, sizing, transfer
 from headway_papers.reproduce.cauchy.claims import CLAIMS, GROUPS, TABLE_3, WORKLOADS
 from headway_papers.reproduce.cauchy.setup import LIMITS, Market
-from headway_papers.reproduce.claims import AtLeast, AtMost, Between, EverySeed
 from headway_papers.reproduce.findings import Figure, Findings, PaperTable
 from headway_papers.reproduce.runner import Runner
 from headway_papers.reproduce.tasks import Call
@@ -313,46 +312,36 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-NOT_QUICK = ("-curve", "-estimate", "-mean", "-mix", "-filter", "-ranking")
-"""Of rows on demand that a quick run leaves out."""
-
-
 @pytest.mark.parametrize(
     "quick", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.ci)]
 )
 def test_every_claim_has_a_value_a_seed_and_a_reason(quick: bool, data: Path) -> None:
-    found = cauchy.run(Pretending(seeds=(0, 1, 2), quick=quick, data=data))
+    ids = frozenset(claim.id for claim in CLAIMS) - (cauchy.FULL_ONLY if quick else set())
+    found = cauchy.run(Pretending(seeds=(0, 1, 2), quick=quick, data=data, claims=ids))
     assert isinstance(found, Findings)
-    assert set(found.outcomes) == {claim.id for claim in CLAIMS}
-    assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
-    for claim in CLAIMS:
+    assert ids <= set(found.outcomes) <= {claim.id for claim in CLAIMS}
+    for claim in (claim for claim in CLAIMS if claim.id in ids):
         outcome = found.outcomes[claim.id]
         repeats = 20 if claim.id.startswith("fig9-") and not quick else 3
         assert len(outcome.values) in (1, repeats) and outcome.why
         claim.rule.judge(outcome.values)
-        is_left = quick and (
-            claim.id in cauchy.OF_ALL_SIZES or claim.id.endswith(NOT_QUICK) or claim in GROUPS["thresholds"]
-        )
+        is_left = quick and claim.id.endswith("-curve")
         assert (outcome.values[0] is None) == is_left and is_left == ("A quick run" in outcome.why)
     labels = list(dict.fromkeys(exhibit.label for exhibit in found.exhibits if not exhibit.label.startswith("Headway")))
     order = ["Figure 1", "Figure 4", "Figure 2", "Figure 6", "Figure 7", "Figure 8", "Figure 9", "Table 3", "Figure 10"]
-    assert labels == [*order, "Figure 11", "Equation 18"]
+    left = {"Figure 2", "Figure 9", "Table 3"} if quick else set()
+    assert labels == [*(label for label in order if label not in left), "Figure 11", "Equation 18"]
     assert all(isinstance(each, Figure | PaperTable) for each in found.exhibits)
 
 
 @pytest.mark.ci
 def test_without_a_trace_the_own_curve_is_judged() -> None:
-    found = cauchy.run(Pretending(seeds=(0, 1, 2), quick=True)).outcomes
+    ids = frozenset(claim.id for claim in CLAIMS) - cauchy.FULL_ONLY
+    found = cauchy.run(Pretending(seeds=(0, 1, 2), quick=True, claims=ids)).outcomes
     for name in ("overall", "in_time", "estimated", "for_mean", "by_ranking", "autoscaling"):
         assert all(found[claim.id].values[0] is None and "--data" in found[claim.id].why for claim in GROUPS[name])
-    judged = [claim.id for claim in GROUPS["own_curve"] if claim.id not in cauchy.OF_ALL_SIZES]
+    judged = [claim.id for claim in GROUPS["own_curve"] if claim.id not in cauchy.FULL_ONLY]
     assert judged and all(found[id].values[0] is not None for id in judged)
-
-
-ALIKE = {"fig9-tokens-sharegpt", "fig9-identical", *(claim.id for claim in GROUPS["in_time"])}
-"""Claims that systems are alike or in time; and one whose systems are, which no claim of a difference is."""
-STATED = {claim.id for name in ("shares", "examples", "transfers", "network") for claim in GROUPS[name]}
-"""Not between systems that are simulated."""
 
 
 FOR_MEAN = {claim.id for name in ("for_mean", "by_ranking") for claim in GROUPS[name]}
@@ -401,33 +390,6 @@ def test_melange_by_whole_mixes_pays_no_more_than_any_single_type() -> None:
     alone = [each for each in market().profiled if each.combo.aggregated]
     enough = [n * each.combo.usd_per_hour for each in alone if (n := ceil(market().demand_rps / each.goodput_rps)) <= 8]
     assert enough and plan.usd_per_hour <= min(enough) + 1e-9
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("worse", [1.0, 0.7])
-def test_no_claim_of_a_difference_holds_where_systems_are_equal_or_swapped(worse: float, data: Path) -> None:
-    outcomes = cauchy.run(Pretending(seeds=(0, 1, 2, 3, 4, 5), data=data, worse=worse)).outcomes
-    judged = {c.id: c.rule.judge(outcomes[c.id].values).holds for c in CLAIMS if c.id not in ALIKE | STATED}
-    assert not {id for id, holds in judged.items() if holds}
-
-
-def test_every_rule_can_fail_on_both_sides() -> None:
-    """No effect, the opposite effect, and far too much of it, do not pass."""
-    for claim in CLAIMS:
-        rule = claim.rule
-        if isinstance(rule, AtLeast | AtMost):
-            assert rule.limit is not None, claim.id
-            wrong = [rule.neutral, 2 * rule.neutral - rule.effect, rule.limit + 0.01 * (rule.limit - rule.neutral)]
-        elif isinstance(rule, Between):
-            room = max(rule.high - rule.low, 0.2)
-            wrong = [rule.low - 0.1 * room, rule.high + 0.1 * room]
-        else:
-            assert isinstance(rule, EverySeed), claim.id
-            assert rule.judge([True, False]).holds is False
-            continue
-        for value in wrong:
-            exact = getattr(rule, "exact", False)
-            assert rule.judge([value] if exact else [value] * 3).holds is False, (claim.id, value)
 
 
 @pytest.mark.ci

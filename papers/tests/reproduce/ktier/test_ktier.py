@@ -80,39 +80,6 @@ def test_speed_ups_of_the_paper_fall_with_the_load_by_more_than_saturation_expla
     assert printed_fall() == pytest.approx(0.65, abs=0.005)
 
 
-ALIKE = {
-    "k1-median",
-    "parity-p99",
-    "parity-schedulers",
-    "parity-tiers",
-    "k10-tail",
-    "sweep-batches",
-    "gaussian-tier0",
-    "k3-tier0",
-    "k3-tier2",
-    "k3-tier0-at-once",
-    "k3-tier2-at-once",
-}
-"""Claims that things are alike, or about seconds."""
-
-
-@pytest.mark.ci
-def test_no_claim_holds_where_systems_are_equal_or_swapped() -> None:
-    """Latencies of all systems, loads and tiers come from one distribution; or the baselines' are half or twice."""
-    held = {}
-    for factor in (1.0, 0.5, 2.0):
-        runner = Equal(seeds=tuple(range(6)))
-        runner.factor = factor
-        outcomes = ktier.run(runner).outcomes
-        held[factor] = {c.id for c in CLAIMS if c.id not in ALIKE and c.rule.judge(outcomes[c.id].values).holds}
-    assert not held[1.0]
-    assert held[0.5] == {"last-tier-pays"} and "last-tier-pays" not in held[2.0]
-
-
-def test_claims_of_likeness_fail_for_other_values() -> None:
-    assert not {id for id in ALIKE if rule(id).judge([30.0, 31.0]).holds}
-
-
 # What is measured.
 
 
@@ -221,35 +188,17 @@ class Pretending(Runner):
         }
 
 
-class Equal(Pretending):
-    """All systems and tiers have the same latencies, but for noise; INFaaS and round robin, times a factor."""
-
-    factor = 1.0
-
-    def _pretend(self, key: Any, task: Any) -> Any:
-        found = super()._pretend(key, task)
-        if "prefill" not in found:
-            return found
-        random = np.random.default_rng(crc32(str(key).encode()))
-        is_base = task.content["policies"]["routing"] in ("infaas", "round-robin")
-        for part in (found, *found["tiers"].values()):
-            for name in ("prefill", "e2e", "decode"):
-                for number in part[name]:
-                    part[name][number] = (self.factor if is_base else 1.0) * float(random.lognormal(2.0, 0.02))
-        return found
-
-
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_claim_has_a_value_a_seed_and_a_reason(quick: bool) -> None:
-    found = ktier.run(Pretending(seeds=(0, 1, 2), quick=quick))
+    ids = frozenset(claim.id for claim in CLAIMS) - (ktier.FULL_ONLY if quick else set())
+    found = ktier.run(Pretending(seeds=(0, 1, 2), quick=quick, claims=ids))
     assert isinstance(found, Findings)
-    assert set(found.outcomes) == {claim.id for claim in CLAIMS}
-    assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
-    for claim in CLAIMS:
+    assert set(found.outcomes) == ids
+    for claim in (claim for claim in CLAIMS if claim.id in ids):
         outcome = found.outcomes[claim.id]
         assert len(outcome.values) == (2 if claim.id.endswith("-at-once") else 3) and outcome.why
         claim.rule.judge(outcome.values)
-        assert (set(outcome.values) == {None}) == (quick and claim.id in ktier.OF_FULL_RUNS)
+        assert None not in outcome.values
     labels = [exhibit.label for exhibit in found.exhibits]
     papers = [label for label in dict.fromkeys(labels) if not label.startswith("Headway")]
     order = ["Figure 5", "Figure 6", "Figure 7", "Table 2", "Figure 8", "Figure 9", "Table 3", "Table 4"]

@@ -19,7 +19,7 @@ from headway.report.run import Run
 from headway.workload.generate import generate
 from headway.workload.series import DemandSeries, read_series
 from headway_papers.reproduce import sageserve
-from headway_papers.reproduce.claims import Between, Claim, EverySeed
+from headway_papers.reproduce.claims import Between
 from headway_papers.reproduce.findings import PaperTable
 from headway_papers.reproduce.runner import Runner
 from headway_papers.reproduce.sageserve import (
@@ -327,20 +327,6 @@ def test_equal_systems_meet_no_claim_of_a_difference() -> None:
     assert met == PARITY | OF_ONE
 
 
-@pytest.mark.parametrize("claim", sageserve.CLAIMS, ids=lambda claim: claim.id)
-def test_a_rule_refuses_the_opposite_effect_and_one_far_beyond_the_papers(claim: Claim) -> None:
-    if isinstance(claim.rule, EverySeed):
-        assert claim.rule.judge([True, False]).holds is False
-        return
-    assert isinstance(claim.rule, Between)
-    low, high = claim.rule.low, claim.rule.high
-    assert claim.rule.judge([(low + high) / 2] * 2).holds
-    beyond = high + max(abs(low), abs(high))
-    opposite = beyond if claim.id in PARITY | OF_ONE else (1 / high if claim.rule.unit == "x" else -high)
-    assert claim.rule.judge([beyond] * 2).holds is False
-    assert claim.rule.judge([opposite] * 2).holds is False
-
-
 def late_plans(kind: str, late: dict[str, float], hours: dict[str, float]) -> dict[tuple[Any, ...], Measurement]:
     found = made()
     for seed in SEEDS:
@@ -370,13 +356,6 @@ def test_instance_hours_are_compared_where_as_many_are_late(kind: str, name: str
         assert values[f"equal-late-guarded{guarded}"] == pytest.approx([0.0, 0.0], abs=1e-3)
     values = judged(late_plans(kind, late | {REACTIVE: 0.1}, hours))
     assert values[claim] == [None, None]
-
-
-def test_a_short_run_says_that_it_cannot_decide_rows_of_whole_days() -> None:
-    found = sageserve.run(Dry(SEEDS, quick=True)).outcomes
-    for claim in runs.FULL_ONLY_CLAIMS:
-        verdict = claim.rule.judge(found[claim.id].values)
-        assert verdict.holds is None and "too short" in found[claim.id].why
 
 
 def test_the_published_thursday_needs_as_many_instances_as_the_artifact_plans() -> None:
@@ -497,9 +476,9 @@ def test_only_what_is_asked_for_is_run() -> None:
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_all_that_is_run_is_a_scenario(quick: bool) -> None:
-    dry = Dry(SEEDS, quick)
+    dry = Dry(SEEDS, quick, claims=runs.IN_QUICK if quick else None)
     findings = sageserve.run(dry)
-    assert set(findings.outcomes) == {claim.id for claim in sageserve.CLAIMS}
+    assert (runs.IN_QUICK if quick else {claim.id for claim in sageserve.CLAIMS}) <= set(findings.outcomes)
     assert len(findings.exhibits) > (7 if quick else 15)
     for (_, _, seed), task in ((key, task) for key, task in dry.asked if isinstance(task, RecordsTask)):
         if seed == SEEDS[0]:

@@ -22,8 +22,10 @@ SYSTEMS = ("cascadia", "stand-alone", "cascade-serve")
 READINGS = ("cascade-serve-load", "cascade-serve-equal")
 """CascadeServe with its reaction to the load, and with the same number of GPUs for every model."""
 ABLATIONS = ("uniform parallelism", "uniform allocation")
-QUICK_CASES = (CASES[0], EXAMPLE, CASES[4], CASES[5])
-"""Cases of a quick run: those of claims about single cases."""
+SINGLE = ("cost-stand-alone", "cost-cascade-serve", "example-85-3", "no-largest")
+"""Claims about single cases."""
+SINGLE_CASES = (CASES[0], EXAMPLE, CASES[4], CASES[5])
+"""The cases of `SINGLE`."""
 GPU_USD_PER_HOUR = 2.67
 NEEDED = 1.5
 """Multiple of the throughput that Table 7's 33% lower cost at (90, 1) requires."""
@@ -35,47 +37,42 @@ def findings(runner: Runner) -> Findings:
     """The findings of the parts with a requested claim."""
     result = Findings({})
     if runner.wants(*END_TO_END):
-        cases, rates = _deepseek(runner)
-        outcomes = _single_cases(cases) | _figure_1(rates)
-        exhibits: list[Exhibit] = [_exhibit_1(rates["deepseek", 1]), *_exhibits(cases, rates)]
-        if not runner.quick:
-            outcomes |= _end_to_end(cases, judged_seeds(runner))
-            if runner.wants(*PLANNED_FOR_MORE):
-                outcomes = _planned_for_more(runner, cases, rates, outcomes)
-            if runner.wants(*BY_PAPERS_PLANS):
-                outcomes = _papers_plans(runner, cases, rates, outcomes)
-            if runner.wants(*claims.ABLATIONS):
-                found = _ablations(runner, cases, rates)
-                outcomes, exhibits = outcomes | dict(found.outcomes), [*exhibits, *found.exhibits]
-            if runner.wants(*claims.SARATHI):
-                outcomes |= _sarathi(runner, cases, rates)
-        result += Findings(outcomes, exhibits)
-        if not runner.quick:
-            result += studies.of_deepseek(runner, cases, rates)
-    if runner.wants(*claims.LENGTHS) and not runner.quick:
+        result += _of_cases(runner)
+    if runner.wants(*claims.LENGTHS):
         result += _lengths(runner)
-    if runner.wants(*claims.FOR_THROUGHPUT) and not runner.quick:
+    if runner.wants(*claims.FOR_THROUGHPUT):
         result += _for_throughput(runner)
-    if runner.wants(*claims.OWN_LOAD) and not runner.quick:
+    if runner.wants(*claims.OWN_LOAD):
         result += _own_load(runner)
     if runner.wants(*claims.FIGURE_7, *claims.ROUTER, *claims.WEAKER, *claims.TRAINED, *claims.CACHES, *claims.REGRET):
         cases, rates = _measured(runner, LLAMA)
         result += Findings({"slo-llama": _times(cases, "stand-alone", "p95_s")}, [_exhibit_7(cases, rates)])
-        if not runner.quick:
-            result += studies.of_llama(runner, cases, rates)
-    if runner.wants(*claims.OPTIMALITY) and not runner.quick:
+        result += studies.of_llama(runner, cases, rates)
+    if runner.wants(*claims.OPTIMALITY):
         result += _optimality(runner)
     if runner.wants(*claims.FIGURE_2, *claims.TABLE_1):
         result += studies.of_parts(runner)
-    undecided = {}
-    if runner.quick:
-        why = "A quick run has four of the 12 cases; a full run decides this."
-        undecided = {
-            claim.id: Finding([None] * len(runner.seeds), why)
-            for claim in claims.CLAIMS
-            if claim.id not in result.outcomes
-        }
-    return Findings(undecided | dict(result.outcomes), sorted(result.exhibits, key=_place))
+    return Findings(result.outcomes, sorted(result.exhibits, key=_place))
+
+
+def _of_cases(runner: Runner) -> Findings:
+    """DeepSeek's cases; where only claims on single cases are requested, these cases alone."""
+    is_whole = runner.wants(*(claim for claim in END_TO_END if claim.id not in SINGLE))
+    cases, rates = _measured(runner, claims.ALL_CASES if is_whole else SINGLE_CASES)
+    if not is_whole:
+        return Findings(_single_cases(cases))
+    outcomes = _single_cases(cases) | _figure_1(rates) | _end_to_end(cases, judged_seeds(runner))
+    exhibits: list[Exhibit] = [_exhibit_1(rates["deepseek", 1]), *_exhibits(cases, rates)]
+    if runner.wants(*PLANNED_FOR_MORE):
+        outcomes = _planned_for_more(runner, cases, rates, outcomes)
+    if runner.wants(*BY_PAPERS_PLANS):
+        outcomes = _papers_plans(runner, cases, rates, outcomes)
+    if runner.wants(*claims.ABLATIONS):
+        found = _ablations(runner, cases, rates)
+        outcomes, exhibits = outcomes | dict(found.outcomes), [*exhibits, *found.exhibits]
+    if runner.wants(*claims.SARATHI):
+        outcomes |= _sarathi(runner, cases, rates)
+    return Findings(outcomes, exhibits) + studies.of_deepseek(runner, cases, rates)
 
 
 END_TO_END = (
@@ -109,14 +106,6 @@ def _place(exhibit: Exhibit) -> tuple[str, int]:
     """The position in the paper's order: figures, then tables."""
     kind, _, number = exhibit.label.partition(" ")
     return kind, int("".join(filter(str.isdigit, number)) or 99)
-
-
-def _deepseek(runner: Runner) -> tuple[dict[Case, Measurement], dict[tuple[str, int], Measurement]]:
-    """The 12 cases; some of them in a quick run."""
-    if runner.quick:
-        cases, _ = _measured(runner, QUICK_CASES)
-        return cases, _rates(runner, {("deepseek", trace) for trace in (1, 2, 3)})
-    return _measured(runner, claims.ALL_CASES)
 
 
 def _rates(
@@ -256,10 +245,18 @@ def _lengths(runner: Runner) -> Findings:
 
 def _for_throughput(runner: Runner) -> Findings:
     """The 12 cases, with all systems planned for the most throughput."""
+    traces = sorted({(cascade, trace) for cascade, trace, _ in claims.ALL_CASES})
+    shapes = runner.run({key: Call(regimes.measure_shapes, {"cascade": key[0], "trace": key[1]}) for key in traces})
     tasks = {
         case: Call(
             regimes.measure_throughput,
-            {"cascade": case[0], "trace": case[1], "q_min": case[2], "seeds": list(runner.seeds)},
+            {
+                "cascade": case[0],
+                "trace": case[1],
+                "q_min": case[2],
+                "seeds": list(runner.seeds),
+                "shapes": shapes[case[:2]],
+            },
         )
         for case in claims.ALL_CASES
     }

@@ -79,19 +79,30 @@ class Capacities:
         return chosen, most
 
 
-def capacities(case: PlanningRequest) -> Capacities:
-    """Each shape's capacity, measured once. Capacities of a set's replicas add up."""
-    problem, stage = replace(case.problem, use_all=False), evaluator_of(case)
-    every, sets, rates = all_sets(problem), list[ReplicaSets](), list[Floats]()
+def measure_shapes(cascade: str, trace: int) -> Measurement:
+    """Requests per second that one replica of each model and shape completes of a trace, whatever the quality."""
+    case = planning_case(cascade, trace, 80.0, RATE_RPS)
+    problem, stage = _of_any_size(case), evaluator_of(case)
+    every, rps = all_sets(problem), Measurement()
     for i, model in enumerate(problem.models):
         lengths = problem.lengths(i, np.ones(len(problem.scores), bool))
-        sets.append(every(i, ()))
-        by_shape = [
+        rps[model.name] = [
             stage.sustained_rps(model, ReplicaSet((Replicas(shape.tp, shape.pp, 1),)), lengths)
-            for shape in sets[-1].shapes
+            for shape in every(i, ()).shapes
         ]
-        rates.append(np.asarray(sets[-1].counts @ np.array(by_shape)))
-    return Capacities(tuple(sets), tuple(rates), problem.num_gpus, problem.server)
+    return rps
+
+
+def capacities(case: PlanningRequest, shapes: Measurement) -> Capacities:
+    """The capacity of every set from its shapes' (`measure_shapes`): those of its replicas add up."""
+    problem = _of_any_size(case)
+    sets = tuple(all_sets(problem)(i, ()) for i in range(len(problem.models)))
+    rates = (each.counts @ np.array(shapes[name]) for each, name in zip(sets, problem.names, strict=True))
+    return Capacities(sets, tuple(map(np.asarray, rates)), problem.num_gpus, problem.server)
+
+
+def _of_any_size(case: PlanningRequest) -> CascadeProblem:
+    return replace(case.problem, use_all=False)
 
 
 def scarcest(ratios: Floats, capacity: Sequence[Floats], divisions: Ints) -> tuple[Floats, Ints]:
@@ -192,10 +203,10 @@ def alone_for_throughput(capacity: Capacities, stage: int) -> CascadePlanner:
     return plans
 
 
-def measure_throughput(cascade: str, trace: int, q_min: float, seeds: list[int]) -> Measurement:
+def measure_throughput(cascade: str, trace: int, q_min: float, seeds: list[int], shapes: Measurement) -> Measurement:
     """Plans of every system for the most throughput, and their sustained rates on unseen tables."""
     case = planning_case(cascade, trace, q_min, RATE_RPS)
-    capacity, latencies = capacities(case), StageLatencies(evaluator_of(case))
+    capacity, latencies = capacities(case, shapes), StageLatencies(evaluator_of(case))
     by_system = {name: for_throughput(capacity, name) for name in SYSTEMS if name != "stand-alone"}
     by_system["stand-alone"] = alone_for_throughput(capacity, alone_in(q_min))
     return _judged(case, latencies, by_system, seeds)

@@ -7,12 +7,13 @@ from headway_papers.reproduce.cauchy import beyond, demand, model, scheduling
 from headway_papers.reproduce.cauchy import objectives as cauchy_objectives
 from headway_papers.reproduce.cauchy import overall as cauchy_overall
 from headway_papers.reproduce.cauchy import transfer as cauchy_transfer
-from headway_papers.reproduce.cauchy.claims import CLAIMS, GROUPS
+from headway_papers.reproduce.cauchy.claims import CLAIMS, GROUPS, WORKLOADS
+from headway_papers.reproduce.claims import ids_like
 from headway_papers.reproduce.findings import Finding, Findings
 from headway_papers.reproduce.runner import Runner
 
 TITLE = "Cauchy: GPU combos, tokens per dollar"
-SEEDS, QUICK_SEEDS = 3, 2
+SEEDS, QUICK_SEEDS = 3, 3
 REPEATS = 20
 """Repeats in Figure 9, whose runs take seconds, as in the paper. Profiles, searches and an hour of demand use
 `SEEDS`."""
@@ -28,16 +29,13 @@ FURTHER = {
     "-mean-ranking": {"by_ranking"},
 }
 """Groups that need a further case."""
-OF_ALL_SIZES = frozenset(
-    claim.id
-    for claim in CLAIMS
-    if claim.id.startswith(("fig6-", "fig7-", "fig8-", "fig10-"))
-    and ("cnn-dailymail" not in claim.id or claim.id.startswith(("fig7-star-", "fig10-")))
-)
-"""Claims on plans for ShareGPT and LongWriter that need sizes of combos which a quick run omits, tails of an hour that
-it shortens, or the savings of scaling alone."""
+FULL_ONLY = frozenset(claim.id for claim in CLAIMS) - ids_like(
+    CLAIMS, "fig1-*", "example-*", "fig11-*", "eq18-*", "*-cnn-dailymail", "*-cnn-dailymail-curve"
+) | ids_like(CLAIMS, "fig7-star-*", "fig9-*", "fig10-*")
+"""Claims on plans for ShareGPT and LongWriter, which need sizes of combos that a quick run omits; on searches for
+goodput; on tails of an hour that it shortens; and on the savings of scaling alone."""
 ABSTRACT = read_abstract(__package__)
-__all__ = ["ABSTRACT", "CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
+__all__ = ["ABSTRACT", "CLAIMS", "FULL_ONLY", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
 def run(runner: Runner) -> Findings:
@@ -46,10 +44,12 @@ def run(runner: Runner) -> Findings:
     seeds, quick = runner.seeds, runner.quick
     overall = bool(wanted & set(MOVING))
     markets_wanted = overall or bool(wanted & {"objectives", "between"})
-    swept = "thresholds" in wanted and not quick
+    swept = "thresholds" in wanted
     repeats = seeds if quick else tuple(range(max(REPEATS, len(seeds))))
     first = scheduling.searches(seeds, quick, "pairs" in wanted, "within" in wanted, swept)
-    first |= cauchy_overall.profiles(quick) if markets_wanted else {}
+    between = "between" in wanted  # which compares combos of all workloads
+    workloads = [name for name in WORKLOADS if between or runner.wants(*ids_like(CLAIMS, f"*-{name}*"))]
+    first |= cauchy_overall.profiles(workloads, quick) if markets_wanted else {}
     first |= cauchy_transfer.tasks() if "transfers" in wanted else {}
     results = runner.run(first)
     markets = cauchy_overall.markets(results) if markets_wanted else {}
@@ -58,7 +58,7 @@ def run(runner: Runner) -> Findings:
     if wanted & set(MOVING) - FOR_MEAN or not cases:
         cases = (every[0], *cases)
     results |= runner.run(cauchy_overall.sizes(markets, cases)) if overall else {}
-    last = scheduling.runs(results, markets, seeds, repeats, quick, "between" in wanted, "within" in wanted)
+    last = scheduling.runs(results, markets, seeds, repeats, quick, between, "within" in wanted)
     last |= cauchy_objectives.runs(markets, seeds, quick) if "objectives" in wanted else {}
     last |= cauchy_overall.runs(markets, results, cases, seeds) if overall else {}
     results |= runner.run(last)
@@ -73,16 +73,14 @@ def run(runner: Runner) -> Findings:
     if "objectives" in wanted:
         objectives = cauchy_objectives.ObjectiveRuns(results, markets, seeds, quick)
         findings += Findings(objectives.outcomes(), [objectives.figure()])
-    if "between" in wanted:
+    if between:
         turns = scheduling.BetweenRuns(results, markets, repeats, seeds)
         findings += Findings(turns.outcomes(), [turns.figure()])
     if "within" in wanted:
         inside = scheduling.WithinRuns(results, seeds)
         findings += Findings(inside.outcomes(), [inside.table()])
-    if "thresholds" in wanted:
-        none = Finding([None] * len(seeds), "A quick run has no sweep of thresholds.")
-        of_quick = dict.fromkeys((claim.id for claim in GROUPS["thresholds"]), none)
-        findings += Findings(scheduling.WithinRuns(results, seeds).thresholds() if swept else of_quick)
+    if swept:
+        findings += Findings(scheduling.WithinRuns(results, seeds).thresholds())
     if overall:
         findings += Findings({}, whole.figure_10())
     if "transfers" in wanted:
@@ -90,10 +88,6 @@ def run(runner: Runner) -> Findings:
         findings += Findings(moves.outcomes(), moves.figures())
     by_estimate = {workload: market for (ranking, workload), market in markets.items() if ranking == "estimate"}
     further = beyond.exhibits(by_estimate, whole) if runner.claims is None else []
-    if quick:
-        left = {id: each for id, each in findings.outcomes.items() if id in OF_ALL_SIZES and None not in each.values}
-        why = "A quick run has too few sizes of combos, and too short an hour; a full run decides."
-        findings += Findings({id: each.undecided(why) for id, each in left.items()})
     return findings + Findings({}, [model.network_table(), *further])
 
 

@@ -18,8 +18,7 @@ from typing import Any
 from headway.planning.combos.problem import ComboPlan, Objective
 from headway.planning.combos.rehearsal import span_s
 from headway_papers.reproduce import charts
-from headway_papers.reproduce.cauchy.claims import WORKLOADS
-from headway_papers.reproduce.cauchy.overall import Markets, plan_text
+from headway_papers.reproduce.cauchy.overall import Markets, names_in, plan_text
 from headway_papers.reproduce.cauchy.setup import Market, combo, document, measured
 from headway_papers.reproduce.findings import Figure, Finding
 from headway_papers.reproduce.results import Key, Results, SeedResults, increases, means_by_seed
@@ -34,7 +33,7 @@ QUICK_SHARES = (1 / 3, 2 / 3)
 def planned(markets: Markets, quick: bool) -> dict[tuple[str, float, Objective], ComboPlan]:
     """Plans by workload, share and objective."""
     plans: dict[tuple[str, float, Objective], ComboPlan] = {}
-    for workload in WORKLOADS:
+    for workload in names_in(markets):
         market = markets["closed-form", workload]
         reachable_rps = market.reachable_rps
         for share in QUICK_SHARES if quick else SHARES:
@@ -67,6 +66,7 @@ class ObjectiveRuns(SeedResults):
     def __init__(self, results: Results, markets: Markets, seeds: Sequence[int], quick: bool) -> None:
         super().__init__(results, seeds)
         self.plans, self.shares = planned(markets, quick), QUICK_SHARES if quick else SHARES
+        self.names = names_in(markets)
 
     def values_of(self, workload: str, share: float, objective: Objective, name: str) -> list[float]:
         plan = self.plans[workload, share, objective]
@@ -75,7 +75,7 @@ class ObjectiveRuns(SeedResults):
     def outcomes(self) -> dict[str, Finding]:
         findings: dict[str, Finding] = {}
         others: tuple[Objective, ...] = ("mce", "mc")
-        for workload in WORKLOADS:
+        for workload in self.names:
             for other in others:
                 gains = [
                     increases(*(self.values_of(workload, share, o, "in_time_per_usd") for o in ("co", other)))
@@ -100,11 +100,11 @@ class ObjectiveRuns(SeedResults):
         )
 
     def figure(self) -> Figure:
-        names = [f"{WORKLOADS[w]}, {share:.0%}" for w in WORKLOADS for share in self.shares]
+        names = [f"{name}, {share:.0%}" for name in self.names.values() for share in self.shares]
         series: Mapping[str, list[list[float]]] = {
             f"{o.upper()}-LP": [
                 [v / 1e6 for v in self.values_of(w, share, o, "in_time_per_usd")]
-                for w in WORKLOADS
+                for w in self.names
                 for share in self.shares
             ]
             for o in OBJECTIVES

@@ -7,7 +7,7 @@ time: see `sizing`. In cases for the mean, all systems have plans for the mean d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, get_args
 
@@ -87,13 +87,20 @@ def cases(azure: Demand | None, quick: bool) -> tuple[Case, ...]:
     return (structs.replace(every[0], shortened=0.5),) if quick else every
 
 
-def profiles(quick: bool) -> dict[Key, Call]:
+def profiles(workloads: Collection[str], quick: bool) -> dict[Key, Call]:
     """The first round: candidates by workload."""
-    return {("profiles", workload): Call(profiled, {"workload": workload, "quick": quick}) for workload in WORKLOADS}
+    return {("profiles", workload): Call(profiled, {"workload": workload, "quick": quick}) for workload in workloads}
 
 
 def markets(results: Results) -> dict[tuple[Ranking, str], Market]:
-    return {(r, w): Market(w, results["profiles", w], r) for r in get_args(Ranking) for w in WORKLOADS}
+    """The candidates of all profiled workloads."""
+    workloads = [workload for workload in WORKLOADS if ("profiles", workload) in results]
+    return {(r, w): Market(w, results["profiles", w], r) for r in get_args(Ranking) for w in workloads}
+
+
+def names_in(markets: Markets) -> dict[str, str]:
+    """The names of the workloads that have candidates."""
+    return {workload: WORKLOADS[workload] for _, workload in markets}
 
 
 def _by_size(markets: Markets, workload: str, case: Case, system: System, some: Sequence[float] = SIZES) -> Measurement:
@@ -109,7 +116,7 @@ def sizes(markets: Markets, some: Sequence[Case]) -> dict[Key, Call]:
         )
         for case in some
         if not case.for_mean
-        for workload in WORKLOADS
+        for workload in names_in(markets)
         for system in case.systems
         if system != "static"
     }
@@ -126,7 +133,7 @@ def runs(markets: Markets, results: Results, some: Sequence[Case], seeds: Sequen
     """The third round: all systems in their sizes, on requests that were not used to choose sizes; and Cauchy at
     Melange's cost."""
     tasks: dict[Key, Call] = {}
-    for case, workload in ((case, workload) for case in some for workload in WORKLOADS):
+    for case, workload in ((case, workload) for case in some for workload in names_in(markets)):
         for system in case.systems:
             market, k = markets[case.ranking, workload], size_of(results, workload, case, system)
             contents = case.sized(market, system, k)
@@ -149,7 +156,7 @@ class OverallRuns(SeedResults):
 
     def __init__(self, results: Results, markets: Markets, seeds: Sequence[int], some: Sequence[Case]) -> None:
         super().__init__(results, seeds)
-        self.markets, self.cases = markets, some
+        self.markets, self.cases, self.names = markets, some, names_in(markets)
 
     def measured(self, workload: str, case: Case, system: System, name: str) -> list[float]:
         if system not in case.systems:
@@ -165,7 +172,7 @@ class OverallRuns(SeedResults):
 
     def outcomes(self) -> dict[str, Finding]:
         findings: dict[str, Finding] = {}
-        for workload in WORKLOADS:
+        for workload in self.names:
             for case in self.cases:
                 findings |= self._efficiency(workload, case)
                 if case.ranking == "closed-form":
@@ -286,15 +293,15 @@ class OverallRuns(SeedResults):
         """Figures 6 and 7, and all tried sizes; without cases for the mean only."""
         if self.cases[0].for_mean:
             return []
-        names, case = list(WORKLOADS.values()), self.cases[0]
+        names, case = list(self.names.values()), self.cases[0]
         figures: list[Exhibit] = []
         shows = f"Demand: {case.demand.label}. Every system in the size that keeps {ATTAINED:.0%} in time."
         for name, what in (("e2e_s", "E2E"), ("ttft_s", "TTFT"), ("tbt_s", "time per output token")):
-            series = {SYSTEMS[s]: [self.measured(w, case, s, name) for w in WORKLOADS] for s in COMPARED}
+            series = {SYSTEMS[s]: [self.measured(w, case, s, name) for w in self.names] for s in COMPARED}
             chart = charts.bars(names, series, f"mean {what} (s)", yaxis={"type": "log"})
             figures.append(Figure("Figure 6", f"Mean {what}", shows, chart))
         million = {
-            SYSTEMS[s]: [[v / 1e6 for v in self.measured(w, case, s, "tokens_per_usd")] for w in WORKLOADS]
+            SYSTEMS[s]: [[v / 1e6 for v in self.measured(w, case, s, "tokens_per_usd")] for w in self.names]
             for s in COMPARED
         }
         figures.append(Figure("Figure 7", "Cost-efficiency", shows, charts.bars(names, million, "M tokens/USD")))
@@ -303,13 +310,13 @@ class OverallRuns(SeedResults):
     def _tried(self) -> PaperTable:
         rows: list[Row] = []
         for case in (each for each in self.cases if not each.for_mean):
-            for workload, system in ((w, s) for w in WORKLOADS for s in case.systems if s != "static"):
+            for workload, system in ((w, s) for w in self.names for s in case.systems if s != "static"):
                 tried = self.results["size", workload, case.key, system]["tried"]
                 for k, each in sorted(tried.items(), key=lambda item: float(item[0])):
                     tokens = each["tokens_per_usd"] / 1e6
                     shares = [100 * each["attainment"], each["usd_per_hour"], tokens, each["e2e_s"], each["ttft_s"]]
                     by = f"{case.demand.label}, {case.ranking}"
-                    rows.append([WORKLOADS[workload], by, SYSTEMS[system], float(k), *shares])
+                    rows.append([self.names[workload], by, SYSTEMS[system], float(k), *shares])
         heads = [
             "workload",
             "demand, ranking",
@@ -330,10 +337,10 @@ class OverallRuns(SeedResults):
             return []
         labels: dict[System, str] = {"static": "without autoscaling", "cauchy": "with autoscaling"}
         series = {
-            label: [self.measured(w, self.cases[0], system, "p90_s") for w in WORKLOADS]
+            label: [self.measured(w, self.cases[0], system, "p90_s") for w in self.names]
             for system, label in labels.items()
         }
-        chart = charts.bars(list(WORKLOADS.values()), series, "P90 E2E (s)", yaxis={"type": "log"})
+        chart = charts.bars(list(self.names.values()), series, "P90 E2E (s)", yaxis={"type": "log"})
         return [Figure("Figure 10", "Autoscaling", "From the same plan at first.", chart)]
 
 

@@ -13,8 +13,8 @@ from headway.perf.roofline import peak_flops
 from headway.planning.combos.estimate import InstanceSpeed
 from headway_papers.reproduce import charts
 from headway_papers.reproduce.cauchy import setup
-from headway_papers.reproduce.cauchy.claims import COMBINED, TABLE_3, WORKLOADS
-from headway_papers.reproduce.cauchy.overall import Markets
+from headway_papers.reproduce.cauchy.claims import COMBINED, TABLE_3
+from headway_papers.reproduce.cauchy.overall import Markets, names_in
 from headway_papers.reproduce.cauchy.setup import GPUS, combo, document, goodput, measured, split
 from headway_papers.reproduce.cauchy.token_turns import TokenTurns
 from headway_papers.reproduce.findings import Figure, Finding, PaperTable, Row
@@ -86,7 +86,7 @@ def runs(
     def add(key: Key, contents: dict[str, Any], some: Sequence[int]) -> None:
         tasks.update({(*key, seed): Call(measured, {"document": contents, "seed": seed}) for seed in some})
 
-    for workload in WORKLOADS if figure_9 else ():
+    for workload in names_in(markets) if figure_9 else ():
         combos = mixed_combos(markets, workload)
         rate = LOAD * sum(each["goodput_rps"] for each in combos)
         for between in BETWEEN:
@@ -191,7 +191,7 @@ class BetweenRuns(SeedResults):
 
     def __init__(self, results: Results, markets: Markets, repeats: Sequence[int], seeds: Sequence[int]) -> None:
         super().__init__(results, repeats)
-        self.markets, self.search_seeds = markets, seeds
+        self.markets, self.search_seeds, self.names = markets, seeds, names_in(markets)
 
     def e2e_s(self, workload: str, between: str) -> list[float]:
         return self.values(("between", workload, between), "e2e_s")
@@ -206,7 +206,7 @@ class BetweenRuns(SeedResults):
 
     def outcomes(self) -> dict[str, Finding]:
         findings: dict[str, Finding] = {}
-        for workload in WORKLOADS:
+        for workload in self.names:
             combos = self.markets["closed-form", workload].candidates[:NUM_COMBOS]
             weights = ", ".join(f"{each.combo.label} {each.goodput_rps:.1f}/s" for each in combos)
             numbers = ", ".join(f"{name} {fmean(self.e2e_s(workload, name)):.2f} s" for name in BETWEEN)
@@ -230,8 +230,8 @@ class BetweenRuns(SeedResults):
 
     def figure(self) -> Figure:
         names = {"round-robin": "basic", "tokens": "token-weighted", "goodput": "goodput-weighted"}
-        series = {label: [self.e2e_s(workload, name) for workload in WORKLOADS] for name, label in names.items()}
-        chart = charts.bars(list(WORKLOADS.values()), series, "mean E2E (s)", yaxis={"type": "log"})
+        series = {label: [self.e2e_s(workload, name) for workload in self.names] for name, label in names.items()}
+        chart = charts.bars(list(self.names.values()), series, "mean E2E (s)", yaxis={"type": "log"})
         shows = f"One each of the first {NUM_COMBOS} combos by Eq. 15, at {LOAD:.0%} of their goodput."
         return Figure("Figure 9", "Turns between unlike combos", shows, chart)
 

@@ -6,48 +6,47 @@ of reasoning requests.
 
 from __future__ import annotations
 
-from typing import Any
-
 from headway_papers.reproduce.abstract import read_abstract
-from headway_papers.reproduce.findings import Exhibit, Finding, Findings
+from headway_papers.reproduce.claims import ids_like
+from headway_papers.reproduce.findings import Exhibit, Findings
 from headway_papers.reproduce.ktier import burst as ktier_burst
 from headway_papers.reproduce.ktier import parity as ktier_parity
 from headway_papers.reproduce.ktier import phases, sustained, sweep
 from headway_papers.reproduce.ktier import seats as ktier_seats
 from headway_papers.reproduce.ktier import tick as ktier_tick
-from headway_papers.reproduce.ktier.claims import CLAIMS, MIXES
+from headway_papers.reproduce.ktier.claims import CLAIMS, MIXES, READINGS
+from headway_papers.reproduce.results import Key
 from headway_papers.reproduce.runner import Runner
+from headway_papers.reproduce.tasks import Task
 
 TITLE = "K-tier Llumnix: more than two priorities"
 SEEDS, QUICK_SEEDS = 4, 2
 ABSTRACT = read_abstract(__package__)
-__all__ = ["ABSTRACT", "CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
-
-PARITY = tuple(claim.id for claim in CLAIMS if claim.id.startswith(("parity-", "overhead-")))
-SUSTAINED = ("sustained-tier0", "headroom-tier0")
-SWEEP = ("sweep-prefill-mean", "sweep-e2e-mean", "sweep-batches")
+PARITY, SUSTAINED = ids_like(CLAIMS, "parity-*", "overhead-*"), ids_like(CLAIMS, "sustained-*", "headroom-tier0")
+SEATS, TICK, SWEEP = (ids_like(CLAIMS, pattern) for pattern in ("seats-*", "tick-*", "sweep-*"))
 RARE = "headroom-tier0-rare"
-SEATS = tuple(claim.id for claim in CLAIMS if claim.id.startswith("seats-"))
-TICK = tuple(claim.id for claim in CLAIMS if claim.id.startswith("tick-"))
+BURST = ids_like(CLAIMS, "*") - PARITY - SUSTAINED - SEATS - TICK - SWEEP - {RARE}
+AT_ONCE = ids_like(CLAIMS, "*-at-once")
+FULL_ONLY = SWEEP | TICK | AT_ONCE
+"""Claims whose values vary with the seed or the length of a burst as much as the rules allow."""
 SEEDS_OF_TICK = 5
 """Maximum number of seeds of the tick experiment, because each run takes ten times as long as with one queue in front
 of the fleet."""
-OF_FULL_RUNS = frozenset((*SWEEP, *TICK, *(claim.id for claim in CLAIMS if claim.id.endswith("-at-once"))))
-"""Claims whose values vary with the seed or the length of a burst as much as the rules allow."""
-BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED, RARE, *SWEEP, *SEATS, *TICK))
+__all__ = ["ABSTRACT", "CLAIMS", "FULL_ONLY", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
 def run(runner: Runner) -> Findings:
     """Run the requested parts. The best setting and the phases belong to no claim, and need a full run."""
-    seeds, quick = runner.seeds, runner.quick
-    tasks: dict[tuple[Any, ...], Any] = {}
+    seeds, quick, is_full = runner.seeds, runner.quick, runner.claims is None
+    readings = READINGS if runner.wants(*AT_ONCE) else READINGS[:1]
+    tasks: dict[Key, Task] = {}
     if runner.wants(*PARITY):
         tasks |= ktier_parity.tasks(seeds, quick)
     if runner.wants(*BURST):
-        tasks |= ktier_burst.tasks(seeds, quick)
+        tasks |= ktier_burst.tasks(seeds, quick, readings)
     if runner.wants(*SEATS):
         tasks |= ktier_seats.tasks(seeds, quick)
-    if runner.wants(*TICK) and not quick:
+    if runner.wants(*TICK):
         tasks |= ktier_tick.tasks(seeds[:SEEDS_OF_TICK])
     if runner.wants(*SUSTAINED):
         tasks |= sustained.load_tasks(seeds, quick)
@@ -56,13 +55,12 @@ def run(runner: Runner) -> Findings:
     rate = sweep.between(runner) if runner.wants(*SWEEP) else None
     if rate is not None:
         tasks |= sweep.tasks(seeds, quick, rate)
-    is_full = runner.claims is None
     if is_full:
         tasks |= sustained.setting_tasks(seeds, quick) | phases.tasks(seeds, quick)
     results = runner.run(tasks)
     findings, after = Findings({}), list[Exhibit]()
     if runner.wants(*BURST):
-        burst = ktier_burst.BurstRuns(results, seeds, quick)
+        burst = ktier_burst.BurstRuns(results, seeds, quick, readings)
         findings += Findings(burst.outcomes(), burst.figures("uniform"))
         after = [burst.table("uniform"), *(figure for mix in MIXES[1:] for figure in burst.figures(mix))]
         after += [burst.table(mix) for mix in MIXES[1:]] + [burst.sweep(), burst.parts()]
@@ -73,9 +71,7 @@ def run(runner: Runner) -> Findings:
     if runner.wants(*SEATS):
         findings += Findings(ktier_seats.SeatRuns(results, seeds).outcomes())
     if runner.wants(*TICK):
-        none = Finding([None] * len(seeds), "A quick run leaves this out.")
-        ticks = dict.fromkeys(TICK, none) if quick else ktier_tick.TickRuns(results, seeds[:SEEDS_OF_TICK]).outcomes()
-        findings += Findings(ticks)
+        findings += Findings(ktier_tick.TickRuns(results, seeds[:SEEDS_OF_TICK]).outcomes())
     if runner.wants(RARE):
         findings += Findings({RARE: sustained.SustainedRuns(results, seeds).rare()})
     if runner.wants(*SUSTAINED):
@@ -84,10 +80,6 @@ def run(runner: Runner) -> Findings:
     if rate is not None:
         loads = sweep.SweepRuns(results, seeds, rate)
         findings += Findings(loads.outcomes(), loads.figures())
-    if quick:
-        why = "A quick run has two seeds of half of the fleet and load; a full run decides this."
-        left = {id: each.undecided(why) for id, each in findings.outcomes.items() if id in OF_FULL_RUNS}
-        findings += Findings(left)
     if is_full:
         settings = sustained.SettingRuns(results, seeds).exhibits() if len(seeds) > 1 else []
         findings += Findings({}, [*settings, phases.table(results, seeds)])

@@ -65,8 +65,8 @@ def tiers_swept(quick: bool) -> tuple[int, ...]:
     return (1, 3, 4, 5, 10) if quick else tuple(range(1, 11))
 
 
-def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
-    """All runs of this part. Runs without tiers are equal for all mixes."""
+def tasks(seeds: Sequence[int], quick: bool, readings: Sequence[str] = READINGS) -> dict[Key, SimulationTask]:
+    """All runs of this part for some of `READINGS`. Runs without tiers are equal for all mixes."""
     settings = {("uniform", "10k", k) for k in tiers_swept(quick)}
     settings |= {(mix, scale, k) for mix in MIXES for scale in SCALES for k in TABLE_TIERS}
     tasks: dict[Key, SimulationTask] = {}
@@ -82,7 +82,7 @@ def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
         for name, (policies, engine) in PARTS.items():
             document = scenario(policies, engine, SCALES["10k"], num_tiers=4, quick=quick)
             tasks["part", name, seed] = SimulationTask(document, seed, ktier_runs.measure)
-    for mix, scale, k in _settings("-at-once"):
+    for mix, scale, k in _settings("-at-once") if "-at-once" in readings else ():
         document = scenario(ktier_runs.at_once(k), LLUMLET, SCALES[scale], mix=mix, num_tiers=k, quick=quick)
         for seed in seeds[:SEEDS_AT_ONCE]:
             tasks["ktier-at-once", mix, scale, k, seed] = SimulationTask(document, seed, ktier_runs.measure)
@@ -92,9 +92,9 @@ def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
 class BurstRuns(SeedResults):
     """The findings of the burst."""
 
-    def __init__(self, results: Results, seeds: Sequence[int], quick: bool) -> None:
+    def __init__(self, results: Results, seeds: Sequence[int], quick: bool, readings: Sequence[str] = READINGS) -> None:
         super().__init__(results, seeds)
-        self.quick = quick
+        self.quick, self.readings = quick, readings
 
     def ktier(self, mix: str, scale: str, k: int, *path: str) -> list[Any]:
         """The paper's system, by seed."""
@@ -129,7 +129,7 @@ class BurstRuns(SeedResults):
     # Claims.
 
     def outcomes(self) -> dict[str, Finding]:
-        tables = {id: each for reading in READINGS for id, each in self._by(reading)._tables(reading).items()}
+        tables = {id: each for reading in self.readings for id, each in self._by(reading)._tables(reading).items()}
         return {**self._differentiation(), **tables, **self._discussion()}
 
     def _differentiation(self) -> dict[str, Finding]:
@@ -164,7 +164,7 @@ class BurstRuns(SeedResults):
     def _third_tiers(self) -> dict[str, Finding]:
         """K=3 in seconds, for both readings."""
         findings = {}
-        for reading in READINGS:
+        for reading in self.readings:
             for tier in (0, 2):
                 path = ("tiers", str(tier), "prefill", "p50")
                 values = self._by(reading).values((f"ktier{reading}", "uniform", "10k", 3), *path)
@@ -179,7 +179,7 @@ class BurstRuns(SeedResults):
 
     def _by(self, reading: str) -> BurstRuns:
         """The runs with the seeds that this reading uses."""
-        return BurstRuns(self.results, self.seeds[:SEEDS_AT_ONCE], self.quick) if reading else self
+        return BurstRuns(self.results, self.seeds[:SEEDS_AT_ONCE], self.quick, self.readings) if reading else self
 
     def _tables(self, reading: str) -> dict[str, Finding]:
         """Tables 2 to 4 as a whole, the abstract's numbers, and the best K, for one reading."""
@@ -268,7 +268,7 @@ class BurstRuns(SeedResults):
         """Table 2, 3 or 4, with the paper's numbers beside ours."""
         heads = ["requests wait", "requests", "K", *(text for words in METRICS.values() for text in (words, "paper"))]
         rows: list[Row] = []
-        for reading in READINGS:
+        for reading in self.readings:
             for _, scale, k in [each for each in _settings(reading) if each[0] == mix]:
                 row: Row = ["at once" if reading else "in front", f"{SCALES[scale]:,}", k]
                 for metric in METRICS:
@@ -303,7 +303,8 @@ class BurstRuns(SeedResults):
             "tier 3 TTFT p50",
         ]
         rows: list[Row] = []
-        for name in (BASELINE, *list(PARTS)[:2], KTIER, AT_ONCE, *list(PARTS)[2:]):
+        at_once = (AT_ONCE,) if "-at-once" in self.readings else ()
+        for name in (BASELINE, *list(PARTS)[:2], KTIER, *at_once, *list(PARTS)[2:]):
             runs = self.part(name)
             row: Row = [name]
             row += [

@@ -49,8 +49,10 @@ def outcomes(results: SageServeRuns) -> FindingsById:
     if results.includes(PEAK):
         findings |= _silos(results) | _tables(results)
     if results.includes(DAY):
-        findings |= _hours(results) | _delays(results) | _guard(results) | _waste(results) | _tails(results)
-        findings |= _use(results) | _batch(results) | _chiron(results) | _beyond(results)
+        findings |= _hours(results) | _waste(results) | _tails(results)
+    if results.includes(DAY, GUARDED):
+        findings |= _delays(results) | _guard(results) | _use(results) | _batch(results) | _chiron(results)
+        findings |= _beyond(results)
     if results.includes(FLEET):
         findings |= _fleet(results)
     for kind, suffix in ((runs.SMOOTH, "smooth"), (runs.NO_BLOOM, "no-bloom")):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from headway_papers.reproduce.claims import Claim, read_claims
+from headway_papers.reproduce.claims import Claim, ids_like, read_claims
 from headway_papers.reproduce.runner import Runner
 from headway_papers.reproduce.sageserve import bounds, measures, orderings, published, scenes, smoothed, speed, weights
 from headway_papers.reproduce.sageserve.published import DELAYS_S, Day
@@ -48,9 +48,13 @@ THETA_SHARE = 0.5
 Llama-2: half of its profile."""
 EQUAL_LATE_SHARES = (0.7, 0.9)
 """Further shares for LT strategies, to find their instance-hours at another scaler's lateness."""
-FULL_ONLY = ("thursday", "fleet", "chiron", "beyond", "november", "ablations", "scouts", "artifact", "bloom")
-"""Groups of whole days, which need a full run."""
-FULL_ONLY_CLAIMS = frozenset(claim for name in FULL_ONLY for claim in _GROUPS[name])
+DAYS = ("thursday", "fleet", "chiron", "beyond", "november", "ablations", "scouts", "artifact", "bloom")
+"""Groups of claims on whole days."""
+IN_QUICK = ids_like(
+    CLAIMS, "unified-*", "lt-i-hours", "lt-regions", "lt-*-waste", "cold-starts", "lt-*-tail", "tail-order",
+    "burst-lt-*", "step-*",
+)  # fmt: skip
+"""Claims that a quick run decides: a morning in place of a day, and an hour in place of its peak, with less load."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,10 @@ def measure_all(runner: Runner) -> tuple[Results, Mapping[str, Measurement]]:
     """Runs by kind, strategy and seed; and the rates of instances, by GPU."""
     wanted = [part for part in parts(runner.quick) if runner.wants(*part.claims)]
     served = runner.run(_trials(runner, wanted))
-    tasks: dict[tuple[Any, ...], Task] = {**_orders(runner), **_speed(runner)}
-    if not runner.quick:
-        tasks |= _days(runner, served)
-        if runner.claims is None:
-            for name, document in readings(served[scenes.A100]):
-                tasks[READING, name, runner.seeds[0]] = RecordsTask(document, runner.seeds[0], measures.measure)
+    tasks: dict[tuple[Any, ...], Task] = {**_orders(runner), **_speed(runner), **_days(runner, served)}
+    if runner.claims is None:
+        for name, document in readings(served[scenes.A100]):
+            tasks[READING, name, runner.seeds[0]] = RecordsTask(document, runner.seeds[0], measures.measure)
     for part in wanted:
         scene = replace(part.scene, theta=theta(served[part.scene.gpu], THETA_SHARE))
         for seed, strategy in product(runner.seeds, part.strategies):
@@ -96,12 +98,11 @@ def measure_all(runner: Runner) -> tuple[Results, Mapping[str, Measurement]]:
 def _trials(runner: Runner, wanted: Sequence[RunGroup]) -> dict[str, Task]:
     """Measurements of instances' rates by GPU, and for the fleet on equal GPUs, as far as needed."""
     trials: dict[str, Task] = {}
-    on_a100 = [*(claim for name in FULL_ONLY for claim in _GROUPS[name])]
-    if wanted or (not runner.quick and runner.wants(*on_a100)):
+    if wanted or runner.wants(*(claim for name in DAYS for claim in _GROUPS[name])):
         trials[scenes.A100] = _theta(scenes.A100)
-    if not runner.quick and runner.wants(*_GROUPS["ablations"]):
+    if runner.wants(*_GROUPS["ablations"]):
         trials[scenes.H100] = _theta(scenes.H100)
-    if not runner.quick and runner.wants(*_GROUPS["fleet"], *_GROUPS["scouts"], *_GROUPS["bloom"]):
+    if runner.wants(*_GROUPS["fleet"], *_GROUPS["scouts"], *_GROUPS["bloom"]):
         trials[FLEET] = Call(measures.theta, {"document": published.fleet_trial()})
     return trials
 
@@ -143,7 +144,8 @@ def _days(runner: Runner, served: Mapping[str, Measurement]) -> dict[tuple[Any, 
     has_series = published.has_series(runner.data)
     documents: dict[tuple[str, str], scenes.Document] = {}
     if runner.wants(*_GROUPS["thursday"], *_GROUPS["chiron"], *_GROUPS["beyond"]):
-        documents |= thursdays(served[scenes.A100], has_series)
+        days = thursday_morning if runner.quick else thursdays
+        documents |= days(served[scenes.A100], has_series)
     if runner.wants(*_GROUPS["november"], *_GROUPS["ablations"]):
         documents |= other_days(served, has_series)
     if runner.wants(*_GROUPS["scouts"]):
@@ -194,6 +196,13 @@ def thursdays(served: Measurement, has_series: bool) -> dict[tuple[str, str], sc
             planned = replace(day, theta=theta(served, share))
             documents[kind, planned_at(name, share)] = published.document(planned, name)
     return documents
+
+
+def thursday_morning(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:
+    """Thursday from 10:00 to 14:00, for quick runs."""
+    half = theta(served, THETA_SHARE)
+    day = Day(theta=half, half=half, from_hour=8.0, hours=6.0, has_series=has_series)
+    return {(DAY, name): published.document(day, name) for name in (REACTIVE, *LONG_TERM)}
 
 
 def other_days(served: Mapping[str, Measurement], has_series: bool) -> dict[tuple[str, str], scenes.Document]:
