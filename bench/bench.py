@@ -3,11 +3,13 @@
 
     python bench/bench.py [--quick] [--against FOLDER] [--json FILE]
     python bench/bench.py --scale [--quick]
+    python bench/bench.py --replicas [--quick] [--against FOLDER]
 
 Llama-2-70B on H100-80 SXM, TP 4, 1,000 tokens in and 200 out, at 70% of the throughput that a saturated replica
 reaches (measured first). Builds are measured in turns, each in a process of its own: the sources as Python, those that
 `make compiled` has compiled, and `--against`, a folder with another version of the package. Figures are medians, with
 the ratio to the first build in the same turns. The last row is the wall time of a whole `headway compare`.
+`--replicas`: 20,000 requests on 8 to 4,096 replicas, and the CPU time and peak memory of `headway simulate` for them.
 """
 
 from __future__ import annotations
@@ -39,6 +41,11 @@ CASES = (
     ("fixed", 512, "headway", 40_000),
 )
 """(lengths, replicas, routing, requests)."""
+FLEETS = (8, 64, 512, 4096)
+"""Numbers of replicas of `--replicas`."""
+FLEET_ROUTERS = ("round-robin", "least-kv", "headway")
+FLEET_REQUESTS = 20_000
+SIMULATE = "simulate --model llama-2-70b --gpu h100-80gb-sxm --engine vllm-0.15 --tp 4 --json --no-progress"
 COMPARE = "compare --model llama-3.1-8b --gpu h100-80gb-sxm --replicas 4 --workload chat --rate 30 --num-requests 2000"
 
 
@@ -113,6 +120,16 @@ class Build:
         subprocess.run([sys.executable, "-m", "headway", *command], env=self.env, check=True, capture_output=True)
         return time.perf_counter() - start_s
 
+    def simulate(self, num_requests: int, rate: float, replicas: int, routing: str) -> tuple[float, float]:
+        """CPU seconds and peak MiB of a whole `headway simulate`."""
+        command = [*SIMULATE.split(), "--replicas", replicas, "--routing", routing, "--num-requests", num_requests]
+        command += ["--rate", rate, "--prompt-tokens", PROMPT_TOKENS, "--output-tokens", OUTPUT_TOKENS]
+        arguments = [sys.executable, "-m", "headway", *map(str, command)]
+        process = subprocess.Popen(arguments, env=self.env, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        assert not status, status
+        return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
@@ -145,7 +162,7 @@ def row(name: str, builds: list[Build], seconds: list[list[float]], num_requests
         figure = round(median_s, 3) if num_requests is None else round(num_requests / median_s)
         found[build.name] = {"median": figure, "ratio": round(ratio, 2), "seconds": taken}
         shown.append(f"{build.name} {figure:>9,} ({ratio:.2f}x)")
-    print(f"{name:34}", *shown, sep="  ", flush=True)
+    print(f"{name:42}", *shown, sep="  ", flush=True)
     return found
 
 
@@ -180,11 +197,31 @@ def scaling(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
     return rows
 
 
+def fleets(builds: list[Build], quick: bool) -> list[dict[str, Any]]:
+    """The loop and the whole command by the number of replicas."""
+    rate = LOAD * saturated_rate("fixed")
+    repeats = 1 if quick else 5
+    rows = []
+    for replicas in FLEETS:
+        for routing in FLEET_ROUTERS:
+            name, case = f"{replicas} replicas, {routing}", (FLEET_REQUESTS, rate * replicas, replicas, routing)
+            loops = in_turns(builds, repeats, lambda build, case=case: build.cpu_s("fixed", *case))  # type: ignore[misc]
+            rows.append(row(name, builds, loops, FLEET_REQUESTS))
+            used: list[list[tuple[float, float]]] = [[] for _ in builds]
+            for _ in range(repeats):
+                for build, found in zip(builds, used, strict=True):
+                    found.append(build.simulate(*case))
+            rows.append(row(f"{name}, command, CPU s", builds, [[s for s, _ in found] for found in used], None))
+            rows.append(row(f"{name}, command, MiB", builds, [[mib for _, mib in found] for found in used], None))
+    return rows
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests, three repeats")
     parser.add_argument("--scale", action="store_true", help="10^4 to 10^7 requests instead of the table")
+    parser.add_argument("--replicas", action="store_true", help="8 to 4,096 replicas instead of the table")
     parser.add_argument("--against", metavar="FOLDER", type=Path, help="another version: the folder with `headway`")
     parser.add_argument("--json", metavar="FILE", help="write the rows here as well")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -198,7 +235,7 @@ def main() -> None:
         folders = {"against": options.against, "pure": ROOT / "src", "compiled": ROOT / "build" / "compiled"}
         found = {name: folder for name, folder in folders.items() if folder is not None and folder.is_dir()}
         builds = [Build(name, folder) for name, folder in found.items()]
-        rows = table(builds, options.quick)
+        rows = fleets(builds, options.quick) if options.replicas else table(builds, options.quick)
         for build in builds:
             build.close()
     if options.json:

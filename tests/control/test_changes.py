@@ -36,11 +36,12 @@ def read(field: str) -> Callable[[Any], Any]:
 
 
 RANKS = (
-    ("kv_blocks_used", "num_in_flight"),
-    ("num_waiting",),
-    ("prefill_tokens_left", "output_tokens_left"),
-    ("role",),
+    (("kv_blocks_used", "num_in_flight"), True),
+    (("num_waiting",), True),
+    (("prefill_tokens_left", "output_tokens_left"), False),
+    (("role",), False),
 )
+"""Fields, and whether ticks do not lower them."""
 
 
 def rank(*fields: str) -> Callable[[Any], Any]:
@@ -55,15 +56,16 @@ class Comparing:
 
     def __init__(self) -> None:
         self.keys = {field: read(field) for field in FIELDS}
-        self.ranks = [rank(*fields) for fields in RANKS]
+        self.ranks = [(rank(*fields), grows) for fields, grows in RANKS]
         self.turn = 0
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
         for field, key in self.keys.items():
             assert [*view.map(key)] == [key(replica) for replica in view.replicas], field
-        for key in self.ranks:
-            found = view.find_least(key)
-            assert found is None or found is min(view.replicas, key=key)
+        for key, grows in self.ranks:
+            for declared in {False, grows}:
+                found = view.find_least(key, declared)
+                assert found is None or found is min(view.replicas, key=key)
         self.turn += 1
         return Placement(view.replicas[self.turn % len(view.replicas)].id)
 
@@ -88,7 +90,7 @@ class Timed:
     def __init__(self, id: int, clock: SimpleNamespace) -> None:
         self.id, self._clock = id, clock
         self.holds_until_s = 0.0
-        self.num_reads = 0
+        self.num_reads = self.offset = 0
 
     @property
     def value(self) -> int:
@@ -137,18 +139,21 @@ STEPS = st.tuples(st.lists(UPDATES, max_size=3), st.integers(0, 1), st.sampled_f
 
 
 @settings(max_examples=num_examples(100), derandomize="HEADWAY_FUZZ_EXAMPLES" not in os.environ, deadline=None)
-@given(st.lists(STEPS, min_size=3, max_size=30))
-def test_the_least_is_that_of_a_scan(steps: list[tuple[list[tuple[int, int, int, float]], int, str]]) -> None:
-    """Of values that change at any time, alone and by themselves, in lists that are replaced; ties too."""
+@given(st.lists(STEPS, min_size=3, max_size=30), st.booleans())
+def test_the_least_is_that_of_a_scan(
+    steps: list[tuple[list[tuple[int, int, int, float]], int, str]], grows: bool
+) -> None:
+    """Of values that change at any time, alone and by themselves (or then only grow), in lists that are replaced; ties
+    too."""
     clock, changes = SimpleNamespace(now=0.0), Changes()
     everyone: Any = [Valued(id, clock) for id in range(5)]
-    kept = KeptValues(lambda replica: (replica.value, 0), changes)
+    kept = KeptValues(lambda replica: (replica.value, 0), changes, grows)
     replicas, last = everyone, None
     for updates, passed_s, event in steps:
         clock.now += passed_s
         for id, before, after, lasts_s in updates:
             one = everyone[id]
-            one.before, one.after, one.until_s = before, after, clock.now + lasts_s
+            one.before, one.after, one.until_s = before, max(before, after) if grows else after, clock.now + lasts_s
             changes.ids.append(id)
         if event == "limit":
             changes.ids.extend([0] * 20_000)
@@ -159,6 +164,20 @@ def test_the_least_is_that_of_a_scan(steps: list[tuple[list[tuple[int, int, int,
         values = [replica.value for replica in replicas]
         assert at == (values.index(min(values)) if replicas is last else -1)
         last = replicas
+
+
+def test_of_values_that_grow_few_are_read_again() -> None:
+    """Those that have grown are read when they would be the least."""
+    clock, changes = SimpleNamespace(now=0.0), Changes()
+    replicas: Any = [Timed(id, clock) for id in range(50)]
+    for replica in replicas[1:]:
+        replica.offset = 10 * replica.id
+    kept = KeptValues(lambda replica: replica.value + replica.offset, changes, grows=True)
+    for now in range(9):
+        clock.now = float(now)
+        kept.first_least(replicas, clock.now)
+    assert kept.first_least(replicas, 8.0) == 0
+    assert sum(replica.num_reads for replica in replicas[1:]) == 49  # once each, when the values were filled in
 
 
 def test_many_notes_are_discarded_and_all_is_read_anew() -> None:

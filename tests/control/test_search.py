@@ -41,7 +41,14 @@ class Scored:
 
 UPDATES = st.tuples(st.integers(0, 6), st.integers(0, 1 << 32))
 WEIGHTS = st.tuples(*3 * [st.sampled_from([0.0, 1.0, 2.5])])
-STEPS = st.tuples(st.lists(UPDATES, max_size=4), WEIGHTS, st.sampled_from(["", "", "", "", "list", "limit"]))
+TICKS = st.tuples(st.integers(0, 6), st.integers(0, 1), st.integers(0, 2))
+"""(replica, increase of its first number, increase of its score beyond)."""
+STEPS = st.tuples(
+    st.lists(UPDATES, max_size=4),
+    st.lists(TICKS, max_size=6),
+    WEIGHTS,
+    st.sampled_from(["", "", "", "", "list", "limit"]),
+)
 
 
 def scored(id: int, seed: int) -> Scored:
@@ -54,13 +61,16 @@ def scored(id: int, seed: int) -> Scored:
 @settings(max_examples=num_examples(100), derandomize="HEADWAY_FUZZ_EXAMPLES" not in os.environ, deadline=None)
 @given(st.lists(STEPS, min_size=3, max_size=30))
 def test_the_least_score_is_that_of_a_scan(steps: list[Any]) -> None:
-    """Of replicas that change, alone and in kinds, in lists that are replaced; ties too."""
+    """Of replicas that change, alone and in kinds, with notes and by ticks, in lists that are replaced; ties too."""
     changes = Changes()
     everyone = [scored(id, id) for id in range(7)]
     search = Search(Scored.bounds, changes)
     replicas: Any = everyone
     last = None
-    for updates, weights, event in steps:
+    for updates, ticks, weights, event in steps:
+        for id, grown, further in ticks:
+            one = everyone[id]
+            one.numbers, one.beyond = (one.numbers[0] + grown, *one.numbers[1:]), one.beyond + further
         for id, seed in updates:
             one, new = everyone[id], scored(id, seed)
             one.numbers, one.kind, one.beyond = new.numbers, new.kind, new.beyond
@@ -79,6 +89,25 @@ def test_the_least_score_is_that_of_a_scan(steps: list[Any]) -> None:
         expected = min(range(len(replicas)), key=lambda i: (score(replicas[i]), replicas[i].id))
         assert at == (expected if replicas is last else -1)
         last = replicas
+
+
+def test_of_replicas_that_tick_alike_few_are_read() -> None:
+    """Each replica leaves its kind at another tick: only the replica that stands for a kind is read."""
+    changes = Changes()
+    replicas: Any = [Scored(id, (id % 2, 0, 0, 0), 1) for id in range(1000)]
+    read: list[int] = []
+
+    def score(one: Any) -> float:
+        read.append(one.id)
+        return float(one.numbers[0])
+
+    search = Search(Scored.bounds, changes)
+    search.least(replicas, (0.0, 0.0, 0.0), score)
+    for id in range(0, 1000, 2):
+        assert search.least(replicas, (0.0, 0.0, 0.0), score) == id
+        replicas[id].numbers = (2, 0, 0, 0)
+    assert search.least(replicas, (0.0, 0.0, 0.0), score) == 1
+    assert len(read) <= 501
 
 
 def test_few_replicas_are_read() -> None:
@@ -122,10 +151,13 @@ class Checked:
     def find_least_score(
         self, bounds: Callable[[Any], Bounds], weights: tuple[float, float, float], score: Callable[[Any], float]
     ) -> Any:
+        scores: dict[Any, float] = {}
         for replica in self._view.replicas:
-            first, *others, _ = bounds(replica)
+            first, *others, kind = bounds(replica)
             least = first + sum(number * weight for number, weight in zip(others, weights, strict=True))
-            assert least <= score(replica) * (1 + 1e-9)
+            own = score(replica)
+            assert least <= own * (1 + 1e-9)
+            assert kind is None or scores.setdefault(kind, own) == own
         one = self._view.find_least_score(bounds, weights, score)
         if one is not None:
             self._found.append(one.id)

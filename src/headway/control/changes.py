@@ -84,15 +84,17 @@ class ChangeReader:
 class KeptValues:
     """Caches `key(replica)` for each replica and recomputes it only for replicas that may have changed."""
 
-    __slots__ = ("_ends", "_ends_s", "_entered", "_key", "_order", "_reader", "_values")
+    __slots__ = ("_ends", "_ends_s", "_entered", "_grows", "_key", "_order", "_reader", "_values")
 
-    def __init__(self, key: Callable[[Any], Any], changes: Changes) -> None:
-        self._key, self._reader = key, ChangeReader(changes)
+    def __init__(self, key: Callable[[Any], Any], changes: Changes, grows: bool = False) -> None:
+        """`grows`: values do not fall by ticks, and only the least one is asked for (`first_least`)."""
+        self._key, self._reader, self._grows = key, ChangeReader(changes), grows
         self._values: list[Any] = []
         self._ends_s: list[float] = []
         """Maps each position to the time until which the value holds unless the replica changes."""
         self._ends: list[tuple[float, int]] = []
-        """Heap of (end time, position); may contain outdated entries with times before those in `_ends_s`."""
+        """Heap of (end time, position); may contain outdated entries with times before those in `_ends_s`. Empty with
+        `grows`: a value that no longer holds is then at most the current one, and is corrected as values that grew."""
         self._order: list[tuple[Any, int]] = []
         """Heap of (value, position), if the least value is asked for. A value that grew is corrected only when it
         reaches the top of the heap, so few updates change the heap."""
@@ -120,11 +122,14 @@ class KeptValues:
             self._order = order = [(value, position) for position, value in enumerate(values)]
             self._entered = values.copy()
             heapify(order)
-        entered = self._entered
+        entered, latest = self._entered, -1
         while True:
             value, position = order[0]
             if entered[position] is not value:
                 heappop(order)
+            elif self._ends_s[position] <= now and position != latest:
+                latest = position
+                self._compute(position)
             elif values[position] is value:
                 return position
             else:
@@ -160,5 +165,5 @@ class KeptValues:
             self._entered[position] = value
             heappush(self._order, (value, position))
         self._ends_s[position] = end_s = replica.holds_until_s
-        if end_s != inf:
+        if end_s != inf and not self._grows:
             heappush(self._ends, (end_s, position))

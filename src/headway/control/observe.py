@@ -123,7 +123,8 @@ class MutableFleetView:
         """The ordering, if it has separate queues for reasoning requests."""
         self.changes: Changes | None = None
         """The list in which replicas note their changes; None: replicas note no changes."""
-        self._kept: dict[Callable[[ReplicaView], Any], KeptValues] = {}
+        self._kept: dict[tuple[Callable[[ReplicaView], Any], bool], KeptValues] = {}
+        """Keyed by key, and whether its values only grow."""
         self._searches: dict[Callable[[ReplicaView], Bounds], Search] = {}
 
     def num_reasoning(self, replica: ReplicaView, /) -> int:
@@ -141,13 +142,13 @@ class MutableFleetView:
         replicas = self.replicas
         if self.changes is None or len(replicas) < KEPT_FROM:
             return [key(replica) for replica in replicas]
-        return self._kept_by(key, self.changes).values(replicas, self.now)
+        return self._kept_by(key, self.changes, False).values(replicas, self.now)
 
-    def find_least(self, key: Callable[[ReplicaView], Any]) -> ReplicaView | None:
+    def find_least(self, key: Callable[[ReplicaView], Any], grows: bool = False) -> ReplicaView | None:
         replicas = self.replicas
         if self.changes is None or len(replicas) < KEPT_FROM:
             return None
-        position = self._kept_by(key, self.changes).first_least(replicas, self.now)
+        position = self._kept_by(key, self.changes, grows).first_least(replicas, self.now)
         return None if position < 0 else replicas[position]
 
     def find_least_score(
@@ -167,12 +168,12 @@ class MutableFleetView:
         position = search.least(replicas, weights, score)
         return None if position < 0 else replicas[position]
 
-    def _kept_by(self, key: Callable[[ReplicaView], Any], changes: Changes) -> KeptValues:
-        kept = self._kept.get(key)
+    def _kept_by(self, key: Callable[[ReplicaView], Any], changes: Changes, grows: bool) -> KeptValues:
+        kept = self._kept.get((key, grows))
         if kept is None:
             if len(self._kept) >= _MOST_KEYS:
                 self._kept.clear()  # limits the memory if a policy defines new keys in each call
-            kept = self._kept[key] = KeptValues(key, changes)
+            kept = self._kept[key, grows] = KeptValues(key, changes, grows)
         return kept
 
 

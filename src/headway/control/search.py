@@ -19,8 +19,8 @@ _NONE: Final = 1e200
 """The numbers of an empty leaf: larger than any other numbers, yet 0 when multiplied by a weight of 0."""
 _MARGIN: Final = 1e-9
 """Relative rounding error by which the sum may exceed the score."""
-_MOST_KINDS: Final = 4
-"""Maximum number of remembered kinds, as a multiple of the number of replicas. Beyond it, the kinds are rebuilt."""
+_MOST_ENTRIES: Final = 8
+"""Maximum number of heap entries of kinds per replica. Beyond it, the kinds are rebuilt."""
 
 
 class Search:
@@ -43,8 +43,8 @@ class Search:
         self._kinds: list[Any] = []
         """Maps each position to the kind of the replica."""
         self._alike: dict[Any, list[tuple[int, int]]] = {}
-        """Maps each kind to a heap of (replica, position). The first entry is in the tree; outdated entries are
-        possible."""
+        """Maps each kind to a heap of (replica, position). The first entry stands for the kind in the tree; outdated
+        entries may follow it."""
         self._entered: set[tuple[Any, int]] = set()
         """(kind, position) of all heap entries."""
 
@@ -60,7 +60,7 @@ class Search:
         a, b, c, d, size = self._first, self._second, self._third, self._fourth, self._size
         v, w, x = weights
         nodes, sums = [1], [-inf]
-        read: list[int] = []
+        read: set[int] = set()
         found, least, limit = -1, inf, inf
         while nodes:
             node = nodes.pop()
@@ -81,20 +81,29 @@ class Search:
                 node = near
             else:
                 position = node - size
-                if position >= len(replicas):
+                if position >= len(replicas) or position in read:
+                    continue
+                if self._kinds[position] is not None and not self._keeps_kind(position):
+                    nodes, sums = [1], [-inf]  # another replica stands for the kind now
                     continue
                 value = score(replicas[position])
-                read.append(position)
+                read.add(position)
                 if value < least or (value == least and (found < 0 or replicas[position].id < replicas[found].id)):
                     found, least, limit = position, value, value + _MARGIN * abs(value)
         for position in read:  # time has passed since these bounds were computed
-            if position != found:
+            if position != found and self._kinds[position] is None:
                 self._compute(position)
         return found
 
+    def _keeps_kind(self, position: int) -> bool:
+        """Recompute a replica's bounds; whether its kind is the same after the ticks since then."""
+        before = self._kinds[position]
+        self._compute(position)
+        return bool(self._kinds[position] == before)
+
     def _update(self) -> None:
         """Recompute the bounds of changed replicas."""
-        if self._reader.is_void() or len(self._alike) > _MOST_KINDS * self._size:
+        if self._reader.is_void() or len(self._entered) > _MOST_ENTRIES * self._size:
             self._fill()
             return
         for position in self._reader.changed():
@@ -114,22 +123,25 @@ class Search:
         replica = self._reader.replicas[position]
         first, second, third, fourth, kind = self._key(replica)
         before = self._kinds[position]
-        self._bounds[position] = first, second, third, fourth
-        self._kinds[position] = kind
-        if before is not None and before != kind:
+        if before is not None and before == kind:
+            return
+        self._bounds[position], self._kinds[position] = (first, second, third, fourth), kind
+        if before is not None:
             self._show_first(before)
         if kind is None:
             self._put(position, first, second, third, fourth)
             return
         alike = self._alike.setdefault(kind, [])
-        hidden = alike[0][1] if alike else position
+        shown = alike[0][1] if alike else position
         if (kind, position) not in self._entered:
             self._entered.add((kind, position))
             heappush(alike, (replica.id, position))
-        if hidden != position and self._kinds[hidden] == kind:
-            self._put(hidden, _NONE, _NONE, _NONE, _NONE)
-        self._put(position, _NONE, _NONE, _NONE, _NONE)
-        self._show_first(kind)
+        if alike[0][1] != position:
+            self._put(position, _NONE, _NONE, _NONE, _NONE)
+            return
+        if shown != position:
+            self._put(shown, _NONE, _NONE, _NONE, _NONE)
+        self._put(position, first, second, third, fourth)
 
     def _show_first(self, kind: Any) -> None:
         """Put the first replica of a kind into the tree."""

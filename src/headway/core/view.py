@@ -367,10 +367,11 @@ class FleetView(PolicyView, Protocol):
         `key`. So `key` must be a stateless function of one replica's fields.
         """
 
-    def find_least(self, key: Callable[[ReplicaView], Any]) -> ReplicaView | None:
+    def find_least(self, key: Callable[[ReplicaView], Any], grows: bool = False) -> ReplicaView | None:
         """`min(replicas, key=key)`, if the driver knows it without reading all replicas; else None.
 
-        `key` is a function as for `map`. On ties, the first replica in `replicas` is returned.
+        `key` is a function as for `map`. `grows`: its value does not fall while the replica changes only by ticks, so
+        that fewer replicas are read. On ties, the first replica in `replicas` is returned.
         """
 
     def find_least_score(
@@ -383,8 +384,8 @@ class FleetView(PolicyView, Protocol):
 
         `bounds`, a function like the key of `map`, returns four numbers and a kind. The first number plus the other
         numbers times their weights (0 or more) is a lower bound of the score. It must hold now, and as long as the
-        replica changes only by ticks. Replicas of equal kind have equal scores; None means no kind. On ties, the lowest
-        id is returned.
+        replica changes only by ticks. Replicas of equal kind have equal numbers and equal scores, which do not fall as
+        long as the replica changes only by ticks; None means no kind. On ties, the lowest id is returned.
         """
 
 
@@ -396,7 +397,7 @@ class UnkeptValues:
     def map(self, key: Callable[[Any], T]) -> Sequence[T]:
         return [key(replica) for replica in self.replicas]
 
-    def find_least(self, key: Callable[[Any], Any]) -> None:
+    def find_least(self, key: Callable[[Any], Any], grows: bool = False) -> None:
         """Always None: this view caches no values."""
 
     def find_least_score(

@@ -103,6 +103,14 @@ class KvCache:
         """Further blocks that a decoding request with this many tokens of its own needs for the next tick."""
         return self.blocks(tokens + 1 + self._draft_slots) - self.blocks(tokens)
 
+    def ticks_unchanged(self, tick: int) -> int:
+        """Ticks after this tick during which `used` stays the same; at least one request must decode."""
+        block, residues = self.block, self._residues
+        num = 0
+        while num < block and not residues[-(tick + num) % block]:
+            num += 1
+        return num
+
     def can_tick(self, tick: int, more: int = 0) -> bool:
         """Whether the blocks for the next tick plus `more` are free."""
         block = self.block

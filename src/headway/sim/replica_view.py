@@ -180,7 +180,8 @@ class SimulatedView:
             k = completed(t.start_s, t.a_s, t.b_s, self._kernel.now, t.k, t.k_end)
             tick += k - t.k
             if self._changes.is_read and k < t.k_end:
-                end_s = boundary_s(t.start_s, t.a_s, t.b_s, k + 1)
+                changes_at = min(k + 1 + batch.kv.ticks_unchanged(tick), t.k_end)
+                end_s = boundary_s(t.start_s, t.a_s, t.b_s, changes_at)
                 if end_s < self.holds_until_s:
                     self.holds_until_s = end_s
         return batch.kv.used(tick)

@@ -151,7 +151,7 @@ def fleet_view(now: float, random: Random, replicas: Sequence[Values], call: Pol
     def map(key: Callable[[StrictView], object]) -> Sequence[object]:
         return tuple(key(view) for view in views)
 
-    def find_least(key: Callable[[StrictView], Any]) -> StrictView:
+    def find_least(key: Callable[[StrictView], Any], grows: bool = False) -> StrictView:
         return min(views, key=key)
 
     def find_least_score(

@@ -51,6 +51,5 @@ class DynamoCostRouter:
     def _bounds(self, replica: ReplicaView) -> Bounds:
         """The cost of a request without a prefix as a function of its tokens. Blocks in use only grow between ticks."""
         pending, used, block = pending_tokens(replica), replica.kv_blocks_used, replica.block_size_tokens
-        kind = None if replica.num_in_flight else (pending, used, block)
         first = self._overlap_weight * pending / block + used
-        return first, (self._overlap_weight + 1.0) / block, 0.0, 0.0, kind
+        return first, (self._overlap_weight + 1.0) / block, 0.0, 0.0, (pending, used, block)

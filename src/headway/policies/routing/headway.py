@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 from math import exp, inf
@@ -37,6 +38,8 @@ _MOST_PLACED: Final = 100_000
 """Maximum number of requests in flight whose placement is kept."""
 _FORGET_S: Final = 3600.0
 """Seconds after which a replica that was not seen may be forgotten."""
+_SHORT: Final = 4
+"""A prompt of up to this part of a replica's KV cache has room if as much is in use (`HeadwayRouter._added_s`)."""
 _NO_BOUND: Final[Bounds] = (-1e150, 0.0, 0.0, 0.0, None)
 """A bound below every score."""
 
@@ -158,10 +161,11 @@ class _Load:
         self.start_s = self.step_s + speed.first_s + waiting * speed.token_s
         """Seconds until a prompt that arrives now is begun."""
 
-    def bounds(self) -> Bounds:
+    def bounds(self, is_short: bool) -> Bounds:
         """Lower bounds of the score (`HeadwayRouter._added_s`) of a request without SLOs and prefix, if the replica is
         as fast as expected: beside all current requests, and beside the running ones if it must wait. Weights: the
-        request's tokens, its output, and its output times its mean KV tokens."""
+        request's tokens, its output, and its output times its mean KV tokens. `is_short`: the prompt takes at most one
+        `_SHORT`th of any replica's KV cache."""
         speed, num = self.state.speed, self.num
         beside = min(num, max(self.replica.num_running, 1))
         least_s, own_s, per_token_s = inf, inf, inf
@@ -178,9 +182,21 @@ class _Load:
             own_s = min(own_s, next_step_s + here * (next_step_s - step_s))
             per_token_s = min(per_token_s, (here + 1) * next_context_s)
         start_s = least_s + speed.first_s + self.waiting_tokens * speed.token_s
-        is_idle = not (num or self.context_tokens or self.state.num_decoding or self.state.observed.factor != 1.0)
-        kind = (speed, self.replica.region, self.max_num_seqs, self.capacity_tokens) if is_idle else None
+        kind = self._kind(is_short) if beside == num else None
         return _WAIT_WEIGHT * start_s, (_WAIT_WEIGHT + beside) * speed.token_s, own_s, per_token_s, kind
+
+    def _kind(self, is_short: bool) -> object:
+        """All that the score depends on, if no request waits for a batch slot; None if that may change with ticks."""
+        if self.state.observed.factor != 1.0:
+            return None
+        if not (self.num or self.context_tokens or self.state.num_decoding):
+            return self.state.speed, self.replica.region, self.max_num_seqs, self.capacity_tokens
+        is_roomy = (
+            self.num < self.max_num_seqs and _SHORT * (self.held_tokens + self.waiting_tokens) <= self.capacity_tokens
+        )
+        if not (is_short and is_roomy):
+            return None
+        return self.state.speed, self.replica.region, self.num, self.context_tokens, self.waiting_tokens
 
 
 class HeadwayRouter:
@@ -239,6 +255,8 @@ class HeadwayRouter:
         self._off: dict[int, int] = {}
         """Maps the id of each replica that is slower or faster than expected to its position among all replicas when it
         was observed."""
+        self._least_capacity_tokens = sys.maxsize
+        """KV tokens of the smallest replica so far."""
         self._reads_all = False
         """Whether all replicas must be read: a request has had an SLO, or a replica has a role."""
 
@@ -272,8 +290,10 @@ class HeadwayRouter:
             return None
         output_tokens = features.output_tokens
         weights = float(features.prompt_tokens), output_tokens, output_tokens * features.mean_kv_tokens
-        found = view.find_least_score(self._bounds, weights, partial(self._score_of, request, features))
-        if found is None or self._reads_all:
+        is_short = self._is_short(features)
+        bounds = self._bounds_if_short if is_short else self._bounds
+        found = view.find_least_score(bounds, weights, partial(self._score_of, request, features))
+        if found is None or self._reads_all or (is_short and not self._is_short(features)):
             return None
         best, replicas = self._single(request, features, found, found.num_in_flight), view.replicas
         for id, place in self._off.items():
@@ -282,11 +302,19 @@ class HeadwayRouter:
             best = min(best, self._single(request, features, replicas[place], replicas[place].num_in_flight))
         return best
 
-    def _bounds(self, replica: ReplicaView) -> Bounds:
+    def _is_short(self, features: _Features) -> bool:
+        """Whether the prompt is short for all replicas so far."""
+        return _SHORT * features.prompt_tokens <= self._least_capacity_tokens
+
+    def _bounds(self, replica: ReplicaView, is_short: bool = False) -> Bounds:
         load = self._load(replica)
         if not load.is_mixed:
             self._reads_all = True
-        return load.bounds()
+        self._least_capacity_tokens = min(self._least_capacity_tokens, load.capacity_tokens)
+        return load.bounds(is_short)
+
+    def _bounds_if_short(self, replica: ReplicaView) -> Bounds:
+        return self._bounds(replica, is_short=True)
 
     def _score_of(self, request: RequestView, features: _Features, replica: ReplicaView) -> float:
         return self._added_s(request, features, self._load(replica))

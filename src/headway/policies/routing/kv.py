@@ -22,7 +22,7 @@ class LeastKvRouter:
         self._blocks_per_token = 1.0 / block_size_tokens
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        found = view.find_least(self._rank)
+        found = view.find_least(self._rank, grows=True)
         if found is not None:
             return Placement(found.id)
         replicas = view.replicas
@@ -52,7 +52,7 @@ class LeastFootprintRouter:
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        found = view.find_least(_footprint_and_id)
+        found = view.find_least(_footprint_and_id, grows=True)
         if found is None:
             found = min(view.replicas, key=_footprint_and_id)
         return Placement(found.id)
