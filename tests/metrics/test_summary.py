@@ -14,7 +14,7 @@ from msgspec import structs
 
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome, Records
-from headway.metrics.latency import QUANTILES, DefaultSlo, distribution, sample, slo_masks
+from headway.metrics.latency import QUANTILES, DefaultSlo, distribution, distributions, sample, slo_masks
 from headway.metrics.summary import MetricsByReplica, Summary, flatten, summarize
 from oracle_records import Run
 
@@ -223,6 +223,7 @@ def test_flat_keys() -> None:
 WAYS = {
     "latency._FEW_VALUES": 0,
     "gaps.FEW_GAPS": 0,
+    "gaps._MOST_EXPANDED": 1,
     "gaps.SHORT_ROWS": 1,
     "itl._MOST_KEPT": 0,
     "summary._BLOCK_ROWS": 1,
@@ -248,3 +249,10 @@ def test_percentiles_are_those_of_numpy(values: list[float]) -> None:
     found = distribution(np.array(values))
     expected = [] if found is None else [len(known), known.mean(), *np.quantile(known, QUANTILES)]
     assert ([] if found is None else list(structs.astuple(found))) == expected
+
+
+@given(st.lists(st.lists(st.floats(0, 1e9) | st.just(np.nan), max_size=20), max_size=6))
+def test_distributions_of_parts_are_those_of_each_part(parts: list[list[float]]) -> None:
+    ends = np.cumsum([len(part) for part in parts], dtype=int).tolist()
+    whole = np.array([value for part in parts for value in part])
+    assert distributions(whole, ends) == [distribution(np.array(part)) for part in parts]

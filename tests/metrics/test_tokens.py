@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headway.metrics.gaps import Gaps, gap_runs
 from headway.metrics.itl import itl_by_replica, itl_distributions
 from headway.metrics.latency import gap_distribution
-from headway.metrics.tokens import inter_token_gaps, token_times
+from headway.metrics.tokens import TokenSegments, clocks, inter_token_gaps, segment_parts, token_times
 from oracle_records import Run
 
 runs = st.builds(
@@ -68,6 +68,19 @@ def test_gaps_by_replica_add_up_without_resumptions() -> None:
     run, troubled = Run(seed=3, trouble=0.0), Run(seed=3, trouble=0.1)
     assert total(run) == len(run.gaps())
     assert 0 < total(troubled) < len(troubled.gaps())
+
+
+@settings(max_examples=25, deadline=None)
+@given(runs)
+def test_gaps_by_replica_are_those_of_each_replica(run: Run) -> None:
+    """To the bit, though many replicas are read at once."""
+    wanted = run.records.workload["tier"].astype(int) != 2
+    segments = TokenSegments(run.records.segments, wanted)
+    assert itl_by_replica(run.records, wanted) == {
+        replica: gap_distribution(Gaps(runs for runs, _ in segment_parts(clock, segments, rows)))
+        for replica, clock in clocks(run.records.stretches)
+        if (rows := segments.by_replica.get(replica)) is not None
+    }
 
 
 @settings(max_examples=12, deadline=None)

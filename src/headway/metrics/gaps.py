@@ -13,9 +13,11 @@ from math import fsum
 import numpy as np
 import numpy.typing as npt
 
-from headway.metrics.columns import Floats, Ints, ranges
+from headway.metrics.columns import Floats, Ints, Mask, ranges
 
 Counts = npt.NDArray[np.int32]
+Codes = npt.NDArray[np.generic]
+"""A code for each element, such as its replica."""
 
 GapRuns = tuple[Floats, Floats, Counts, Counts]
 """(first, step, count, weight) of some runs. Steps are not negative."""
@@ -56,7 +58,7 @@ class GapHistogram:
         for each in parts:
             self.count(each)
 
-    def count(self, runs: GapRuns, part: npt.NDArray[np.generic] | None = None) -> None:
+    def count(self, runs: GapRuns, part: Codes | None = None) -> None:
         """`part`: a code for each run. The runs of one code are consecutive, and are counted as if each code came in a
         separate call."""
         first, step, count, weight = runs
@@ -70,7 +72,7 @@ class GapHistogram:
         if part is None or part[0] == part[-1]:
             self._sums_s.append(float(sums_s.sum()))
         else:
-            self._sums_s += _sums_by_part(sums_s, part)
+            self._sums_s += sums_by_part(sums_s, part)[1].tolist()
         self._wait([runs])
 
     def _wait(self, parts: Sequence[GapRuns]) -> None:
@@ -217,7 +219,9 @@ class Gaps:
         if not self.total:
             return np.full(len(fractions), np.nan)
         if self.total <= FEW_GAPS:
-            return _expanded_quantiles_s(self.parts, self.total, np.asarray(fractions, dtype=np.float64))
+            runs = _concatenated(self.parts)
+            of_run, totals = np.zeros(len(runs[0]), np.int64), np.array([self.total])
+            return np.asarray(_expanded_quantiles_s(runs, of_run, totals, np.asarray(fractions))[0])
         reader = QuantileReader(self.histogram, fractions)
         for runs in self.parts:
             reader.read(runs)
@@ -258,19 +262,72 @@ def merged(parts: Iterable[GapRuns]) -> list[GapRuns]:
     return [*long, _concatenated(short)] if short else long
 
 
-def _expanded_quantiles_s(parts: Iterable[GapRuns], total: int, fractions: Floats) -> Floats:
-    """Quantiles as from a `QuantileReader`, for samples that are small enough to be expanded."""
-    first, step, counts, weights = _concatenated(list(parts))
+class SmallSamples:
+    """Many samples at once: those of at most `FEW_GAPS` durations, which are expanded."""
+
+    def __init__(self, parts: Sequence[tuple[GapRuns, Codes]]) -> None:
+        """`parts`: runs, and the code of each run's sample. The runs of one code are consecutive in a part, and give
+        the same results as if each sample were a `Gaps` of its own."""
+        code = np.concatenate([codes for _, codes in parts])
+        size = np.concatenate([count.astype(np.int64) * weight for (_, _, count, weight), _ in parts])
+        codes, of_run = np.unique(code, return_inverse=True)
+        totals = np.bincount(of_run, size, len(codes)).astype(np.int64)
+        self.large = codes[totals > FEW_GAPS]
+        """Codes of larger samples."""
+        is_small = totals <= FEW_GAPS
+        self.codes, self.totals = codes[is_small], totals[is_small]
+        kept = is_small[of_run]
+        self._runs = _selected(_concatenated([runs for runs, _ in parts]), kept)
+        self._of_run = np.searchsorted(self.codes, code[kept])
+        self._sums_s = np.zeros((len(parts), len(self.codes)))
+        for each, ((first, step, count, weight), own) in enumerate(parts):
+            if len(own):
+                sums_s = (first + (first + step * (count - 1))) / 2 * (count.astype(np.int64) * weight)
+                found, sums_of = sums_by_part(sums_s, own)
+                known = np.isin(found, self.codes)
+                self._sums_s[each, np.searchsorted(self.codes, found[known])] = sums_of[known]
+
+    def means_s(self) -> list[float]:
+        return [
+            fsum(sums_s) / total for sums_s, total in zip(self._sums_s.T.tolist(), self.totals.tolist(), strict=True)
+        ]
+
+    def quantiles_s(self, fractions: Sequence[float] | Floats) -> Floats:
+        """Exact quantiles, one row for each sample."""
+        rows = [np.empty((0, len(fractions)))]
+        at, ends = 0, np.cumsum(self.totals)
+        while at < len(ends):
+            before = ends[at - 1] if at else 0
+            end = max(int(np.searchsorted(ends, before + _MOST_EXPANDED, side="right")), at + 1)
+            own = (self._of_run >= at) & (self._of_run < end)
+            runs, of_run = _selected(self._runs, own), self._of_run[own] - at
+            rows.append(_expanded_quantiles_s(runs, of_run, self.totals[at:end], np.asarray(fractions)))
+            at = end
+        return np.concatenate(rows)
+
+
+_MOST_EXPANDED = 1 << 20
+"""Maximum number of durations that are expanded at once, beyond one sample."""
+
+
+def _expanded_quantiles_s(runs: GapRuns, of_run: Ints, totals: Ints, fractions: Floats) -> Floats:
+    """Quantiles as from a `QuantileReader`, for samples that are small enough to be expanded: one row for each sample.
+    `of_run`: position of each run's sample in `totals`."""
+    first, step, counts, weights = runs
     count = counts.astype(np.int64)
     values = np.repeat(first, count) + np.repeat(step, count) * ranges(np.zeros(len(count), np.int64), count)
-    weights = np.repeat(weights, count)
-    order = np.argsort(values)
-    values, reached = values[order], np.cumsum(weights[order], dtype=np.int64)
-    position = (total - 1) * fractions
+    order = np.lexsort((values, np.repeat(of_run, count)))
+    values, reached = values[order], np.cumsum(np.repeat(weights, count)[order], dtype=np.int64)
+    position = (totals[:, None] - 1) * fractions
     low = np.floor(position).astype(np.int64)
-    ranks = np.stack([low, np.minimum(low + 1, total - 1)])
+    ranks = np.stack([low, np.minimum(low + 1, totals[:, None] - 1)]) + (np.cumsum(totals) - totals)[:, None]
     at_low, at_high = values[np.searchsorted(reached, ranks + 1)]
     return np.asarray(at_low + (at_high - at_low) * (position - low))
+
+
+def _selected(runs: GapRuns, rows: Mask) -> GapRuns:
+    first, step, count, weight = runs
+    return first[rows], step[rows], count[rows], weight[rows]
 
 
 def _concatenated(parts: Sequence[GapRuns]) -> GapRuns:
@@ -318,15 +375,16 @@ def single_gaps(values: Floats, weight: Ints | None = None) -> GapRuns:
     return values, np.broadcast_to(0.0, len(values)), np.broadcast_to(np.int32(1), len(values)), weights
 
 
-def _sums_by_part(values: Floats, part: npt.NDArray[np.generic]) -> list[float]:
-    """The sum of the values of each code, rounded like the sum of a separate array (so without `np.add.reduceat`)."""
+def sums_by_part(values: Floats, part: Codes) -> tuple[Codes, Floats]:
+    """The codes, and the sum of the values of each code, rounded like the sum of a separate array (so without
+    `np.add.reduceat`)."""
     starts = np.flatnonzero(np.append(True, part[1:] != part[:-1]))
     lengths = np.diff(np.append(starts, len(part)))
-    sums: list[float] = []
+    sums = np.empty(len(starts))
     for length in np.unique(lengths).tolist():
-        rows = starts[lengths == length]
-        sums += values[rows[:, None] + np.arange(length)].sum(axis=1).tolist()
-    return sums
+        of_length = lengths == length
+        sums[of_length] = values[starts[of_length][:, None] + np.arange(length)].sum(axis=1)
+    return part[starts], sums
 
 
 def _bins(values: Floats) -> Ints:

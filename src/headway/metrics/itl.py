@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from headway.core.record import Records
 from headway.metrics.columns import Mask, Rows, rows_by_code
-from headway.metrics.gaps import GapHistogram, GapRuns, Gaps, QuantileReader, Window, merged, single_gaps
-from headway.metrics.latency import QUANTILES, Distribution, gap_distribution
-from headway.metrics.tokens import SegmentEnds, TokenSegments, clocks, joint_clocks, rows_of, segment_parts, tick_span
+from headway.metrics.gaps import GapHistogram, GapRuns, QuantileReader, Window, merged, single_gaps
+from headway.metrics.latency import QUANTILES, Distribution, gap_distributions
+from headway.metrics.tokens import SegmentEnds, TokenSegments, joint_clocks, rows_of, segment_parts, tick_span
 
 Codes = npt.NDArray[np.integer]
 """Set number by request id; negative means in no set."""
@@ -64,12 +64,14 @@ def itl_distributions(records: Records, wanted: Mask, groupings: Sequence[Codes]
 def itl_by_replica(records: Records, wanted: Mask) -> dict[int, Distribution | None]:
     """Distributions for the requests in the mask `wanted`, by replica. Only gaps within segments count, not gaps over
     preemptions and crashes."""
-    segments = TokenSegments(records.segments, wanted)
-    return {
-        replica: gap_distribution(Gaps(runs for runs, _ in segment_parts(clock, segments, rows)))
-        for replica, clock in clocks(records.stretches)
-        if (rows := segments.by_replica.get(replica)) is not None
-    }
+    span = tick_span(records)
+    segments = TokenSegments(records.segments, wanted, span)
+    found: dict[int, Distribution | None] = {}
+    for replicas, clock in joint_clocks(records.stretches, span):
+        present = [replica for replica in replicas if replica in segments.by_replica]
+        found |= dict.fromkeys(present)
+        found |= gap_distributions(segment_parts(clock, segments, rows_of(segments.by_replica, present)))
+    return found
 
 
 class _KeptRuns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from headway.core.errors import HeadwayError
 from headway.core.pacer import Pacer
 from headway.core.record import REFUSED, Outcome, Records
 from headway.metrics.columns import Floats, Integers, Mask, Rows, floats, integers, ints
-from headway.metrics.gaps import Gaps
+from headway.metrics.gaps import Codes, GapRuns, Gaps, SmallSamples, sums_by_part
 from headway.metrics.qoe import Phases, phases
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 1.0)
@@ -69,6 +69,10 @@ class Sample:
     def column(self, name: str) -> Integers:
         """The sample's part of a column of `Records.requests`."""
         return integers(self.records.requests, name, self.rows)
+
+    def distribution(self, name: str, values: Floats) -> Distribution | None:
+        """The distribution of a latency with these values."""
+        return distribution(values)
 
     @property
     def refused(self) -> Integers | None:
@@ -144,11 +148,12 @@ class Sample:
 class ComputedSample:
     """A `Sample` whose columns and latencies are computed once, for reading many small parts of it."""
 
-    __slots__ = ("_columns", "answer_s", "attained", "e2e_s", "phases", "prompt_tokens", "queueing_s", "refused",
-                 "tpot_s", "ttft_s")  # fmt: skip
+    __slots__ = ("_columns", "_distributions", "answer_s", "attained", "e2e_s", "phases", "prompt_tokens", "queueing_s",
+                 "refused", "tpot_s", "ttft_s")  # fmt: skip
 
     def __init__(self, chosen: Sample | ComputedSample, columns: dict[str, Integers], rows: slice) -> None:
         self._columns = columns
+        self._distributions: dict[str, Distribution | None] = {}
         self.phases: Phases | None = None if chosen.phases is None else chosen.phases[rows]
         self.prompt_tokens: Integers = chosen.prompt_tokens[rows]
         self.ttft_s: Floats = chosen.ttft_s[rows]
@@ -166,8 +171,21 @@ class ComputedSample:
     def of(cls, chosen: Sample) -> ComputedSample:
         return cls(chosen, {name: chosen.column(name) for name in _COUNTED}, slice(None))
 
-    def part(self, rows: slice) -> ComputedSample:
-        return ComputedSample(self, {name: column[rows] for name, column in self._columns.items()}, rows)
+    def parts(self, ends: Sequence[int]) -> Iterator[ComputedSample]:
+        """The consecutive parts that end before these rows. Their distributions are computed at once."""
+        latencies = {name: getattr(self, name) for name in _LATENCIES}
+        if self.phases is not None:
+            latencies |= {name: getattr(self.phases, name) for name in ("reasoning_s", "ttfat_s", "blocking_s")}
+        found = {name: distributions(values, ends) for name, values in latencies.items()}
+        for i, end in enumerate(ends):
+            rows = slice(ends[i - 1] if i else 0, end)
+            part = ComputedSample(self, {name: column[rows] for name, column in self._columns.items()}, rows)
+            part._distributions = {name: of_parts[i] for name, of_parts in found.items()}
+            yield part
+
+    def distribution(self, name: str, values: Floats) -> Distribution | None:
+        """See `Sample.distribution`; only for `parts`."""
+        return self._distributions[name]
 
     def __len__(self) -> int:
         return len(self.ttft_s)
@@ -179,6 +197,7 @@ class ComputedSample:
 
 _COUNTED = ("outcome", "generated_tokens", "cached_prompt_tokens", "preemptions", "moves", "attempts")
 """Columns from which request metrics are counted."""
+_LATENCIES = ("ttft_s", "answer_s", "tpot_s", "e2e_s", "queueing_s")
 
 
 def nothing_measured(arrival_s: npt.NDArray[Any], warmup_s: float) -> str:
@@ -272,6 +291,28 @@ def distribution(values: Floats) -> Distribution | None:
     return Distribution(len(values), mean, *(_interpolated(values, (len(values) - 1) * each) for each in QUANTILES))
 
 
+def distributions(values: Floats, ends: Sequence[int]) -> list[Distribution | None]:
+    """The `distribution` of each consecutive part that ends before a row of `ends`."""
+    found: list[Distribution | None] = [None] * len(ends)
+    part = np.searchsorted(ends, np.arange(len(values)), side="right")
+    known = ~np.isnan(values)
+    values, part = values[known], part[known]
+    if not len(values):
+        return found
+    parts, sums = sums_by_part(values, part)
+    counts = np.bincount(part)[parts]
+    values = values[np.lexsort((values, part))]
+    position = (counts[:, None] - 1) * np.array(QUANTILES)
+    below = position.astype(np.int64)
+    first, share = (np.cumsum(counts) - counts)[:, None], position - below
+    low, high = values[first + below], values[first + np.minimum(below + 1, counts[:, None] - 1)]
+    quantiles = np.where(share >= 0.5, high - (high - low) * (1 - share), low + (high - low) * share)
+    rows = zip(parts.tolist(), counts.tolist(), (sums / counts).tolist(), quantiles.tolist(), strict=True)
+    for i, count, mean, of_part in rows:
+        found[i] = Distribution(count, mean, *of_part)
+    return found
+
+
 _FEW_VALUES = 1000
 """Sorting this many values takes less time than NumPy's quantile functions."""
 
@@ -288,3 +329,19 @@ def gap_distribution(gaps: Gaps) -> Distribution | None:
     if not gaps.total:
         return None
     return Distribution(gaps.total, gaps.histogram.mean_s, *gaps.quantiles_s(QUANTILES).tolist())
+
+
+def gap_distributions(parts: Sequence[tuple[GapRuns, Codes]]) -> dict[int, Distribution]:
+    """The distribution of the runs of each code, as from `gap_distribution`. Codes ascend in each part."""
+    samples = SmallSamples(parts)
+    rows = zip(samples.totals.tolist(), samples.means_s(), samples.quantiles_s(QUANTILES).tolist(), strict=True)
+    small = (Distribution(total, mean_s, *quantiles_s) for total, mean_s, quantiles_s in rows)
+    found: dict[int, Distribution] = dict(zip(samples.codes.tolist(), small, strict=True))
+    for code in samples.large.tolist():
+        own = []
+        for (first, step, count, weight), codes in parts:
+            at = slice(*np.searchsorted(codes, [code, code + 1]).tolist())
+            own.append((first[at], step[at], count[at], weight[at]))
+        if (large := gap_distribution(Gaps(own))) is not None:
+            found[code] = large
+    return found

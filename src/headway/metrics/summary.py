@@ -212,15 +212,15 @@ def _request_metrics(chosen: Sample | ComputedSample, itl_s: Distribution | None
         num_cancelled=outcomes[Outcome.CANCELLED],
         num_rejected=outcomes[Outcome.REJECTED],
         num_unfinished=outcomes[Outcome.UNFINISHED],
-        ttft_s=distribution(ttft_s),
-        answer_s=distribution(chosen.answer_s),
-        tpot_s=distribution(chosen.tpot_s),
+        ttft_s=chosen.distribution("ttft_s", ttft_s),
+        answer_s=chosen.distribution("answer_s", chosen.answer_s),
+        tpot_s=chosen.distribution("tpot_s", chosen.tpot_s),
         itl_s=itl_s,
-        e2e_s=distribution(chosen.e2e_s),
-        queueing_s=distribution(queueing_s),
-        reasoning_s=distribution(phases.reasoning_s) if phases else None,
-        ttfat_s=distribution(phases.ttfat_s) if phases else None,
-        blocking_s=distribution(phases.blocking_s) if phases else None,
+        e2e_s=chosen.distribution("e2e_s", chosen.e2e_s),
+        queueing_s=chosen.distribution("queueing_s", queueing_s),
+        reasoning_s=chosen.distribution("reasoning_s", phases.reasoning_s) if phases else None,
+        ttfat_s=chosen.distribution("ttfat_s", phases.ttfat_s) if phases else None,
+        blocking_s=chosen.distribution("blocking_s", phases.blocking_s) if phases else None,
         qoe_violations=phases.violations if phases else None,
         slo_attainment=_share(good, has_slo),
         slo_ttft_attainment=_share(attained["ttft"][1], attained["ttft"][0]),
@@ -245,7 +245,7 @@ def _refusals(chosen: Sample | ComputedSample) -> Refusals | None:
     return Refusals(*np.bincount(refused, minlength=1 + len(REFUSAL_REASONS)).tolist()[1:])
 
 
-def _replica_metrics(requests: RequestMetrics, used: ReplicaUsage, rows: list[int]) -> dict[str, Any]:
+def _replica_metrics(requests: RequestMetrics, used: ReplicaUsage, rows: list[int] | slice) -> dict[str, Any]:
     usd, joules = float(used.usd[rows].sum()), float(used.joules[rows].sum())
     return structs.asdict(requests) | {
         "kv_use": used.kv_use(rows),
@@ -341,7 +341,7 @@ def _replicas(records: Records, chosen: Sample, used: ReplicaUsage, window_s: fl
     result = {}
     for position, (id, own) in enumerate(zip(ids, _parts(chosen, [rows.get(id, _NO_ROWS) for id in ids]), strict=True)):
         found = _request_metrics(own, itl.get(id), window_s)
-        result[str(id)] = ReplicaMetrics(**_replica_metrics(found, used, [position]))
+        result[str(id)] = ReplicaMetrics(**_replica_metrics(found, used, slice(position, position + 1)))
     return result
 
 
@@ -357,8 +357,7 @@ def _parts(chosen: Sample, groups: Sequence[Rows]) -> Iterator[ComputedSample]:
         ends = np.cumsum([len(rows) for rows in groups[at:]])
         num = max(int(np.searchsorted(ends, _BLOCK_ROWS, side="right")), 1)
         computed = ComputedSample.of(chosen.subset(np.concatenate(groups[at : at + num])))
-        for rows, end in zip(groups[at : at + num], ends[:num].tolist(), strict=True):
-            yield computed.part(slice(end - len(rows), end))
+        yield from computed.parts(ends[:num].tolist())
         at += num
 
 

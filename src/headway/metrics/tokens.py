@@ -15,10 +15,8 @@ import numpy.typing as npt
 
 from headway.core.record import Columns, Records
 from headway.metrics.columns import Floats, Ints, Mask, Rows, floats, ints, ranges, rows_by_code
-from headway.metrics.gaps import GapRuns, Gaps, Window, gap_runs, single_gaps
+from headway.metrics.gaps import Codes, GapRuns, Gaps, Window, gap_runs, single_gaps
 
-Codes = npt.NDArray[np.generic]
-"""A code for each element, such as its replica."""
 NearRows = tuple[Rows, Rows]
 """Positions of stretches, as returned by `TickClock.near`."""
 

@@ -43,21 +43,21 @@ class ReplicaUsage:
     """Energy: idle power while paid for, and additional power in iterations. NaN: the power of the replica's GPUs is
     unknown."""
 
-    def kv_use(self, rows: list[int]) -> MeanPeak | None:
+    def kv_use(self, rows: list[int] | slice) -> MeanPeak | None:
         """KV tokens of decoding requests as a share of capacity; None if never up."""
         capacity = self.kv_capacity_token_s[rows].sum()
         if not capacity > 0:
             return None
         return MeanPeak(float(self.kv_token_s[rows].sum() / capacity), float(self.kv_peak[rows].max()))
 
-    def batch_size(self, rows: list[int]) -> MeanPeak | None:
+    def batch_size(self, rows: list[int] | slice) -> MeanPeak | None:
         """Decoding requests in the batch while a batch ran; None if none ran."""
         busy_s = self.busy_s[rows].sum()
         if not busy_s > 0:
             return None
         return MeanPeak(float(self.batch_s[rows].sum() / busy_s), float(self.batch_peak[rows].max()))
 
-    def energy_kwh(self, rows: list[int]) -> float | None:
+    def energy_kwh(self, rows: list[int] | slice) -> float | None:
         """Energy of the replicas with known power; None if there are none."""
         joules = self.joules[rows]
         return None if np.isnan(joules).all() else float(np.nansum(joules)) / JOULES_PER_KWH
@@ -67,7 +67,7 @@ class ReplicaUsage:
         energy = self.energy_kwh(list(range(len(self.joules))))
         return None if energy is None or window_s <= 0 else energy * DAY_S / window_s
 
-    def busy_share(self, rows: list[int]) -> float | None:
+    def busy_share(self, rows: list[int] | slice) -> float | None:
         """Share of the up time in which a batch ran; None if never up."""
         up_s = self.up_s[rows].sum()
         return float(self.busy_s[rows].sum() / up_s) if up_s > 0 else None

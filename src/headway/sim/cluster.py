@@ -5,7 +5,9 @@ Read `Cluster._arrive` and `Cluster.start` first: a request goes from the worklo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from random import Random
 from typing import Any, Final, Literal
@@ -45,6 +47,7 @@ Step = Literal["stretch", "exact"]
 Progress = Callable[[float, int], None]
 
 _PROGRESS_EVERY: Final = 1 << 11
+_OBJECTS_PER_COLLECTION: Final = 1 << 18
 
 
 def simulate(
@@ -72,21 +75,37 @@ def simulate(
     `decisions` observes the policies' choices. `order` receives the place of every row. `limits` are tenants' limits,
     by name. Raises HeadwayError if a model does not fit its GPUs.
     """
-    cluster = Cluster(
-        fleet,
-        source,
-        policies,
-        seed,
-        step,
-        scrape=scrape or Scrape(),
-        progress=progress,
-        line=line or calibrated_line,
-        pacer=pacer or Pacer(),
-        observer=decisions,
-        order=order,
-        limits=SimulatedLimits(limits, fleet) if limits else None,
-    )
-    return cluster.run(faults, until_s, roles)
+    with _rare_collections():
+        cluster = Cluster(
+            fleet,
+            source,
+            policies,
+            seed,
+            step,
+            scrape=scrape or Scrape(),
+            progress=progress,
+            line=line or calibrated_line,
+            pacer=pacer or Pacer(),
+            observer=decisions,
+            order=order,
+            limits=SimulatedLimits(limits, fleet) if limits else None,
+        )
+        return cluster.run(faults, until_s, roles)
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Collect garbage less often: a fleet of thousands of replicas has hundreds of thousands of objects, which live as
+    long as the run, and a run leaves no cycles behind."""
+    before = gc.get_threshold()
+    if not 0 < before[0] < _OBJECTS_PER_COLLECTION:  # off, or another run's
+        yield
+        return
+    gc.set_threshold(_OBJECTS_PER_COLLECTION, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 class Cluster:

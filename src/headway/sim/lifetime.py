@@ -50,6 +50,8 @@ class Lifetime:
 
     def with_role(self, role: Role, end_s: float) -> Intervals:
         """Intervals in which the replica had this role."""
+        if len(self._roles) == 1 and self._roles[0][1] != role:
+            return ()
         return role_intervals(self._roles, role, min(end_s, self.end_s))
 
 

@@ -29,7 +29,7 @@ class SimulatedView:
     """Implements `core.view.OracleReplicaView`, `control.observe.ObservedReplica` and `EventSource`."""
 
     __slots__ = (
-        "_batch", "_changes", "_kernel", "_kv_transfer_s", "_latency_s", "_pacer", "_placed", "_timeline", "_transit",
+        "_batch", "_kernel", "_kv_transfer_s", "_latency_s", "_pacer", "_placed", "_timeline", "_transit",
         "block_size_tokens", "combo", "goodput_rps", "gpu", "holds_until_s", "id", "is_draining", "kv_blocks_total",
         "matched_cached", "matched_loadable", "matched_request", "max_loras", "max_num_seqs", "model", "pool",
         "recent_loras", "region", "role", "times",
@@ -49,7 +49,7 @@ class SimulatedView:
         pool: Pool = resources.pool
         batch, placed = transit.batch, transit.placed
         self._batch, self._timeline, self._transit, self._placed = batch, timeline, transit, placed
-        self._kernel, self._changes, self._pacer = kernel, kernel.changes, pacer
+        self._kernel, self._pacer = kernel, pacer
         self.id = batch.replica
         self.pool, self.model, self.gpu, self.region = pool.name, pool.model.name, pool.gpu.name, pool.region
         self.role = pool.role
@@ -62,8 +62,9 @@ class SimulatedView:
         self.max_loras = self.recent_loras.num_slots
         self._kv_transfer_s: Callable[[int], float] = partial(kv_transfer_s, pool)
         self._latency_s = network.latency_s
-        self.holds_until_s = inf
-        """Earliest time at which a value read since the last reset (to infinity) changes, if nothing else happens."""
+        self.holds_until_s = -inf
+        """Earliest time at which a value read since the last reset (to infinity) changes, if nothing else happens. Not
+        computed unless it was reset."""
         self.matched_request = -1
         """Id of the request whose prefix was matched last."""
         self.matched_cached = self.matched_loadable = 0
@@ -179,7 +180,7 @@ class SimulatedView:
         if t.advances and t.k != t.k_end:  # `_ticks_ahead` inlined, as routers read this for every replica
             k = completed(t.start_s, t.a_s, t.b_s, self._kernel.now, t.k, t.k_end)
             tick += k - t.k
-            if self._changes.is_read and k < t.k_end:
+            if k < t.k_end and self.holds_until_s > self._kernel.now:
                 changes_at = min(k + 1 + batch.kv.ticks_unchanged(tick), t.k_end)
                 end_s = boundary_s(t.start_s, t.a_s, t.b_s, changes_at)
                 if end_s < self.holds_until_s:
@@ -189,7 +190,7 @@ class SimulatedView:
     def _ticks_ahead(self) -> int:
         """`Timeline.ticks_ahead`. Values computed from these ticks hold until the next tick."""
         ticks = self._timeline.ticks_ahead(self._kernel.now)
-        if self._changes.is_read:
+        if self.holds_until_s > self._kernel.now:
             self.holds_until_s = min(self.holds_until_s, self._timeline.holds_until_s(ticks))
         return ticks
 
@@ -229,7 +230,7 @@ class SimulatedView:
         if self._placed.paused:
             self.holds_until_s = now
             return self._placed.paused.are_on_pace(self._pacer, now)
-        if self._changes.is_read:
+        if self.holds_until_s > now:
             self.holds_until_s = min(self.holds_until_s, stalls.first_stall_s(tick))
         return True
 
