@@ -45,7 +45,7 @@ FLEETS = (8, 64, 512, 4096)
 """Numbers of replicas of `--replicas`."""
 FLEET_ROUTERS = ("round-robin", "least-kv", "headway")
 FLEET_REQUESTS = 20_000
-SIMULATE = "simulate --model llama-2-70b --gpu h100-80gb-sxm --engine vllm-0.15 --tp 4 --json --no-progress"
+SIMULATE = "simulate --model llama-2-70b --gpu h100-80gb-sxm --engine vllm-0.15 --tp 4 --no-progress"
 COMPARE = "compare --model llama-3.1-8b --gpu h100-80gb-sxm --replicas 4 --workload chat --rate 30 --num-requests 2000"
 
 
@@ -120,11 +120,11 @@ class Build:
         subprocess.run([sys.executable, "-m", "headway", *command], env=self.env, check=True, capture_output=True)
         return time.perf_counter() - start_s
 
-    def simulate(self, num_requests: int, rate: float, replicas: int, routing: str) -> tuple[float, float]:
-        """CPU seconds and peak MiB of a whole `headway simulate`."""
+    def simulate(self, num_requests: int, rate: float, replicas: int, routing: str, option: str) -> tuple[float, float]:
+        """CPU seconds and peak MiB of a whole `headway simulate` with an option."""
         command = [*SIMULATE.split(), "--replicas", replicas, "--routing", routing, "--num-requests", num_requests]
         command += ["--rate", rate, "--prompt-tokens", PROMPT_TOKENS, "--output-tokens", OUTPUT_TOKENS]
-        arguments = [sys.executable, "-m", "headway", *map(str, command)]
+        arguments = [sys.executable, "-m", "headway", *map(str, command), *option.split()]
         process = subprocess.Popen(arguments, env=self.env, stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
         assert not status, status
@@ -207,12 +207,14 @@ def fleets(builds: list[Build], quick: bool) -> list[dict[str, Any]]:
             name, case = f"{replicas} replicas, {routing}", (FLEET_REQUESTS, rate * replicas, replicas, routing)
             loops = in_turns(builds, repeats, lambda build, case=case: build.cpu_s("fixed", *case))  # type: ignore[misc]
             rows.append(row(name, builds, loops, FLEET_REQUESTS))
-            used: list[list[tuple[float, float]]] = [[] for _ in builds]
-            for _ in range(repeats):
-                for build, found in zip(builds, used, strict=True):
-                    found.append(build.simulate(*case))
-            rows.append(row(f"{name}, command, CPU s", builds, [[s for s, _ in found] for found in used], None))
-            rows.append(row(f"{name}, command, MiB", builds, [[mib for _, mib in found] for found in used], None))
+            for option in ("", "--json"):
+                used: list[list[tuple[float, float]]] = [[] for _ in builds]
+                for _ in range(repeats):
+                    for build, found in zip(builds, used, strict=True):
+                        found.append(build.simulate(*case, option))
+                what = f"{name}, command {option}".rstrip()
+                rows.append(row(f"{what}, CPU s", builds, [[s for s, _ in found] for found in used], None))
+                rows.append(row(f"{what}, MiB", builds, [[mib for _, mib in found] for found in used], None))
     return rows
 
 

@@ -27,6 +27,7 @@ class Stage(IntEnum):
 
 
 # Module-level names: reading a member from its enum class takes as long as a dozen other steps.
+_ANSWERING: Final = Phase.ANSWERING
 HELD: Final[Stage] = Stage.HELD
 WAITING: Final[Stage] = Stage.WAITING
 PREFILLING: Final[Stage] = Stage.PREFILLING
@@ -182,7 +183,7 @@ class Live:
         self.deadline_s, self.timeout_s = deadline_s, timeout_s
         self.quality, self.lengths, self.tenant, self.acceptance = quality, lengths, tenant, acceptance
         self.lora = lora
-        self.phase = Phase.ANSWERING
+        self.phase = _ANSWERING
         self.stage = HELD
         self.admitted_s = self.first_token_s = self.answer_s = self.reasoning_end_s = self.placed_s = NEVER
         self.cancelled_s = self.score = self.enqueued_s = self.ready_s = self.stay_admitted_s = NEVER

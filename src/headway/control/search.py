@@ -3,10 +3,14 @@
 A score depends on the request, so the replicas cannot be kept sorted. But the policy gives numbers per replica whose
 sum, weighted by numbers of the request, is a lower bound of the score (`FleetView.find_least_score`). A tree keeps the
 minimum of each number over the replicas below each node, so one sum can rule out a whole subtree.
+
+Minima of several numbers may come from several replicas, so that their sum is too low. So the first number in the tree
+includes the others with *base weights*, the least of recent requests, and only the rest of a weight counts apart.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf
@@ -21,13 +25,18 @@ _MARGIN: Final = 1e-9
 """Relative rounding error by which the sum may exceed the score."""
 _MOST_ENTRIES: Final = 8
 """Maximum number of heap entries of kinds per replica. Beyond it, the kinds are rebuilt."""
+_REBASE_AFTER: Final = 4
+"""Number of searches per replica after which base weights are chosen anew."""
+_BELOW: Final = 0.98
+"""Base weights as a share of the least weights, which may fall a little from request to request."""
 
 
 class Search:
     """The lower bounds of each replica, recomputed only for replicas that have changed."""
 
     __slots__ = (
-        "_alike", "_bounds", "_entered", "_first", "_fourth", "_key", "_kinds", "_reader", "_second", "_size", "_third",
+        "_alike", "_base", "_bounds", "_entered", "_first", "_fourth", "_key", "_kinds", "_least_weights",
+        "_num_searches", "_reader", "_second", "_size", "_third",
     )  # fmt: skip
 
     def __init__(self, key: Callable[[Any], Bounds], changes: Changes) -> None:
@@ -38,7 +47,11 @@ class Search:
         self._second: list[float] = []
         self._third: list[float] = []
         self._fourth: list[float] = []
-        """Maps each node to the minimum of each number."""
+        """Maps each node to the minimum of each number; the first one includes the others with the base weights."""
+        self._base, self._least_weights = (0.0, 0.0, 0.0), (inf, inf, inf)
+        """Base weights, and the least weights since they were chosen."""
+        self._num_searches = sys.maxsize
+        """Number of searches since the base weights were chosen. They are chosen at the first search."""
         self._bounds: list[tuple[float, float, float, float]] = []
         self._kinds: list[Any] = []
         """Maps each position to the kind of the replica."""
@@ -57,8 +70,9 @@ class Search:
         if not self._reader.follows(replicas):
             return -1
         self._update()
+        self._choose_base(weights)
         a, b, c, d, size = self._first, self._second, self._third, self._fourth, self._size
-        v, w, x = weights
+        v, w, x = weights[0] - self._base[0], weights[1] - self._base[1], weights[2] - self._base[2]
         nodes, sums = [1], [-inf]
         read: set[int] = set()
         found, least, limit = -1, inf, inf
@@ -94,6 +108,28 @@ class Search:
             if position != found and self._kinds[position] is None:
                 self._compute(position)
         return found
+
+    def _choose_base(self, weights: tuple[float, float, float]) -> None:
+        """Choose base weights that are at most these weights, if the present ones are not or are old."""
+        v, w, x = weights
+        least = self._least_weights
+        if v < least[0] or w < least[1] or x < least[2]:
+            self._least_weights = least = min(v, least[0]), min(w, least[1]), min(x, least[2])
+        base = self._base
+        if v < base[0] or w < base[1] or x < base[2] or self._num_searches >= _REBASE_AFTER * self._size:
+            self._base = _BELOW * least[0], _BELOW * least[1], _BELOW * least[2]
+            self._least_weights, self._num_searches = weights, 0
+            a, shown, size = self._first, self._second, self._size
+            for position, bounds in enumerate(self._bounds):
+                if shown[size + position] != _NONE:
+                    a[size + position] = self._with_base(*bounds)
+            for node in range(size - 1, 0, -1):
+                a[node] = min(a[2 * node], a[2 * node + 1])
+        self._num_searches += 1
+
+    def _with_base(self, first: float, second: float, third: float, fourth: float) -> float:
+        v, w, x = self._base
+        return first + v * second + w * third + x * fourth
 
     def _keeps_kind(self, position: int) -> bool:
         """Recompute a replica's bounds; whether its kind is the same after the ticks since then."""
@@ -158,6 +194,8 @@ class Search:
     def _put(self, position: int, first: float, second: float, third: float, fourth: float) -> None:
         """Change the numbers of a leaf, and of the nodes above it."""
         a, b, c, d = self._first, self._second, self._third, self._fourth
+        if second != _NONE:
+            first = self._with_base(first, second, third, fourth)
         node = position + self._size
         while a[node] != first or b[node] != second or c[node] != third or d[node] != fourth:
             a[node], b[node], c[node], d[node] = first, second, third, fourth

@@ -47,7 +47,7 @@ Step = Literal["stretch", "exact"]
 Progress = Callable[[float, int], None]
 
 _PROGRESS_EVERY: Final = 1 << 11
-_OBJECTS_PER_COLLECTION: Final = 1 << 18
+_OBJECTS_PER_COLLECTION: Final = 1 << 20
 
 
 def simulate(

@@ -8,6 +8,7 @@ from headway.core.decision import Placement
 from headway.core.view import FleetView, ReplicaView, RequestView
 from headway.policies.arguments import require_at_least
 from headway.policies.endpoints import footprint
+from headway.policies.routing.work_left import KvShare
 
 
 class LeastKvRouter:
@@ -19,28 +20,19 @@ class LeastKvRouter:
 
     def __init__(self, block_size_tokens: int = 16) -> None:
         require_at_least(1, block_size_tokens=block_size_tokens)
-        self._blocks_per_token = 1.0 / block_size_tokens
+        self._share = KvShare(block_size_tokens)
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        found = view.find_least(self._rank, grows=True)
+        found = view.find_least(self._share.rank, grows=True)
         if found is not None:
             return Placement(found.id)
         replicas = view.replicas
-        shares = [self._share(replica) for replica in replicas]
+        shares = self._share.of_each(replicas)
         least = min(shares)
         if shares.count(least) == 1:
             return Placement(replicas[shares.index(least)].id)
         equals = [replica for replica, share in zip(replicas, shares, strict=True) if share == least]
         return Placement(min(equals, key=attrgetter("num_in_flight")).id)
-
-    def _rank(self, replica: ReplicaView) -> tuple[float, int]:
-        total = replica.kv_blocks_total or 1
-        share = replica.prefill_tokens_left * self._blocks_per_token / total + replica.kv_blocks_used / total
-        return share, replica.num_in_flight
-
-    def _share(self, replica: ReplicaView) -> float:
-        total = replica.kv_blocks_total or 1
-        return replica.prefill_tokens_left * self._blocks_per_token / total + replica.kv_blocks_used / total
 
 
 class LeastFootprintRouter:
