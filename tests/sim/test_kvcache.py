@@ -31,6 +31,9 @@ def test_block_counts_equal_those_per_request(
     assert kv.count == len(joined)
     assert kv.used(tick) == used(tick)
     assert kv.needed_next(tick) == used(tick + 1) - used(tick)
+    if joined:
+        same = kv.ticks_unchanged(tick)
+        assert used(tick + same) == used(tick) < used(tick + same + 1)
     wanted = data.draw(st.integers(0, 100))
     kv.total = used(tick) + data.draw(st.integers(0, 40))
     assert kv.free(tick) == kv.total - used(tick)
