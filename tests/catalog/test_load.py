@@ -277,6 +277,13 @@ def test_a_cast_within_the_kernel_before_has_no_latency_of_its_own(share: float,
     assert found["bf16"].latency_s == 4e-6
 
 
+def test_a_factor_of_eight_bit_products_leaves_others_as_they_are() -> None:
+    kernels = catalog.coefficients("h100-80gb-sxm", "vllm-0.15").kernels
+    plain, found = (scaled(kernels, {"compute": 0.9} | own).gemm for own in ({}, {"fp8_compute": 1.1}))
+    assert found["bf16"] == plain["bf16"]
+    assert found["fp8"] == replace(plain["fp8"], compute_efficiency=plain["fp8"].compute_efficiency * 1.1)
+
+
 def test_vllm_0_25_casts_within_the_kernel_before() -> None:
     old, new = (catalog.coefficients("h100-80gb-sxm", name).kernels.gemm for name in ("vllm-0.15", "vllm-0.25"))
     assert old["fp8"].latency_s > new["fp8"].latency_s == new["bf16"].latency_s

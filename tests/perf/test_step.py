@@ -315,6 +315,15 @@ def test_overheads_are_added() -> None:
     assert costly.line(10, 1000)[0] - plain == pytest.approx(1e-3 + 80 * 1e-5 + 10 * 1e-6)
 
 
+@pytest.mark.parametrize(("name", "num_layers"), [("llama-2-70b", 0), ("qwen3-30b-a3b", 48), ("deepseek-v3", 58)])
+def test_the_time_of_a_layer_with_experts_counts_for_those_alone(name: str, num_layers: int) -> None:
+    found = replace(PERFECT, overhead=Overhead(0.0, 0.0, 0.0, expert_layer_s=-1e-6))
+    step = StepModel(catalog.model(name), catalog.gpu("h100"), catalog.engine("simulated"), Parallel(tp=8), found)
+    for chunks in ((), [(700, 0)]):
+        less_s = perfect(name, tp=8).line(10, 1000, chunks)[0] - step.line(10, 1000, chunks)[0]
+        assert less_s == pytest.approx(num_layers * 1e-6, abs=1e-12)
+
+
 @pytest.mark.parametrize(
     ("name", "layers_s"),
     [

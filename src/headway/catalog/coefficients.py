@@ -127,6 +127,8 @@ class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
     """Additional launch time of experts in 8 bits, whose inputs are cast."""
     launch_shared_expert_s: float = 0.0
     """Additional launch time of a shared expert."""
+    expert_layer_s: float = 0.0
+    """Further time per layer with a mixture of experts and iteration, besides `layer_s`."""
     shared_beside_tokens: int = 0
     """Largest number of tokens for which the shared expert runs in parallel with the routed ones, on a second
     stream."""
@@ -212,9 +214,10 @@ def versions_notes(engines: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def scaled(kernels: Kernels, values: Mapping[str, float]) -> Kernels:
-    """The kernels with factors on their efficiencies. Keys: `memory`, `compute`, `cast`, `attention` with its two parts
-    `decode_attention` and `prompt_attention`; `wave_share`, which replaces the value of products that have one; and
-    `cast_latency`, the remaining share of a cast's own latency if an engine casts within the previous kernel."""
+    """The kernels with factors on their efficiencies. Keys: `memory`, `compute`, `fp8_compute` (of fp8 products alone),
+    `cast`, `attention` with its two parts `decode_attention` and `prompt_attention`; `wave_share`, which replaces the
+    value of products that have one; and `cast_latency`, the remaining share of a cast's own latency if an engine casts
+    within the previous kernel."""
     memory, compute, attention = (values.get(name, 1.0) for name in ("memory", "compute", "attention"))
     decoding, prompts = (attention * values.get(name, 1.0) for name in ("decode_attention", "prompt_attention"))
     gemm = {
@@ -222,7 +225,9 @@ def scaled(kernels: Kernels, values: Mapping[str, float]) -> Kernels:
             one,
             latency_s=_latency_s(kernels, one, values.get("cast_latency", 1.0)),
             memory_efficiency=one.memory_efficiency * memory,
-            compute_efficiency=one.compute_efficiency * compute,
+            compute_efficiency=one.compute_efficiency
+            * compute
+            * (values.get("fp8_compute", 1.0) if dtype == "fp8" else 1.0),
             cast_efficiency=one.cast_efficiency * values.get("cast", 1.0),
             wave_share=values.get("wave_share", one.wave_share) if one.wave_share else 0.0,
         )

@@ -98,6 +98,7 @@ class Operators:
             + (2 * model.num_layers + 1) * self._all_reduce_s(2.0 * num_tokens * model.hidden_size)
             + self._sends_s(2.0 * num_tokens * model.hidden_size)
             + model.num_layers * (self._overhead.layer_s + self._kernels.decode(model).latency_s)
+            + self._num_moe_layers * self._overhead.expert_layer_s
             + self._overhead.step_s
             + num_tokens * self._state_token_s
         )
