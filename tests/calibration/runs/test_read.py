@@ -207,6 +207,20 @@ def test_guidellm_reports_of_its_second_version(tmp_path: Path) -> None:
     assert one(tmp_path / "b.json", report).rows is None
 
 
+@pytest.mark.parametrize("kind", ["poisson", "constant"])
+@pytest.mark.parametrize("num_rows", [0, 3, 200])
+def test_guidellm_reports_say_that_arrivals_are_assumed(tmp_path: Path, kind: str, num_rows: int) -> None:
+    """Only where Poisson arrivals stand for those of guidellm, whose gaps repeat, and not where it tells them."""
+    report = guidellm()
+    row = {"request_latency": 1.32, "time_to_first_token_ms": 50.0, "prompt_tokens": 512, "output_tokens": 128}
+    rows = [{**row, "request_start_time": 1.7e9 + i} for i in range(num_rows)]
+    strategy = {"type_": kind, "rate": 2.0}
+    report["benchmarks"][0] |= {"config": {"strategy": strategy}, "requests": {"successful": rows}}
+    run = one(tmp_path / "a.json", report)
+    assert (run.rows is not None) == (num_rows == 200)
+    assert any("same gaps" in note for note in run.notes) == (kind == "poisson" and num_rows < 200)
+
+
 def test_aiperf_summaries(tmp_path: Path) -> None:
     run = one(tmp_path / "profile_export_aiperf.json", aiperf())
     assert (run.model, run.concurrency, run.requested_rps, run.num_requests) == ("Qwen/Qwen3-8B", 4, None, 80)
