@@ -7,7 +7,7 @@
 # Seen: requests come from ten worker processes, and each has a generator of its own with the SAME seed (42). All draw the same
 # gaps, and the schedule adds up the draws of all: each gap comes ten times, nearly always in a row. 400 requests have 40
 # different gaps: stretches of ten requests at many times the rate, then pauses. A server that is busy 70% of the time
-# had 2 to 16 times the queue of a Poisson load in four runs (how the ten interleave differs), so that latencies near
+# had 2 to 17 times the queue of a Poisson load in four runs (how the ten interleave differs), so that latencies near
 # saturation are worse than the same engine's in production. `random_seed` of the profile is one seed for all ten, too.
 #
 # 400 requests at 20/s, by the times in guidellm's own report (`targeted_start`)
