@@ -15,9 +15,10 @@ from msgspec.structs import replace
 
 from headway import catalog
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Model, Parallel
+from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf.memory import GIB, check_shape, kv_bytes_per_token, plan
 from headway.perf.params import active_params, num_params, weights_bytes
+from headway.perf.speculation import step_model
 
 PUBLISHED = {
     "llama-2-7b": 6.738, "llama-2-13b": 13.016, "llama-2-70b": 68.977, "codellama-34b": 33.744,
@@ -96,6 +97,35 @@ def test_weights_by_dtype() -> None:
     assert weights_bytes(catalog.model("deepseek-v3")) / 1e9 == pytest.approx(673, rel=0.01)
     with pytest.raises(HeadwayError, match=r"model llama-3\.3-70b: unknown weight dtype 'int3'"):
         weights_bytes(replace(llama, dtype="int3"))
+
+
+def test_mixed_types_have_their_mean_bits() -> None:
+    """A mean of a type's own bits is that type, in memory and in the time of a step; embeddings have a type of their
+    own."""
+    dense, gpu, engine = catalog.model("llama-3.1-8b"), catalog.gpu("h100"), catalog.engine("llama.cpp")
+    for bits in ("q16", "q8.5", "q4.5"):
+        mixed = replace(dense, dtype=bits, embedding_dtype=bits)
+        assert weights_bytes(mixed) == pytest.approx(weights_bytes(dense) * float(bits[1:]) / 16, rel=1e-3)
+    same = replace(dense, dtype="q16", embedding_dtype="q16")
+    assert line(same, gpu, engine) == line(dense, gpu, engine)
+    head = replace(dense, embedding_dtype="q4.5")
+    saved = (2 - 4.5 / 8) * dense.vocab_size * dense.hidden_size
+    assert weights_bytes(dense) - weights_bytes(head) == pytest.approx(2 * saved)
+    planned = [plan(each, gpu, engine, Parallel()).weights_bytes for each in (dense, head)]
+    assert planned[0] - planned[1] == pytest.approx(2 * saved)
+    bare = line(dense, gpu, engine)[0] - line(head, gpu, engine)[0]
+    assert 0 < bare < 1.3 * saved / gpu.bandwidth_bytes_per_s
+    sparse = catalog.model("qwen3-30b-a3b")
+    for bits in (("q3", "q4.25", "q6.4"), ("q6.6", "q8.5", "q16")):  # those of int4's kernels, and of bf16's
+        times = [line(replace(sparse, dtype=each), gpu, engine)[0] for each in bits]
+        assert times == sorted(times)
+    for wrong in ("q", "q4.", "q-4", "q4.5-g32"):
+        with pytest.raises(HeadwayError, match="weight dtype"):
+            weights_bytes(replace(dense, dtype=wrong))
+
+
+def line(model: Model, gpu: Gpu, engine: Engine) -> tuple[float, float]:
+    return step_model(model, gpu, engine, Parallel()).line(1, 64)
 
 
 def test_kv_heads_are_replicated_beyond_their_number() -> None:

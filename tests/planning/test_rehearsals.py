@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -88,3 +89,16 @@ def test_a_key_covers_facts_files_and_digests(tmp_path: Path) -> None:
     assert len(set(keys)) == 4 and content_key([1], [file]) == keys[2]
     file.write_text("22")
     assert content_key([1], [file]) != keys[2]
+
+
+def test_weights_count_by_size_and_time_alone(tmp_path: Path) -> None:
+    """They have gigabytes."""
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"1")
+    os.utime(file, (1, 1))
+    first = content_key([1], [file])
+    file.write_bytes(b"2")
+    os.utime(file, (1, 1))
+    assert content_key([1], [file]) == first
+    os.utime(file, (2, 2))
+    assert content_key([1], [file]) != first

@@ -1,4 +1,4 @@
-"""Reads the shape of a model from a Hugging Face config.json."""
+"""Reads the shape of a model from a Hugging Face config.json, or from a GGUF file translated into one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ import msgspec
 from msgspec.structs import replace
 
 from headway.catalog.config_keys import ConfigKeys, family_defaults, read_json
+from headway.catalog.gguf_config import config_of_gguf
+from headway.catalog.gguf_weights import with_weights_of
 from headway.catalog.layer_kinds import window_tokens
 from headway.catalog.layer_shapes import Shapes, hidden_size_of, shapes_of
 from headway.catalog.quantization import BESIDE, Quantization, quantization_of
 from headway.core.errors import HeadwayError
 from headway.core.model import Layers, Model, Sampling
 
+GGUF = ".gguf"
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
 _TEXT = ("text_config", "llm_config", "language_config", "text_model_config")
 """Keys under which configs of multimodal models keep the text part."""
@@ -25,7 +28,7 @@ _AROUND = ("thinker_config", "talker_free_config")
 
 
 def model_from_config(path: str | Path, name: str | None = None, assume: bool = False) -> Model:
-    """The model described by a Hugging Face config.json at `path` or in the folder `path`.
+    """The model described by a Hugging Face config.json at `path` or in the folder `path`, or by a GGUF file.
 
     Reads all decoders of `transformers` with attention, sliding windows, latent attention, experts, linear attention,
     state-space layers and convolutions, except those that it refuses by name. Of a multimodal model only the text part
@@ -37,7 +40,7 @@ def model_from_config(path: str | Path, name: str | None = None, assume: bool = 
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
-    outer = read_json(file)
+    outer = config_of_gguf(file) if file.suffix == GGUF else read_json(file)
     config = _text_part(file, outer)
     _check_decoder(config)
     shapes = shapes_of(config, assume)
@@ -45,6 +48,8 @@ def model_from_config(path: str | Path, name: str | None = None, assume: bool = 
     dtype = quantization.dtype if quantization is not None else _dtype(config)
     layers = shapes.layers if quantization is None else _quantised(shapes.layers, shapes, quantization, config.family)
     model = _model(config, shapes, layers, dtype)
+    if isinstance(facts := config.get("_gguf"), dict):
+        model = with_weights_of(model, facts, file)
     unknown = config.not_understood()
     if unknown and not assume:
         named = ", ".join(f"{key} ({_shown(config[key])})" for key in unknown)
@@ -60,10 +65,11 @@ def model_from_config(path: str | Path, name: str | None = None, assume: bool = 
 
 
 def local_config(name: str, base_dir: Path = Path()) -> Path | None:
-    """The config.json of a folder, or of a repository in the cache of Hugging Face's hub; None if there is none."""
+    """The config.json of a folder, or of a repository in the cache of Hugging Face's hub, or a GGUF file; None if there
+    is none."""
     if (folder := base_dir / name).is_dir() and (folder / "config.json").is_file():
         return folder / "config.json"
-    if folder.name.endswith(".json") and folder.is_file():
+    if folder.name.endswith((".json", GGUF)) and folder.is_file():
         return folder
     if name.count("/") != 1 or name.startswith((".", "/")):
         return None
@@ -89,7 +95,7 @@ def _text_part(file: Path, outer: dict[str, Any]) -> ConfigKeys:
             keys["_parts"] = {k: True for k in inherited}
             break
     keys = {**keys, **_flat(keys)}
-    return ConfigKeys(file, keys)
+    return ConfigKeys(file, keys, defaults="_gguf" not in keys)
 
 
 def _flat(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,8 +341,13 @@ def _context_tokens(config: ConfigKeys) -> int:
 
 
 def whole_config(path: str | Path) -> str:
-    """The text of a config.json, including the quantisation from a separate file, so that one file suffices."""
+    """The text of a config.json, including the quantisation from a separate file, so that one file suffices.
+
+    A GGUF file is translated.
+    """
     file = Path(path)
+    if file.suffix == GGUF:
+        return json.dumps(config_of_gguf(file), indent=1)
     file = file / "config.json" if file.is_dir() else file
     keys = read_json(file)
     if any(keys.get(name) for name in ("quantization_config", "compression_config")):

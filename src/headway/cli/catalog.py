@@ -168,7 +168,7 @@ def errors(as_json: bool) -> None:
 
 @command.command("memory")
 @click.option("--model", help="A model of the catalog.")
-@click.option("--model-config", type=PATH, help="A Hugging Face config.json instead of --model.")
+@click.option("--model-config", type=PATH, help="A Hugging Face config.json or a GGUF file instead of --model.")
 @click.option("--gpu", required=True, help="A GPU of the catalog.")
 @click.option("--tp", type=POSITIVE, default=1, show_default=True, help="Tensor parallel ranks.")
 @click.option("--pp", type=POSITIVE, default=1, show_default=True, help="Pipeline stages.")

@@ -67,7 +67,7 @@ class _Throttle(click.ParamType[tuple[float, float]]):
 @click.option("--scenario", type=PATH, help="A scenario with the pool to emulate, instead of --model.")
 @click.option("--pool", "pool_name", help="Name of the pool in the scenario.")
 @click.option("--model", "model_name", help="A model of the catalog, of a local folder, or of the hub's cache.")
-@click.option("--model-config", type=PATH, help="A Hugging Face config.json instead, or its folder.")
+@click.option("--model-config", type=PATH, help="A Hugging Face config.json instead, its folder, or a GGUF file.")
 @assume_option
 @click.option("--gpu", "gpu_name", help="A GPU of the catalog.")
 @click.option("--tp", type=POSITIVE, help="Tensor parallel ranks.")

@@ -93,7 +93,9 @@ assume_option = click.option(
 fleet_options = together(
     (
         click.option("--model", help="A model of the catalog, of a local folder, or of the hub's cache."),
-        click.option("--model-config", type=PATH, help="A Hugging Face config.json instead, or its folder."),
+        click.option(
+            "--model-config", type=PATH, help="A Hugging Face config.json instead, its folder, or a GGUF file."
+        ),
         assume_option,
         click.option("--gpu", help="A GPU of the catalog, or of --gpu-file."),
         gpu_file_option,

@@ -23,7 +23,7 @@ UNTRIED = (
 
 @click.command()
 @click.option("--model", help="A model of the catalog, whose shapes are timed.")
-@click.option("--model-config", type=PATH, help="A Hugging Face config.json instead of --model.")
+@click.option("--model-config", type=PATH, help="A Hugging Face config.json or a GGUF file instead of --model.")
 @assume_option
 @click.option("--gpu", help="A GPU of the catalog. Default: the GPU that PyTorch reports.")
 @click.option("--out", type=PATH, help="File to write or continue. Default: measured-GPU.csv.")

@@ -32,7 +32,7 @@ OPTIONS = (
     click.option("--fleet", type=PATH, help="A scenario or fleet file, with the pool that was measured."),
     click.option("--pool", help="The pool of the fleet, if it has several."),
     click.option("--model", help="The model, if a run does not name one of the catalog."),
-    click.option("--model-config", type=PATH, help="A Hugging Face config.json instead, or its folder."),
+    click.option("--model-config", type=PATH, help="A Hugging Face config.json instead, its folder, or a GGUF file."),
     assume_option,
     click.option("--gpu", help="The GPU, of the catalog or of --gpu-file."),
     click.option("--gpu-file", type=PATH, help="A YAML file of GPUs of your own."),

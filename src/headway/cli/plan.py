@@ -96,7 +96,9 @@ _OF_WORKLOADS = ("trace", "limit", "rate_scale", "concurrency", "workload", "rat
 @trace_options
 @synthetic_options
 @click.option("--model", help="A model of the catalog.")
-@click.option("--model-config", type=_path, help="A Hugging Face config.json in place of --model, or its folder.")
+@click.option(
+    "--model-config", type=_path, help="A Hugging Face config.json in place of --model, its folder, or a GGUF file."
+)
 @assume_option
 @gpu_file_option
 @click.option("--engine", help="An engine of the catalog: vllm, sglang, ... Default: the file's, else simulated.")

@@ -42,7 +42,7 @@ class ModelFile(Struct, frozen=True, forbid_unknown_fields=True):
     """A model that is not in the catalog."""
 
     config: str
-    """A Hugging Face `config.json`, a folder that contains one, or a repository in the local hub cache."""
+    """A Hugging Face `config.json`, a folder that contains one, a repository in the local hub cache, or a GGUF file."""
     assume: bool = False
     """Continue although the config has keys that Headway does not know and that may affect sizes."""
 
@@ -89,7 +89,7 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Replicas of one model, GPU and shape: one entry of `fleet`."""
 
     model: str | ModelFile
-    """A name listed by `headway catalog models`, or `config:` and the path of a `config.json`."""
+    """A name listed by `headway catalog models`, or `config:` and the path of a `config.json` or GGUF file."""
     gpu: str = ""
     """A name listed by `headway catalog gpus`. `headway serve` with `endpoints` needs none, and then accepts any model
     name; simulations and plans need it."""

@@ -125,7 +125,10 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     tie_embeddings: bool = False
     dtype: str = "bf16"
     """Weight type: bf16, fp16, fp8, int8, w8a16, int4 (MXFP4), w4a16, nvfp4, nf4; the suffix `-g32` means one scale per
-    32 weights. Activations and KV cache have 16 bits, unless the engine sets another type."""
+    32 weights; `q4.5` means 4.5 bits a weight in the mean, scales included. Activations and KV cache have 16 bits,
+    unless the engine sets another type."""
+    embedding_dtype: str = "bf16"
+    """Weight type of the embeddings and the output matrix."""
     moe: Moe | None = None
     mla: Mla | None = None
     sliding_window_tokens: int | None = None
@@ -135,7 +138,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     """All layers by shape, if they differ by more than `moe` and `sliding_window_every`. The numbers of heads above
     then describe the full-attention layers."""
     other_params: float = 0.0
-    """Parameters that are not applied to text tokens: per-layer embeddings, image experts. They have 16 bits."""
+    """Parameters that are not applied to text tokens: per-layer embeddings, image experts. They have the
+    embeddings' type."""
     unmodelled: tuple[str, ...] = ()
     """Properties included in sizes but not in step times, such as sparse attention."""
     sampling: Sampling | None = None

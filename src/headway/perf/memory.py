@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model, Parallel, Speculative
 from headway.perf.params import (
+    embedding_bytes,
     kv_bytes,
     linear_bytes,
     mixer_bytes,
@@ -149,7 +150,7 @@ def _weights_bytes_gpu(model: Model, parallel: Parallel) -> float:
 
     Each data-parallel rank holds all weights except routed experts, of which it holds its share.
     """
-    embedding = 2.0 * model.vocab_size * model.hidden_size
+    embedding = embedding_bytes(model) * model.vocab_size * model.hidden_size
     num_embeddings = 1 if model.tie_embeddings or parallel.pp > 1 else 2
     in_layers = weights_bytes(model) - embedding * (1 if model.tie_embeddings else 2)
     in_layers -= routed_bytes(model) * (1.0 - 1.0 / parallel.dp)
@@ -200,7 +201,7 @@ def _draft_weights_bytes_gpu(engine: Engine, parallel: Parallel) -> float:
 
 
 def _embedding_bytes(model: Model) -> float:
-    return 2.0 * model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
+    return embedding_bytes(model) * model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
 
 
 def _draft_kv_bytes(engine: Engine) -> float:

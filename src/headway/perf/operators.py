@@ -16,6 +16,7 @@ from headway.perf.experts import Experts
 from headway.perf.params import (
     base_dtype,
     dtype_bytes,
+    embedding_bytes,
     linear_bytes,
     linear_dtype,
     mixer_bytes,
@@ -75,6 +76,7 @@ class Operators:
         self._shared = _shared_matrices(model, parallel.tp)
         self._num_moe_layers = num_moe_layers(model)
         self._shared_bytes = dtype_bytes(_shared_dtype(model), model.name)
+        self._head_bytes = embedding_bytes(model)
         self._elementwise_bytes = _elementwise_bytes(model, parallel.tp)
         states = state_bytes(model) / parallel.tp
         prompt_flops = peak_flops(gpu, "bf16") * self._kernels.prefill_attention.compute_efficiency
@@ -131,7 +133,7 @@ class Operators:
         model, tp = self._model, self._parallel.tp
         gemm = self._kernels.gemm["bf16"]
         flops = peak_flops(self._gpu, "bf16")
-        head_s = self._product_s(num_rows, model.vocab_size / tp, model.hidden_size, 2.0, gemm, flops)
+        head_s = self._product_s(num_rows, model.vocab_size / tp, model.hidden_size, self._head_bytes, gemm, flops)
         gather_s = 0.0
         if tp > 1:
             gather_s = 2.0 * num_rows * model.vocab_size * (tp - 1) / tp / self._link_bytes_per_s(tp)

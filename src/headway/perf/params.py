@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from headway.core.errors import unknown
 from headway.core.model import Layers, Model
 
@@ -19,6 +21,11 @@ WEIGHT_BYTES = {
 """Bytes per quantised parameter, including scales. int4 has an 8-bit scale per group of 32, as in MXFP4. nvfp4 has an
 8-bit scale per group of 16. w4a16 and w8a16 have a 16-bit scale and a zero of the weights' bits per group of 128, as in
 AWQ and GPTQ. nf4 has the doubly quantised scales of bitsandbytes per group of 64."""
+_MEAN_BITS = re.compile(r"q(\d+(?:\.\d+)?)")
+"""A mixture of GGUF's types, by its mean bits."""
+_MOST_LIKE_INT4 = 6.5
+"""Bits below which experts of a mixture have the kernels of int4, the measured type with the nearest number of
+bytes."""
 _GROUPED_BITS = {"w4a16": 4, "w8a16": 8}
 KERNELS = {
     "fp16": "bf16",
@@ -41,6 +48,8 @@ def dtype_bytes(dtype: str, model_name: str = "") -> float:
     base, _, group = dtype.partition("-g")
     if base in _GROUPED_BITS and group.isdecimal() and int(group):
         return (_GROUPED_BITS[base] * (1 + 1 / int(group)) + 16 / int(group)) / 8
+    if bits := _MEAN_BITS.fullmatch(dtype):
+        return float(bits[1]) / 8
     if group or base not in WEIGHT_BYTES:
         raise unknown("weight dtype", dtype, WEIGHT_BYTES, f"model {model_name}")
     return WEIGHT_BYTES[base]
@@ -49,6 +58,8 @@ def dtype_bytes(dtype: str, model_name: str = "") -> float:
 def kernel_dtype(dtype: str) -> str:
     """The type under which kernels of these weights are listed."""
     base = base_dtype(dtype)
+    if bits := _MEAN_BITS.fullmatch(base):
+        return "int4" if float(bits[1]) < _MOST_LIKE_INT4 else "bf16"
     return KERNELS.get(base, base)
 
 
@@ -76,7 +87,12 @@ def weights_bytes(model: Model) -> float:
     """Bytes of all weights in an engine. See `linear_bytes` for the quantised ones."""
     layers = sum(each.num * layer_bytes(model, each) for each in model.all_layers)
     norms = (2 * model.num_layers + 1) * model.hidden_size
-    return layers + 2.0 * (_embeddings(model) + model.other_params + norms)
+    return layers + embedding_bytes(model) * (_embeddings(model) + model.other_params) + 2.0 * norms
+
+
+def embedding_bytes(model: Model) -> float:
+    """Bytes per parameter of the embeddings and the output matrix."""
+    return dtype_bytes(model.embedding_dtype, model.name)
 
 
 def layer_bytes(model: Model, layer: Layers) -> float:
@@ -112,7 +128,7 @@ def expert_dtype(model: Model) -> str:
 def linear_bytes(model: Model) -> float:
     """Bytes per parameter of attention and dense feed-forward layers without a type of their own.
 
-    Embeddings and norms always have 16 bits. In an int4 mixture of experts only the experts are quantised, as in
+    In an int4 mixture of experts only the experts are quantised, as in
     GPT-OSS.
     """
     return dtype_bytes(linear_dtype(model), model.name)

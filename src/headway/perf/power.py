@@ -14,6 +14,7 @@ from headway.core.record import ReplicaPower
 from headway.perf.experts import expert_chances
 from headway.perf.params import (
     active_params,
+    embedding_bytes,
     expert_bytes,
     expert_dtype,
     expert_params,
@@ -69,7 +70,7 @@ def _read_bytes(model: Model) -> float:
     """Bytes of the weights that every iteration reads: all except the routed experts and the embeddings other than the
     head."""
     layers = sum(each.num * layer_bytes(model, each) for each in model.all_layers)
-    return layers - routed_bytes(model) + 2.0 * model.vocab_size * model.hidden_size
+    return layers - routed_bytes(model) + embedding_bytes(model) * model.vocab_size * model.hidden_size
 
 
 def _expert_layers_bytes(model: Model) -> float:

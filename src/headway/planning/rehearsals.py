@@ -338,7 +338,7 @@ def content_key(
     for each in digests:
         digest.update(each)
     for path in paths:
-        digest.update(_folder_digest(path) if path.is_dir() else _file_digest(path, path.stat().st_mtime_ns))
+        digest.update(_digest(path))
     return digest.hexdigest()[:32]
 
 
@@ -367,10 +367,12 @@ def _paths(section: Any) -> list[str]:
     return found
 
 
-def _folder_digest(path: Path) -> bytes:
-    """A digest of the names, sizes and times of a folder's files. Contents are not read, because a model's weights have
-    gigabytes."""
-    found = sorted(each for each in path.rglob("*") if each.is_file())
+def _digest(path: Path) -> bytes:
+    """A digest of a file's content. Of a folder and of a file of weights, which have gigabytes, the names, sizes and
+    times count."""
+    if not path.is_dir() and path.suffix != ".gguf":
+        return _file_digest(path, path.stat().st_mtime_ns)
+    found = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
     return repr([(str(each.relative_to(path)), (s := each.stat()).st_size, s.st_mtime_ns) for each in found]).encode()
 
 
