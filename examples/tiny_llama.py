@@ -8,6 +8,7 @@ reasoning, which `"logit_bias": {"258": 9}` lets end sooner, as `{"256": 9}` doe
 from __future__ import annotations
 
 import itertools
+import signal
 import string
 import sys
 import tempfile
@@ -93,7 +94,7 @@ def write_model(path: Path, seed: int = 0) -> None:
 
 
 def main(port: int, slots: str | None) -> None:
-    """Serve until killed."""
+    """Serve until ended. The model's file is there as long."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -114,10 +115,11 @@ def main(port: int, slots: str | None) -> None:
         write_model(path)
         params.model.path = str(path)
         server = xllamacpp.Server(params)
-    sys.stdout.write(f"listens on {server.listening_address}\n")
-    sys.stdout.flush()
-    while True:
-        time.sleep(60)
+        sys.stdout.write(f"listens on {server.listening_address}\n")
+        sys.stdout.flush()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the model's folder is removed
+        while True:
+            time.sleep(60)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
+import runpy
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import yaml
+from msgspec.structs import replace
 
 import engines
 import serving
-from headway import scenario
+from headway import catalog, scenario
 from headway.cli import main
 from headway.core.errors import HeadwayError
+from headway.core.fleet import Parallel
+from headway.perf.params import num_params, weights_bytes
+from headway.perf.speculation import step_model
 from headway.serving.discover import fleet_file
-from headway.serving.discover.pools import pools
+from headway.serving.discover.model import shape_of
+from headway.serving.discover.pages import fetcher
+from headway.serving.discover.pools import LIKELY, pools
 from headway.serving.discover.probe import FoundEngine, probe, unknown
 
 VLLM = {
@@ -245,6 +255,23 @@ def test_a_file_keeps_all_that_is_the_users(kind: str, tmp_path: Path) -> None:
     assert not [each for each in fleet_file.changes(path, found, []) if each.is_added]
 
 
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("folder", ["", "fits"])
+def test_coefficients_are_named_in_their_pool_alone(kind: str, folder: str, tmp_path: Path) -> None:
+    path, fitted = tmp_path / "fleet.yaml", tmp_path / folder / "fitted.json"
+    path.write_text(FILES[kind])
+    for file in (fitted, fitted.with_name("other: one.json")):  # replaced by a later one
+        text = fleet_file.with_coefficients(path, "a", file)
+        before, after = yaml.safe_load(FILES[kind]), yaml.safe_load(text)
+        expected = str(file) if folder else file.name
+        assert after == {**before, "fleet": [{**before["fleet"][0], "coefficients": expected}]}
+        rest = iter(text)
+        assert all(character in rest for character in FILES[kind])
+        path.write_text(text)
+    with pytest.raises(HeadwayError, match=r"fleet.yaml: has no pool 'b'"):
+        fleet_file.with_coefficients(path, "b", fitted)
+
+
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[tuple[str, str]]:
     one, two = serving.emulator(), serving.emulator()
@@ -273,12 +300,75 @@ def test_what_is_found_simulates_and_is_as_the_engines_are(
 
 @pytest.mark.skipif(engines.NO_LLAMA, reason="pip install xllamacpp gguf")
 def test_a_real_llama_cpp_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "fleet.yaml"
+    path, other = tmp_path / "fleet.yaml", tmp_path / "other.yaml"
     with serving.closing(server := engines.LLAMA.start()):
-        assert main(["discover", server.url, "--out", str(path)]) == 0
-    (pool,) = yaml.safe_load(path.read_text())["fleet"]
-    assert pool["engine"]["name"] == "llama.cpp" and pool["model"] == "tiny-llama"
-    assert pool["endpoints"] == [server.url]
+        assert main(["discover", server.url, "--gpu", "cpu", "--out", str(path)]) == 0
+        assert main(["discover", server.url, "--no-measure", "--out", str(other)]) == 0
+        (pool,) = yaml.safe_load(path.read_text())["fleet"]
+        assert (pool["engine"]["name"], pool["served_name"], pool["endpoints"]) == (
+            "llama.cpp", "tiny-llama", [server.url],
+        )  # fmt: skip
+        chosen = scenario.load(path)
+        (simulated,) = chosen.fleet.pools
+        assert num_params(simulated.model) == asked_of(server.url).sizes["n_params"] == 676_224
+        assert weights_bytes(simulated.model) == pytest.approx(asked_of(server.url).sizes["size"], rel=0.01)
+        assert "tiny-llama" in simulated.model.names and simulated.gpu.name == "cpu-server"
+        assert len(scenario.run(chosen).records.requests["request"]) == 500
+        (served,) = yaml.safe_load(other.read_text())["fleet"]  # nothing tells the GPU
+        assert served["model"] == "tiny-llama" and "gpu" not in served
+        assert str(pool["model"]["config"]) in other.read_text()
+        with serving.closing(front := serving.gateway(path)):  # what is simulated serves as well
+            serving.all_up(front, 1)
+            answer = httpx2.post(
+                f"{front.url}/v1/completions", json={"model": "tiny-llama", "prompt": "a", "max_tokens": 2}
+            )
+            assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] <= 2
+
+
+def asked_of(url: str) -> FoundEngine:
+    return probe(url, fetcher(url, None, 5.0))
+
+
+@pytest.mark.skipif(engines.NO_LLAMA, reason="pip install xllamacpp gguf")
+def test_a_file_of_weights_counts_if_it_is_the_engines(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    runpy.run_path(str(engines.EXAMPLES / "tiny_llama.py"))["write_model"](path)
+    sizes = {"n_params": 676_224, "size": 2_704_896, "n_embd": 128, "n_ctx_train": 4096}
+    engine = FoundEngine("http://a:1", "llama.cpp", model="tiny", weights=str(path), sizes=sizes)
+    found = shape_of(engine)
+    assert found.model is not None and num_params(found.model) == sizes["n_params"]
+    assert found.entry == {"config": str(path)} and not found.note
+    other = shape_of(replace(engine, sizes={**sizes, "size": 400_000}))  # of the same shape, quantised
+    assert other.model is None and "is another model on this machine (size is 2,70" in other.note
+    absent = shape_of(replace(engine, weights="/models/other/tiny.gguf"))
+    assert absent.model is None and "676,224 weights, 2,704,896 bytes, 128 wide, 4,096 tokens of context" in absent.note
+    (pool,) = pools([replace(engine, weights="/models/other/tiny.gguf")])
+    assert pool.entry["model"] == "tiny" and "gpu" not in pool.entry
+    known = replace(engine, model="qwen3-8b", weights="/m/Qwen3-8B.gguf", sizes={"size": 5_000_000_000})
+    assert "its weights have 5 GB, the catalog's 16.4: `model: {config: FILE.gguf}`" in shape_of(known).note
+
+
+def test_llama_cpp_has_the_gpu_of_its_speed_and_others_no_processor() -> None:
+    """Its KV cache has the size of its options. At the speed that is expected of a GPU, that GPU or its like fits."""
+    llama = FoundEngine("http://a:1", "llama.cpp", model="qwen3-8b", kv_capacity_tokens=4096, is_idle=True)
+    model, engine = catalog.model("qwen3-8b"), catalog.engine("llama.cpp")
+    expected = {}
+    for gpu in catalog.gpus():
+        with suppress(HeadwayError):  # too small
+            expected[gpu.name] = step_model(model, gpu, engine, Parallel()).line(1, 64)[0]
+    for name, token_s in expected.items():
+        (pool,) = pools([llama], token_s={llama.url: token_s})
+        assert abs(math.log(expected[pool.entry["gpu"]] / token_s)) < LIKELY, name
+    assert _guessed(llama, expected["cpu-server"]) == "cpu-server"
+    assert _guessed(llama, 10 * expected["cpu-server"]) == "cpu-server"  # slower than all
+    assert _guessed(llama, None) is None
+    vllm = replace(llama, api="vllm", kv_capacity_tokens=None)
+    assert _guessed(vllm, expected["cpu-server"]) is None
+
+
+def _guessed(engine: FoundEngine, token_s: float | None) -> str | None:
+    (pool,) = pools([engine], token_s={} if token_s is None else {engine.url: token_s})
+    return pool.entry.get("gpu")
 
 
 def test_errors_are_told_before_anything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import serving
 from headway import records
-from headway.cli import main
+from headway.cli import load_sweep, main
 from headway.cli.load_twin import Twin
 from headway.core.errors import HeadwayError
 from headway.core.request import Request
@@ -167,6 +167,8 @@ def test_a_sweep_of_an_emulated_engine(
             ("--page x.html", "--page: goes with --sweep"),
             ("--sweep --pool a", "--pool: goes with --fleet"),
             ("--sweep --slo ttfb=2s", "ttft"),
+            ("--sweep --write", "--write: goes with --calibrate and --fleet"),
+            (f"--calibrate {out} --write", "--write: goes with --calibrate and --fleet"),
         ):
             assert main(["load", engine.url, *words.split()]) == 2
             assert why in capsys.readouterr().err
@@ -207,6 +209,31 @@ def test_loads_are_predicted_by_the_pool_of_the_fleet_file(tmp_path: Path) -> No
         assert Twin.of(points, "", file, "qwen3-8b", True, f"http://{gpu}:8000").predicted() == alone
     for on_h100, on_a100 in zip(predicted["h100"][:-2], predicted["a100"][:-2], strict=True):
         assert on_h100 is not None and on_a100 is not None and 0 < on_h100["e2e_mean"] < on_a100["e2e_mean"]
+
+
+def test_a_load_in_which_the_engine_stood_still_is_left_out_of_the_fit() -> None:
+    """Loads that differ by queueing alone stay, however slow the engine is beside its profile."""
+    points = list(asyncio.run(sweep(on_a_queue, 8, 0.9)).points)
+    fleet = "fleet: [{name: mine, model: qwen3-8b, gpu: h100, engine: {name: vllm-0.15, max_num_seqs: 8}}]"
+    twin = Twin.of(points, fleet, None, "qwen3-8b", True)
+    assert twin.without_standstills() == twin
+    stuck = served([float(i) for i in range(8)])
+    for each in stuck:
+        answer = each.answer
+        answer.chunk_s[:] = [answer.sent_s + 1000 * (at_s - answer.sent_s) for at_s in answer.chunk_s]
+        answer.end_s = answer.chunk_s[-1]
+    twin = Twin.of([*points, Point(7.0, None, loaded(stuck))], fleet, None, "qwen3-8b", True)
+    kept = twin.without_standstills()
+    assert kept.runs == (*twin.runs[:-1], None) and twin.runs[-1] is not None
+    assert kept.notes[-1].startswith("7/s: left out of the fit: ")
+
+
+def test_a_fit_that_is_worse_at_unseen_loads_is_doubted() -> None:
+    before = {"e2e_mean": 20.0, "itl_mean": 10.0, "ttft_mean": 30.0}
+    assert not [*load_sweep._doubts({"before": before, "held_out": {}})]
+    assert not [*load_sweep._doubts({"before": before, "held_out": before})]
+    (doubt,) = load_sweep._doubts({"before": before, "held_out": {**before, "itl_mean": 11.0, "ttft_mean": 40.0}})
+    assert doubt.startswith("ITL, TTFT of loads left out of the fit: predicted worse than before.")
 
 
 def test_power_is_of_open_loops_with_answers() -> None:

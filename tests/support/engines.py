@@ -6,8 +6,9 @@ import os
 import re
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import find_spec
@@ -33,6 +34,17 @@ class Group(serving.Process):
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+class WithFiles(serving.Process):
+    """One that removes its files when it is ended politely."""
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(10.0)
+        super().close()
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,7 @@ class Kind:
 
 
 THINKS = {"chat_template_kwargs": {"enable_thinking": True}, "logit_bias": {"258": 15}}
-LLAMA = Kind("llama.cpp", (str(EXAMPLES / "tiny_llama.py"),), "llamacpp:requests_processing", THINKS)
+LLAMA = Kind("llama.cpp", (str(EXAMPLES / "tiny_llama.py"),), "llamacpp:requests_processing", THINKS, WithFiles)
 VLLM = Kind(
     "vllm-0.15",
     (str(Path(__file__).parent / "vllm_server.py"), os.environ.get("HEADWAY_VLLM", "")),

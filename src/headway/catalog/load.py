@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 GENERIC = "generic"
 """Name of the coefficients for unmeasured GPUs, and of the overhead for unmeasured engines."""
+CPUS = ("cpu-server",)
+"""Entries among the GPUs that are processors, on which llama.cpp may run."""
 VERSION = re.compile(r"vllm-v?(?P<version>\d+\.\d+(\.\d+)?)")
 VERSIONS_OF_VLLM = ("vllm-0.15", "vllm-0.25")
 """Profiles of measured versions, oldest first."""

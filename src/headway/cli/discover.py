@@ -149,7 +149,8 @@ def _speeds(engines: Sequence[FoundEngine], api_key: str | None) -> Iterator[tup
 
 
 def _token_s(engine: FoundEngine, api_key: str | None) -> float:
-    """The time of an answer of `TOKENS` tokens minus the time of a one-token answer."""
+    """Seconds per token by the engine's own clock (llama.cpp), else the time of an answer of `TOKENS` tokens minus the
+    time of a one-token answer."""
     taken = []
     for tokens in (1, 1, TOKENS + 1):  # the first one includes one-time work
         body = {
@@ -161,8 +162,10 @@ def _token_s(engine: FoundEngine, api_key: str | None) -> float:
         }
         begun = time.perf_counter()
         with urllib.request.urlopen(request(engine.url + "/v1/completions", api_key, body), timeout=60) as answer:
-            made = json.loads(answer.read(MOST_BYTES))["usage"]["completion_tokens"]
-        taken.append((time.perf_counter() - begun, made))
+            said = json.loads(answer.read(MOST_BYTES))
+        taken.append((time.perf_counter() - begun, said["usage"]["completion_tokens"]))
+    if isinstance(own_ms := said.get("timings", {}).get("predicted_per_token_ms"), int | float) and own_ms > 0:
+        return own_ms / 1e3
     (_, _), (one_s, one), (all_s, made) = taken
     return float((all_s - one_s) / (made - one))
 
@@ -172,7 +175,7 @@ def _print_found(found: Sequence[FoundPool], out: Path) -> None:
         entry = pool.entry
         num = len(entry["endpoints"])
         gpu = f" on {entry['gpu']} ({pool.notes['gpu']})" if "gpu" in entry else ""
-        click.echo(f"{entry['name']}: {num} engine{'s' if num > 1 else ''} with {entry['model']}{gpu}")
+        click.echo(f"{entry['name']}: {num} engine{'s' if num > 1 else ''} with {pool.model}{gpu}")
         if pool.unknown:
             click.echo(f"  not said: {', '.join(pool.unknown)}")
     click.echo(f"wrote {out}; try: headway serve {out}")

@@ -77,6 +77,8 @@ _sweep_options = together((
     click.option("--page", "page_to", type=PATH, help="With --sweep: write an HTML page, with the prediction if any."),
     click.option("--calibrate", "calibrate_to", type=PATH, metavar="FILE.json",
                  help="Sweep, fit the engine's step times to it, and print the error before and after."),
+    click.option("--write", "is_written", is_flag=True,
+                 help="With --calibrate and --fleet: name FILE.json in the engine's pool of the fleet file."),
 ))  # fmt: skip
 _result_options = together(
     (

@@ -153,6 +153,8 @@ def _tokenizer(path: Path) -> LocalTokenizer:
 
 def _check_results(flags: Mapping[str, Any]) -> None:
     """Raises HeadwayError for output options that the load does not support."""
+    if flags["is_written"] and (flags["calibrate_to"] is None or flags["fleet"] is None):
+        raise HeadwayError("--write: goes with --calibrate and --fleet")
     if flags["is_sweep"] or flags["calibrate_to"]:
         if flags["save_detailed"] is not None:
             raise HeadwayError("--save-detailed: not with a sweep; --records has each of its loads")
@@ -238,7 +240,7 @@ def _replica(pool: FoundPool, found: FoundEngine) -> ReplicaRecord:
     return ReplicaRecord(
         id=0,
         pool=entry["name"],
-        model=str(entry["model"]),
+        model=pool.model,
         gpu=entry.get("gpu", ""),
         region="",
         num_gpus=(found.tp or 1) * (found.pp or 1),

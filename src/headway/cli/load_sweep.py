@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,11 @@ from headway.cli.output import command_line, print_json, print_table
 from headway.core.errors import HeadwayError
 from headway.report.page import write_page
 from headway.report.render import page as html
-from headway.serving.discover.pools import catalogued
+from headway.serving.discover import fleet_file
 from headway.serving.load_generator import page
 from headway.serving.load_generator.run import Load
 from headway.serving.load_generator.sweep import Point, Sweep, sweep
+from headway.workload.atomic_file import write_text
 from headway.workload.generate import generate
 from headway.workload.spec import WorkloadSpec, resolved
 
@@ -67,6 +68,8 @@ async def run(session: Session) -> int:
         try:
             calibration = _calibrated(session, twin, flags["calibrate_to"])
             predicted = calibration.pop("predicted")
+            notes += calibration.pop("left_out")
+            notes += _doubts(calibration)
             notes.append("the predictions are those after the fit to these loads")
         except HeadwayError as error:  # reported after the measurements are printed
             why = str(error)
@@ -113,15 +116,12 @@ def _twin(session: Session, points: Sequence[Point]) -> tuple[Twin | None, str]:
     """The loads as experiments, or the reason why there is no prediction."""
     pool, file = session.pool(), session.flags["fleet"]
     if file is None and "gpu" not in pool.entry:
-        if catalogued(session.found) is None:
-            return None, (
-                f"{session.target.model} is not in the catalog; give --fleet FILE with a pool that has its `model:"
-                " {config: FOLDER}` and a `gpu`"
-            )
-        why = pool.notes.get("name") or "the engine's GPU is not known"
+        if "name" not in pool.notes:
+            return None, f"{session.target.model} is {pool.notes['model']}; give it with --fleet FILE"
+        why = pool.notes["name"]
         return None, f"{why}; give --gpu" if session.flags["gpu"] is None else why
     try:
-        model, is_greedy = str(pool.entry["model"]), session.flags["temperature"] == 0
+        model, is_greedy = pool.model, session.flags["temperature"] == 0
         text, url = session.fleet_text(pool), session.found.url
         return Twin.of(points, text, file, model, is_greedy, url, session.flags["pool"]), ""
     except HeadwayError as error:
@@ -130,16 +130,31 @@ def _twin(session: Session, points: Sequence[Point]) -> tuple[Twin | None, str]:
 
 def _calibrated(session: Session, twin: Twin, out: Path) -> dict[str, Any]:
     """The errors before and after, the errors at loads that the fit has not seen, and the predictions after."""
-    before = twin.errors()
+    fitted = twin.without_standstills()
+    before = fitted.errors()
     source = f"headway load {session.found.url}, {session.began:%Y-%m-%d}"
-    coefficients, fits = twin.calibrated(out, source, session.found.version)
+    coefficients, fits = fitted.calibrated(out, source, session.found.version)
+    if session.flags["is_written"]:
+        fleet: Path = session.flags["fleet"]
+        write_text(fleet, fleet_file.with_coefficients(fleet, twin.pool, out))
     return {
         "before": before,
-        "after": twin.errors(coefficients),
+        "after": fitted.errors(coefficients),
         "held_out": _held_out(fits),
         "out": str(out),
         "predicted": twin.predicted(coefficients),
+        "left_out": fitted.notes[len(twin.notes) :],
     }
+
+
+def _doubts(calibration: dict[str, Any]) -> Iterator[str]:
+    before, unseen = calibration["before"], calibration["held_out"]
+    worse = [JUDGED[key] for key in JUDGED if unseen.get(key, 0.0) > before.get(key, unseen.get(key, 0.0))]
+    if worse:
+        yield (
+            f"{', '.join(worse)} of loads left out of the fit: predicted worse than before. The loads differ by more "
+            "than their rates, as on a busy machine: measure again, or keep the step times from before"
+        )
 
 
 def _held_out(fits: Sequence[FitResult]) -> dict[str, float]:
@@ -219,6 +234,8 @@ def _print(
                 for key, name in JUDGED.items()
             ],
         )
-        click.echo(f"wrote {calibration['out']}; use it with --coefficients, or coefficients: in a fleet file")
+        fleet = session.flags["fleet"] if session.flags["is_written"] else None
+        how = "use it with --coefficients, or coefficients: in a fleet file" if fleet is None else f"{fleet} names it"
+        click.echo(f"wrote {calibration['out']}; {how}")
     for note in notes:
         click.echo(f"note: {note}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from msgspec import Struct
 
@@ -23,6 +24,8 @@ from headway.serving.load_generator.sweep import Point
 
 LEAST_REQUESTS = 5
 """Minimum number of complete answers of a load; loads with fewer are not compared."""
+FAR = 20.0
+"""Ratio of measured to predicted ITL, relative to the median of the loads, from which the engine stood still."""
 JUDGED = {"e2e_mean": "E2E", "itl_mean": "ITL", "ttft_mean": "TTFT"}
 Predicted = dict[str, float]
 
@@ -64,19 +67,36 @@ class Twin(Struct, frozen=True):
             runs.append(None if run is None or fault else fleet.found(Path(point.name), run))
         return Twin(tuple(runs), tuple(notes))
 
+    @property
+    def pool(self) -> str:
+        """The name of the pool that was measured; empty without a comparable load."""
+        return next((each.pool.name for each in self.runs if each is not None), "")
+
     def predicted(self, coefficients: Coefficients | None = None) -> list[Predicted | None]:
         """Mean latencies of each load in seconds, by the keys of `JUDGED`."""
         return [None if each is None else _predicted(each, coefficients) for each in self.runs]
+
+    def without_standstills(self) -> Twin:
+        """The loads without those in which a token took many times longer than in the others: the engine stood still,
+        as on a busy machine, which no step time explains."""
+        errors = {i: _error_pcts(each, None).get("itl_mean") for i, each in enumerate(self.runs) if each is not None}
+        ratios = {i: 1 / max(1 + pct / 100, 1e-9) for i, pct in errors.items() if pct is not None}
+        usual = median(ratios.values()) if ratios else 1.0
+        far = [i for i, ratio in ratios.items() if ratio > FAR * usual]
+        notes = [
+            f"{each.run.where}: left out of the fit: {ratios[i] / usual:.0f} times as slow as the other loads"
+            for i, each in enumerate(self.runs)
+            if each is not None and i in far
+        ]
+        kept = tuple(None if i in far else each for i, each in enumerate(self.runs))
+        return Twin(kept, (*self.notes, *notes))
 
     def errors(self, coefficients: Coefficients | None = None) -> dict[str, float]:
         """Mean absolute errors over the loads in percent, by the keys of `JUDGED`."""
         found: dict[str, list[float]] = {key: [] for key in JUDGED}
         for each in self.runs:
-            if each is not None:
-                used = coefficients or each.coefficients
-                compared = compare(each.experiment, replay(each.experiment, (0,), coefficients=used), used.calibrated)
-                for key in JUDGED.keys() & compared.errors.keys():
-                    found[key].append(abs(compared.errors[key].error_pct))
+            for key, pct in ({} if each is None else _error_pcts(each, coefficients)).items():
+                found[key].append(abs(pct))
         return {key: sum(values) / len(values) for key, values in found.items() if values}
 
     def calibrated(self, out: Path, source: str, version: str) -> tuple[Coefficients, list[FitResult]]:
@@ -127,6 +147,13 @@ def _run(point: Point, model: str, is_greedy: bool) -> MeasuredRun | None:
         concurrency=point.concurrency,
         is_greedy=is_greedy,
     )
+
+
+def _error_pcts(found: FoundRun, coefficients: Coefficients | None) -> dict[str, float]:
+    """Errors of one load in percent, by the keys of `JUDGED`."""
+    used = coefficients or found.coefficients
+    compared = compare(found.experiment, replay(found.experiment, (0,), coefficients=used), used.calibrated)
+    return {key: compared.errors[key].error_pct for key in JUDGED if key in compared.errors}
 
 
 def _predicted(found: FoundRun, coefficients: Coefficients | None) -> Predicted:

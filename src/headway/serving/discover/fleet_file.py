@@ -30,7 +30,7 @@ def text(found: Sequence[FoundPool], file: str) -> str:
     lines += [_entry(each, "  ") for each in found]
     simulated = [each for each in found if "gpu" in each.entry]
     if simulated:
-        models = dict.fromkeys((str(each.entry["model"]) for each in simulated), 1)
+        models = dict.fromkeys((each.model for each in simulated), 1)
         requests = REQUESTS | ({"models": models} if len(models) > 1 else {})
         lines.append(WORKLOAD.replace("{file}", file).replace("{requests}", _plain(requests)))
     return "".join(lines)
@@ -107,6 +107,31 @@ def updated(path: Path, found: Sequence[FoundPool]) -> str:
     return source
 
 
+def with_coefficients(path: Path, pool: str, coefficients: Path) -> str:
+    """The file's text with this file of coefficients in a pool. Everything else stays.
+
+    Raises HeadwayError if the file has no pool of this name.
+    """
+    pools, source = list(_pools(path)), path.read_text(encoding="utf-8")
+    if pool not in pools:
+        raise HeadwayError(f"{path}: has no pool {pool!r}")
+    node = _value(yaml.compose(source, Loader=yaml.SafeLoader), "fleet").value[pools.index(pool)]
+    beside = coefficients.absolute().parent == path.absolute().parent
+    shown = _plain(coefficients.name if beside else str(coefficients.absolute()))
+    old = next((value for key, value in node.value if key.value == "coefficients"), None)
+    if old is not None:
+        at, end, added = old.start_mark.index, old.end_mark.index, shown
+    elif node.flow_style:
+        at = end = node.end_mark.index - 1
+        added = f", coefficients: {shown}"
+    else:
+        at = end = _line_end(source, node)
+        added = f"{' ' * node.start_mark.column}coefficients: {shown}\n"
+    source = source[:at] + added + source[end:]
+    strict_yaml.parse(source, str(path))
+    return source
+
+
 def _pools(path: Path) -> dict[str, Mapping[str, Any]]:
     """The file's pools by name, in order."""
     document, places = strict_yaml.read(path)
@@ -124,7 +149,11 @@ def _pool_of(found: FoundPool, pools: Mapping[str, Mapping[str, Any]], listed: M
 
 def _settings_changed(name: str, own: Mapping[str, Any], entry: Mapping[str, Any]) -> Iterator[Change]:
     for key, value in entry.items():
-        if key not in ("name", "endpoints", "gpu", "kv_capacity_tokens") and key in own and own[key] != value:
+        if key in ("name", "endpoints", "gpu", "kv_capacity_tokens") or key not in own:
+            continue
+        if key == "model" and not (isinstance(own[key], str) and isinstance(value, str)):
+            continue  # the path of its file differs between machines, and a name may stand for it
+        if own[key] != value:
             yield Change(name, f"{key} is {_plain(own[key])} in the file; the engines say {_plain(value)}")
 
 

@@ -11,12 +11,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headway import catalog
-from headway.calibration.serving import catalogued_model
-from headway.catalog.load import has_measured_kernels
+from headway.catalog.load import CPUS, has_measured_kernels
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model, Parallel, pool_name
 from headway.perf.memory import plan
 from headway.perf.speculation import step_model
+from headway.serving.discover.model import shape_of
 from headway.serving.discover.probe import FoundEngine, unknown
 
 LIKELY = 0.25
@@ -42,6 +42,11 @@ class FoundPool(Struct, frozen=True):
     """Notes by key."""
     unknown: tuple[str, ...]
     """Facts that no engine reported."""
+
+    @property
+    def model(self) -> str:
+        """The name by which requests and `workload` call the model."""
+        return str(self.entry.get("served_name") or self.entry["model"])
 
 
 def pools(
@@ -87,14 +92,12 @@ def _weights(engine: FoundEngine) -> str:
 
 def _pool(group: Sequence[FoundEngine], gpu: str | None, token_s: dict[str, float], names: set[str]) -> FoundPool:
     one = group[0]
-    model = catalogued(one)
+    found = shape_of(one)
+    model = found.model
     notes: dict[str, str] = {}
-    entry: dict[str, Any] = {"name": pool_name(one.model.rstrip("/").rsplit("/", 1)[-1], names)}
-    entry["model"] = one.model if model is None else model.name
-    if model is None:
-        notes["model"] = "not in the catalog: served; simulated with `model: {config: FOLDER}` and a gpu"
-    elif one.model != model.name:
-        notes["model"] = f"the engines call it {one.model}"
+    entry: dict[str, Any] = {"name": pool_name(one.model.rstrip("/").rsplit("/", 1)[-1], names), "model": found.entry}
+    if found.note:
+        notes["model"] = found.note
     engine = profile(one)
     kv_tokens = min((each.kv_capacity_tokens for each in group if each.kv_capacity_tokens), default=None)
     tp = one.tp or 1
@@ -106,6 +109,8 @@ def _pool(group: Sequence[FoundEngine], gpu: str | None, token_s: dict[str, floa
             notes["gpu"] = f"{'given' if gpu else 'a guess'}: {guess.why}"
         else:
             notes["name"] = f"without a gpu, served and not simulated: {guess.why}"
+    if isinstance(found.entry, dict):
+        entry |= _by_file(one.model, found.entry["config"], notes) if "gpu" not in entry else {"served_name": one.model}
     entry |= {name: num for name, num in (("tp", tp), ("pp", one.pp or 1)) if num > 1}
     if engine is not None:
         entry["engine"] = _engine_entry(engine, one, entry.get("gpu"))
@@ -124,14 +129,10 @@ def _pool(group: Sequence[FoundEngine], gpu: str | None, token_s: dict[str, floa
     return FoundPool(entry, notes, tuple(unknown(one)))
 
 
-def catalogued(engine: FoundEngine) -> Model | None:
-    """The catalog's model that an engine runs; None if the catalog has no model with its name."""
-    for name in (engine.weights, engine.model):
-        try:
-            return catalogued_model(name.removesuffix(".gguf"))
-        except HeadwayError:
-            continue
-    return None
+def _by_file(name: str, file: str, notes: dict[str, str]) -> dict[str, Any]:
+    """The key `model` of a pool that is merely served, which needs a name."""
+    notes["model"] = f"with a gpu: `model: {{config: {file}}}` and `served_name: {name}`"
+    return {"model": name}
 
 
 def profile(engine: FoundEngine) -> Engine | None:
@@ -171,14 +172,18 @@ def _guess(
 ) -> _Guess:
     """(GPU, tensor parallelism) that fit best. The GPU is one of the catalog, or the given GPU."""
     known = found.tp or 1
+    is_by_speed = found.api == "llama.cpp"  # its cache is as large as its options say, whatever the memory
+    if is_by_speed:
+        kv_tokens = None
     if token_s is not None and token_s <= 0:  # a longer and a shorter answer took the same time
         token_s = None
     if engine is None or (kv_tokens is None and token_s is None):
-        return _Guess("", known, "neither the engines' KV cache nor their speed is known")
+        what = "the engines' speed is not" if is_by_speed else "neither the engines' KV cache nor their speed is"
+        return _Guess("", known, f"{what} known")
     ranked = []
-    for each in (catalog.gpu(gpu),) if gpu else catalog.gpus():
-        unmeasured = 0.0 if has_measured_kernels(each.name) else UNMEASURED
-        for tp in (found.tp,) if found.tp else TPS:
+    for each in (catalog.gpu(gpu),) if gpu else _candidates(found):
+        unmeasured = 0.0 if is_by_speed or has_measured_kernels(each.name) else UNMEASURED
+        for tp in (known,) if found.tp or is_by_speed else TPS:
             try:
                 changed = replace(catalog.engine_on(engine, each), **found.settings)
                 far, shown = _distance(each, model, changed, Parallel(tp, found.pp or 1), kv_tokens, token_s)
@@ -187,11 +192,32 @@ def _guess(
             ranked.append((far + unmeasured, tp, each.name, shown))
     if not ranked:
         return _Guess("", known, f"the model fits on {'it' if gpu else 'no GPU of the catalog'} in no shape")
+    if is_by_speed:
+        return _by_speed(ranked, bool(gpu))
     far, tp, name, shown = min(ranked)
     if far > LIKELY:
         return _Guess("", known, f"nothing fits what the engines show; the nearest, {name}: {shown}")
     others = sorted({one for near, _, one, _ in ranked if near - far < ALIKE} - {name})
     return _Guess(name, tp, shown + (f"; so would {', '.join(others[:5])}" if others else ""))
+
+
+def _by_speed(ranked: Sequence[tuple[float, int, str, str]], is_given: bool) -> _Guess:
+    """The nearest GPU by speed alone; a processor if one is about as near, as small models are as fast on either.
+
+    No GPU of the catalog was measured with llama.cpp, so a speed that none fits is left to a calibration.
+    """
+    nearest, _, _, _ = min(ranked)
+    alike = [each for each in ranked if each[0] <= nearest + LIKELY]
+    far, tp, name, shown = min((each for each in alike if each[2] in CPUS), default=min(ranked))
+    if far > LIKELY:
+        shown += f"{'' if is_given else ', the nearest'}; `headway load --calibrate` fits the speed"
+    others = [one for _, _, one, _ in sorted(alike) if one != name]
+    return _Guess(name, tp, shown + (f"; as near: {', '.join(others[:5])}" if others else ""))
+
+
+def _candidates(found: FoundEngine) -> list[Gpu]:
+    """The GPUs that an engine may have; for llama.cpp, processors too."""
+    return [each for each in catalog.gpus() if found.api == "llama.cpp" or each.name not in CPUS]
 
 
 def _distance(

@@ -2,7 +2,7 @@
 
 | page | engine | what it says |
 |---|---|---|
-| /v1/models | all | models, LoRA adapters, context |
+| /v1/models | all | models, LoRA adapters, context; llama.cpp: sizes of the model |
 | /metrics | vLLM | block size, KV blocks, prefix caching, data parallel ranks |
 | /version | vLLM, TensorRT-LLM, Ollama (/api/version), Headway's gateway | version |
 | /server_info, /get_server_info | SGLang | version, parallelism, limits, KV tokens, KV events |
@@ -55,6 +55,8 @@ class FoundEngine(Struct, frozen=True):
     tp: int | None = None
     pp: int | None = None
     dp: int | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Sizes of the model by llama.cpp's names: `n_params`, `size` (bytes), `n_embd`, `n_ctx_train`."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings by the keys of a fleet file's `engine`."""
     kv_events: str = ""
@@ -80,6 +82,7 @@ def probe(url: str, fetch: Fetch) -> FoundEngine:
         "other_models": tuple(str(each["id"]) for each in base[1:]),
         "weights": found.get("weights") or _text(base[0], "root") or base[0]["id"],
         "context_tokens": found.get("context_tokens") or _whole(base[0], "max_model_len"),
+        "sizes": _sizes(base[0].get("meta")),
         "is_idle": not any(running) if running else None,
     }
     return FoundEngine(url, **{**found, **more})
@@ -174,6 +177,11 @@ def _llama_cpp(props: Page) -> dict[str, Any]:
         "kv_capacity_tokens": context,  # the sum over all slots; see `unknown`
         "settings": {"max_num_seqs": slots} if slots else {},
     }
+
+
+def _sizes(meta: Any) -> dict[str, int]:
+    names = ("n_params", "size", "n_embd", "n_ctx_train")
+    return {name: num for name in names if isinstance(meta, dict) and (num := _whole(meta, name))}
 
 
 def unknown(engine: FoundEngine) -> Iterator[str]:
