@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import engines
 from headway.control.decisions import Decision
 from headway.gateway.telemetry.definitions import DEFINITIONS
 
@@ -137,6 +138,20 @@ def test_the_calibration_of_the_page_is_fitted_and_judged(tmp_path: Path) -> Non
     measured = {line.split()[0] for line in written if line.strip()}
     assert all(line.split()[0] in measured for line in shown.splitlines())
     assert json.loads((tmp_path / "fitted.json").read_text())
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(engines.NO_LLAMA, reason="pip install xllamacpp gguf")
+def test_the_llama_of_the_page_is_calibrated_and_simulated(tmp_path: Path) -> None:
+    page = _section("discover.md", "From a running engine to a calibrated twin")
+    script = page.split("```bash\n")[2].split("```")[0].replace("examples/", f"{engines.EXAMPLES}/")
+    written = "".join(_run(tmp_path, {}, f"export TMPDIR='{tmp_path}'\n{script}", "least-loaded"))
+    assert "wrote llama.json; fleet.yaml names it" in written
+    made, shown = (
+        re.sub(r"127\.0\.0\.1:\d+|config: .*/tmp\w+", "", text)
+        for text in ((tmp_path / "fleet.yaml").read_text(encoding="utf-8"), page.split("```yaml\n")[1].split("```")[0])
+    )
+    assert shown.strip() in made
 
 
 @pytest.mark.ci

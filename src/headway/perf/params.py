@@ -48,11 +48,11 @@ def dtype_bytes(dtype: str, model_name: str = "") -> float:
     base, _, group = dtype.partition("-g")
     if base in _GROUPED_BITS and group.isdecimal() and int(group):
         return (_GROUPED_BITS[base] * (1 + 1 / int(group)) + 16 / int(group)) / 8
+    if base in WEIGHT_BYTES and not group:
+        return WEIGHT_BYTES[base]
     if bits := _MEAN_BITS.fullmatch(dtype):
         return float(bits[1]) / 8
-    if group or base not in WEIGHT_BYTES:
-        raise unknown("weight dtype", dtype, WEIGHT_BYTES, f"model {model_name}")
-    return WEIGHT_BYTES[base]
+    raise unknown("weight dtype", dtype, WEIGHT_BYTES, f"model {model_name}")
 
 
 def kernel_dtype(dtype: str) -> str:
