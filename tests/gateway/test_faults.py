@@ -23,6 +23,7 @@ from headway.gateway.upstream.errors import BrokenOffError
 from headway.gateway.workers.protocol import RequestArrived
 from headway.gateway.workers.session import WorkerSession
 from scripted import Exchange, ScriptedEngine
+from workers_in_process import hire
 
 BODY = b'{"model":"%s","messages":[{"role":"user","content":"hello"}]}' % MODEL.encode()
 BRITTLE = """
@@ -163,6 +164,30 @@ def test_a_failed_release_does_not_keep_the_other_requests_of_a_dead_worker(
         assert not gateway.driver.requests and inside.num_in_flight == 0 and gone
 
     inside.run(story())
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_poison_prompt_is_recognised_though_the_engines_end_is_known_before_the_break(
+    tmp_path: Path, num_workers: int
+) -> None:
+    """A health check finds that an engine is gone before the event loop has read the end of the connection."""
+    ended: list[int] = []
+
+    class Dying(ScriptedEngine):
+        async def complete(self, exchange: Exchange) -> None:
+            loop, id = asyncio.get_running_loop(), inside.engines.index(self)
+            ended.append(id)
+            exchange.abort()  # the socket is closed in the loop's next iteration, and read in the one after it
+            loop.call_soon(inside.gateway.driver.fail_over, inside.gateway.replicas[id])
+
+    inside = Inside(tmp_path, 4, engine=Dying, gateway={"max_attempts": 4, "scrape_period_s": 3600.0})
+    workers = hire(inside, num_workers) if num_workers else []
+    reply = inside.chat(stream=True)
+    assert (reply.status, reply.error()["code"], len(set(ended))) == (422, "request_quarantined", 2)
+    assert inside.num_in_flight == 0 and not inside.faults
+    for worker in workers:
+        inside.run(worker.stop())
+    inside.close()
 
 
 def test_an_invalid_scaling_target_is_logged_once_until_a_valid_one(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -371,5 +372,28 @@ def test_few_idle_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(2):
             await client.request("GET", "/")
         assert transport.num_connections == 4
+
+    run(story())
+
+
+@pytest.mark.parametrize("has_closed", [False, True])
+def test_an_abort_after_the_server_has_closed_the_connection_is_a_break(has_closed: bool) -> None:
+    """Whoever asks for the abort has learnt of the server's end before the event loop has read it here."""
+
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            client = Client(f"http://127.0.0.1:{server.getsockname()[1]}")
+            connection = await client.connect()
+            connection.send(b"POST / HTTP/1.1\r\n\r\n", b"")
+            accepted, _ = server.accept()
+            waiting = asyncio.ensure_future(connection.wait())
+            with accepted:
+                if has_closed:
+                    accepted.close()
+                connection.abort("the replica does not answer any more")
+            await waiting
+            with pytest.raises(EngineError, match="does not answer any more") as failure:
+                connection.wait()
+            assert isinstance(failure.value, BrokenOffError) == has_closed
 
     run(story())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,6 +38,8 @@ _STALE_S = 0.05
 """If the server closes a kept connection this soon after a request, it had closed it before the request came."""
 _MAX_STATUS_BYTES, _STATUS_BODY_S = 1 << 16, 0.5
 """(maximum body bytes, maximum time for the body) of an answer of which only the status matters."""
+_CLOSED = getattr(select, "POLLRDHUP", 0)
+"""The event of a connection that the server has closed. Connections that broke are always reported."""
 JSON = "Content-Type: application/json\r\n"
 
 OnData = Callable[[bytes], bool]
@@ -276,12 +279,22 @@ class Connection(asyncio.Protocol):
         return bool(self.status or self._overhead)
 
     def abort(self, reason: str) -> None:
-        """Close at once. Tasks that wait on the response get an EngineError with the reason."""
+        """Close at once. Tasks that wait on the response get an EngineError with the reason: a BrokenOffError if the
+        server had closed the connection before, and the event loop has not read that yet."""
         if not self.is_complete and self._error is None:
-            self._error = EngineError(reason)
+            self._error = (BrokenOffError if self._is_broken_off() else EngineError)(reason)
         if self._transport is not None:
             self._transport.abort()
         self._wake()
+
+    def _is_broken_off(self) -> bool:
+        """Whether the server has closed the connection."""
+        opened = None if self._transport is None else self._transport.get_extra_info("socket")
+        if opened is None or opened.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(opened.fileno(), _CLOSED)
+        return bool(poll.poll(0))
 
     def wait(self) -> asyncio.Future[None]:
         """Completes at the next change. Raises EngineError if the connection has failed."""
