@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -142,5 +143,33 @@ def test_an_error_without_words_does_not_end_the_work_on_batches(
             assert batches._task is not None and not batches._task.done()
             await asyncio.sleep(0)
         await batches.stop()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("how", ["answered", "cancelled", "broken"])
+def test_a_line_is_settled_however_its_relay_ends(tmp_path: Path, how: str) -> None:
+    """Otherwise its reservation in the key's budget would stay, and its tokens would be free."""
+
+    class _Relay:
+        in_flight = object()
+
+        async def run(self) -> None:
+            if how == "broken":
+                raise ValueError("a defect")
+            await asyncio.sleep(3600.0 if how == "cancelled" else 0.0)
+
+    async def story() -> None:
+        settled: list[object] = []
+        settings = Settings(batches=Batches(store=str(tmp_path / "batches.sqlite")))
+        caller = SimpleNamespace(tier=0)
+        batches = service.BatchService(settings, lambda *each: _Relay(), settled.append, lambda owner: caller)  # type: ignore[arg-type,return-value]
+        body = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+        batch = queue.ActiveBatch("b", "me", "in_progress", PATH, "file", 1 << 33, 1, 0)
+        sending = asyncio.create_task(batches._send(batch, Line("b", 1, "one", body), "id"))
+        await asyncio.sleep(0.01)
+        sending.cancel()
+        await asyncio.wait({sending})
+        assert settled == [_Relay.in_flight]
 
     asyncio.run(story())

@@ -223,8 +223,10 @@ class BatchService:
             request.tier = max(self.settings.tier, caller.tier)
             seconds_left = max(self._seconds_left(batch), 0.001)
             relay = self._relay(request, caller, answer, request_id, seconds_left)
-            await relay.run()
-            self._end(relay.in_flight)
+            try:
+                await relay.run()
+            finally:  # a batch that is cancelled pays for the tokens so far
+                self._end(relay.in_flight)
             lacked = any(code in answer.body for code in (b'"no_capacity"', b'"shed"'))
             answer.lacked_capacity = answer.status in (429, 503) and lacked
         except ApiError as error:
