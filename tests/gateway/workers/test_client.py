@@ -20,7 +20,7 @@ from headway.gateway.relay.request_reader import read_request
 from headway.gateway.scheduling.in_flight import ReleaseReason, RequestEndedError, State
 from headway.gateway.scheduling.request_state import Assignment
 from headway.gateway.upstream.errors import RefusedError, UnreachableError
-from headway.gateway.workers import protocol
+from headway.gateway.workers import client, protocol
 from headway.gateway.workers.client import PendingRequest, RemoteHealth, RemoteScheduler
 from headway.gateway.workers.protocol import Assigned, Released
 
@@ -134,6 +134,21 @@ def test_a_silent_scheduler_rejects_new_and_held_requests_and_lets_streams_go_on
         assert streaming.outcome is Outcome.REJECTED
         other.client.set_responsive()
         assert (await other.submit(2)).outcome is None
+
+    _run(story)
+
+
+def test_a_request_is_not_sent_to_a_scheduler_that_fell_silent_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler would place the request once it reads again, and no one would release it."""
+
+    async def story(other: _Scheduler) -> None:
+        async def count(*arguments: Any) -> None:
+            other.client.set_silent()
+
+        monkeypatch.setattr(client, "count_prompt", count)
+        with pytest.raises(ApiError, match="does not answer"):
+            await other.client.submit(read_request(CHAT, BODY, {}), "", "id")
+        assert not other.of(protocol.RequestArrived) and not other.client.requests
 
     _run(story)
 

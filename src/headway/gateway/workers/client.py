@@ -168,6 +168,8 @@ class RemoteScheduler:
             client_request.counted_tokens = await count_prompt(
                 client_request.body, len(client_request.text), client_request.max_tokens or 1, engines
             )
+        if self.is_silent:  # since the engines were asked
+            raise scheduler_hangs()
         number, now = next(self._numbers), self.now
         live = Live(
             number,
