@@ -91,6 +91,7 @@ class Gateway:
             lambda: self.clock.now,
         )
         self.driver.holds.is_lost = self.health.is_lost
+        self.driver.on_prefill_sent = self.health.succeeded
         self.ejections: dict[int, str] = {}
         """Maps each replica that is ejected or generates nothing to the reason."""
         self._returning: set[int] = set()

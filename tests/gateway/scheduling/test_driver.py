@@ -237,6 +237,33 @@ def test_a_prefill_is_handed_over_to_the_decode_replica(reason: ReleaseReason, o
     assert f'outcome="{outcome}"}} 1' in driven.metrics.page()
 
 
+@pytest.mark.parametrize(
+    "reason", [ReleaseReason.PREFILLED, ReleaseReason.PREFILL_NOT_STORED], ids=lambda each: each.name
+)
+def test_a_replica_that_decodes_its_own_prefill_keeps_alternative_and_fallback(reason: ReleaseReason) -> None:
+    """No other replica can decode."""
+    driven = Driven(2, roles=("prefill", "decode"))
+    request = driven.arrive(0)
+    request.assignment = Assignment(is_prefill_only=True, has_alternative=True, has_fallback=True)
+    request.send()
+    driven.driver.roster.replica_down(driven.replicas[1])
+    driven.driver.release(request, reason)
+    assert request.replica is driven.replicas[0] and request.state is State.PLACED
+    assert request.assignment == Assignment(has_alternative=True, has_fallback=True)
+
+
+def test_a_prefill_replica_that_has_sent_the_cache_has_answered() -> None:
+    driven = Driven(2, roles=("prefill", "decode"))
+    driven.driver.roster.place_pairs_at_once()
+    answered: list[object] = []
+    driven.driver.on_prefill_sent = answered.append
+    well, failed = driven.arrive(0), driven.arrive(1)
+    driven.driver.prefill_leg_done(well)
+    driven.driver.prefill_leg_done(well)
+    driven.driver.release(failed, ReleaseReason.PREFILL_LEG_FAILED)
+    assert answered == [driven.replicas[0]]
+
+
 def test_a_stored_cache_is_offered_to_another_decode_replica_only_if_it_was_not_fetched() -> None:
     for reason, replica in ((ReleaseReason.FAILED_BEFORE_FETCH, 2), (ReleaseReason.FAILED, 0)):
         driven = Driven(3, roles=("prefill", "decode", "decode"))
@@ -254,6 +281,18 @@ def test_dropping_a_request_cancels_it_and_frees_all_that_it_holds() -> None:
     driven.driver.drop(request)
     driven.driver.drop(request)
     assert driven.outcomes == {0: Outcome.CANCELLED} and driven.num_in_flight == [0]
+
+
+def test_a_dropped_request_is_forgotten_though_control_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*arguments: object) -> None:
+        raise ValueError("a policy's defect")
+
+    driven = Driven(1)
+    request = driven.arrive(0)
+    monkeypatch.setattr(driven.driver.control, "client_left", raises)
+    with pytest.raises(ValueError, match="defect"):
+        driven.driver.drop(request)
+    assert not driven.driver.requests and driven.num_in_flight == [0]
 
 
 def test_policies_that_take_turns_know_what_they_knew_and_learn_meanwhile() -> None:

@@ -203,8 +203,10 @@ class Exchange:
             return
         if answer is not None and self._answer_mode == pb.NONE and answer.status:
             answer.end()
-        self._gateway.driver.drop(in_flight)
-        self._gateway.end(in_flight)
+        try:
+            self._gateway.driver.drop(in_flight)
+        finally:
+            self._gateway.end(in_flight)
 
     # Envoy's messages.
 

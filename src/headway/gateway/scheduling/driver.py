@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from headway.control.decisions import DecisionObserver
 from headway.control.live import HELD, NEVER, WAITING, Live
 from headway.control.policies import Policies
@@ -27,6 +29,7 @@ from headway.gateway.scheduling.roster import Roster
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.scheduling.ticks import PolicyTicks
 from headway.gateway.telemetry.metrics import PrometheusMetrics
+from headway.gateway.upstream.engine import EngineEndpoint
 
 if TYPE_CHECKING:
     from headway.gateway.accounts.budgets import Charge
@@ -70,6 +73,8 @@ class Driver:
         self._on_ended, self._on_role = on_ended, on_role
         self.charge: Callable[[str, str, int, int, int], Charge] | None = None
         """The charge by model and pool for input, output and cached input tokens; None if keys have no budgets."""
+        self.on_prefill_sent: Callable[[EngineEndpoint], None] = lambda replica: None
+        """Called when the prefill replica of a dual dispatch has sent the KV cache."""
         self.replicas = list(replicas)
         self.requests: dict[int, InFlightRequest] = {}
         """Requests that have not ended."""
@@ -175,10 +180,12 @@ class Driver:
         """Free everything that the request holds, even if a policy's error prevented its end."""
         request.detach()
         if request.outcome is None:
-            self.control.client_left(request.live, self.now)
-            self.requests.pop(request.live.id, None)
-            if request.hold_timeout is not None:
-                request.hold_timeout.cancel()
+            try:
+                self.control.client_left(request.live, self.now)
+            finally:
+                self.requests.pop(request.live.id, None)
+                if request.hold_timeout is not None:
+                    request.hold_timeout.cancel()
 
     def _place_again(self, request: InFlightRequest, is_kv_intact: bool = False) -> None:
         """Let control place the request again after its replica failed. `is_kv_intact`: see FAILED_BEFORE_FETCH."""
@@ -238,14 +245,14 @@ class Driver:
             return True
         self.metrics.count_prefill(live.model, outcome)
         request.return_connection()
-        request.assignment = Assignment(has_stored_kv=is_stored)
+        request.assignment = replace(request.assignment, is_prefill_only=False, has_stored_kv=is_stored)
         request.prefilled_by = replica
         live.attempt += num_failures
         self.control.on_prefilled(live, self.now)
         if request.replica is not replica:
             return True
         live.attempt -= num_failures
-        request.assignment = Assignment()
+        request.assignment = replace(request.assignment, has_stored_kv=False)
         if not num_failures:
             request.enter(State.PLACED)  # the same replica decodes
         return False
@@ -256,6 +263,7 @@ class Driver:
         if request.outcome is not None or (leg := request.end_prefill_leg()) is None:
             return
         request.prefilled_by = leg.replica
+        self.on_prefill_sent(leg.replica)
         self.metrics.count_prefill(live.model, "handed over")
         self._write_segment(live, self.now, Cause.MOVED, leg.replica.id)
         self.control.on_prompt_computed(live, self.now)

@@ -79,7 +79,8 @@ class DualDispatch:
         may_resend: Callable[[], bool],
     ) -> None:
         """`has_begun()`: whether the decode replica has answered, so that it has the KV cache. `on_done(request)` is
-        called when the prefill replica's answer has ended well. `may_resend`: see `Client.request`."""
+        called when the prefill replica's answer has ended and the decode replica has the KV cache. `may_resend`: see
+        `Client.request`."""
         self._request, self._leg, self._has_begun, self._on_done = request, leg, has_begun, on_done
         self._may_resend = may_resend
         self._error: EngineError | None = None
@@ -128,9 +129,9 @@ class DualDispatch:
             if not leg.is_stopped and not self._has_begun():
                 self._error = without_frames(error)
                 self._abort_decode("the prefill replica failed")
-        else:
-            if not leg.is_stopped:
-                self._on_done(self._request)
+                return
+        if not leg.is_stopped:  # after a failure, too, if the decode replica has answered: it has the KV cache
+            self._on_done(self._request)
 
     def _opened(self, connection: Connection) -> None:
         if self._leg.is_stopped:
