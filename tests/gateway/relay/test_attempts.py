@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import serving
 from faulty import POISON, FaultyEngine, executions, text_of
 from keys import ADMIN, digest
 from serving import answer_text, chat, send
+from worker_fleet import gateway_with_workers, worker_pids
 
 pytest.importorskip("httptools")
 
@@ -56,6 +58,35 @@ def test_a_poison_prompt_ends_two_engines_and_no_more(tmp_path: Path, workers: t
             assert again.status == 422 and "quarantined" in again.json()["error"]["message"]
         assert sum(each.is_alive for each in engines) == 3, "each worker would end two"
         assert [each.result() for each in others] == [text_of(60)] * 5
+
+
+def num_alive_of(engines: list[FaultyEngine]) -> int:
+    """How many of them live."""
+    return sum(each.is_alive for each in engines)
+
+
+@pytest.mark.ci
+def test_a_worker_that_is_slow_to_read_breaks_still_knows_a_poison_prompt(tmp_path: Path) -> None:
+    """The workers are stopped while each engine ends, until the scheduler has found out and told them to give it up."""
+    engines = [FaultyEngine("--interval-s", "0.02") for _ in range(4)]
+    fleet = serving.fleet_file(tmp_path, [each.url for each in engines], gateway={"max_attempts": 4})
+    front = gateway_with_workers(fleet, 2)
+    with serving.closing(*engines, front), ThreadPoolExecutor(1) as client:
+        serving.all_up(front, 4)
+        for engine in engines:
+            send(engine, "/fault", {"delay_s": 1.5}, method="PUT").json()
+        reply = client.submit(lambda: chat(front, f"some {POISON}", max_tokens=5).json())
+        for num_alive in (3, 2):
+            serving.until(lambda num=num_alive: executions(engines).total() == 1 or num_alive_of(engines) == num)
+            pids = worker_pids(front)
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            serving.until(lambda num=num_alive: num_alive_of(engines) == num)
+            time.sleep(0.3)  # health checks come every 0.1 s
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        assert reply.result()["error"]["code"] == "request_quarantined"
+        assert num_alive_of(engines) == 2
 
 
 def test_a_removed_engine_gets_no_request_again(tmp_path: Path) -> None:
