@@ -57,11 +57,14 @@ class Written:
         self.num_bytes += num * block_bytes / in_block
 
     def model(self) -> Model:
+        self.write()
+        return catalog.model_from_config(self.path)
+
+    def write(self) -> None:
         self._writer.write_header_to_file()
         self._writer.write_kv_data_to_file()
         self._writer.write_tensors_to_file()
         self._writer.close()
-        return catalog.model_from_config(self.path)
 
 
 def _feed_forward(file: Written, i: int, hidden: int, width: int) -> None:
@@ -273,6 +276,8 @@ def test_any_part_of_a_split_model_stands_for_all(tmp_path: Path) -> None:
         ("llama", {"attention__head_count": 0}, "llama.attention.head_count is 0; expected heads"),
         ("llama", {"block_count": 2, "attention__head_count": [4]}, "head_count has 1 values for 2 layers"),
         ("llama", {"attention__key_length": 128}, "its mixers have 262,144 weights, and 524,288 by its keys"),
+        ("llama", {"block_count": 2**32 - 1}, "has 8 tensors for 4294967295 layers"),
+        ("llama", {"nextn_predict_layers": 2}, "has 1 tensors for -1 layers"),
         ("llama", {"block_count": 2}, "its mixers have 262,144 weights, and 524,288 by its keys"),
     ],
 )
@@ -318,7 +323,10 @@ def test_a_file_that_ends_early_is_an_error(tmp_path: Path) -> None:
         (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"a", 9, 8, 2**60), "ends within its header"),
         (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"a", 9, 4, 2**60), "ends within its header"),
         (b"GGUF" + struct.pack("<IQQQ1sIQ", 3, 0, 1, 1, b"a", 8, 2**63), "ends within its header"),
+        (b"GGUF" + struct.pack("<IQQQ1sIIQQ", 3, 0, 1, 1, b"a", 9, 8, 2, 2**64 - 1), "ends within its header"),
+        (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"a", 9) + 9999 * struct.pack("<IQ", 9, 1), "unknown type 9;"),
         (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"a", 1, 32, 99, 0), "a is of unknown type 99"),
+        (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"a", 1, 0, 0, 0), r"shape \(0,\) without weights"),
     ],
 )
 def test_other_files_are_refused(content: bytes, why: str, tmp_path: Path) -> None:
@@ -326,6 +334,37 @@ def test_other_files_are_refused(content: bytes, why: str, tmp_path: Path) -> No
     path.write_bytes(content)
     with pytest.raises(HeadwayError, match=why):
         catalog.model_from_config(path)
+
+
+@pytest.fixture(scope="module")
+def headers(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """Files of several architectures, without weights."""
+    folder, found = tmp_path_factory.mktemp("whole"), []
+    for arch in ("llama", "deepseek2", "gpt-oss"):
+        written(folder / arch, arch, lambda least, most: least, lambda name: "F16")[0].write()
+        found.append((folder / arch).read_bytes())
+    for arch, (keys, _) in STATES.items():
+        file = plain(folder / arch, arch, block_count=2, **keys)
+        _state_layers(arch, file)
+        file.write()
+        found.append((folder / arch).read_bytes())
+    return [content[: content.rindex(b".weight") + 50] for content in found]
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_damaged_header_is_a_model_or_an_error(headers: list[bytes], tmp_path: Path, data: st.DataObject) -> None:
+    content = bytearray(data.draw(st.sampled_from(headers)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(8, len(content) - 1))] = data.draw(st.sampled_from([*range(13), 32, 127, 255]))
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(content)
+    try:
+        model = catalog.model_from_config(path)
+    except HeadwayError as error:
+        assert "damaged.gguf" in str(error)
+    else:
+        assert weights_bytes(model) > 0
 
 
 def test_a_scenario_may_name_it(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ _PARTS = (
     ("embeddings", re.compile(r"(token_embd|output|position_embd|per_layer_token_embd)\.weight")),
     ("experts", re.compile(r"blk\.\d+\.ffn_\w+_exps\.weight")),
     ("mlp", re.compile(r"blk\.\d+\.ffn_\w+\.weight")),
-    ("mixers", re.compile(r".*")),
+    ("mixers", re.compile(r".*", re.DOTALL)),
 )
 """Parts of a model by the first pattern that a tensor's name matches."""
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -111,6 +111,10 @@ class _Translation:
         """The keys, with those of the header that have no known meaning under their own names."""
         if "token_embd.weight" not in self._by_name:
             raise HeadwayError(f"{self._file}: has no tensor token_embd.weight; expected all tensors of a model")
+        if not 0 < self._num_layers <= len(self._tensors):
+            raise HeadwayError(
+                f"{self._file}: has {len(self._tensors)} tensors for {self._num_layers} layers; is the file damaged?"
+            )
         hidden, vocabulary = self._by_name["token_embd.weight"].shape[:2]
         read = {*_KEYS, *_KNOWN}
         found = {

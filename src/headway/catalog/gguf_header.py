@@ -77,7 +77,7 @@ def _read(file: Path) -> GgufHeader:
                 return _Reader(file, data).header()
     except OSError as error:
         raise HeadwayError(f"{file}: {error.strerror or error}") from error
-    except struct.error:
+    except (struct.error, OverflowError):  # beyond the file's end, or beyond any file's
         raise HeadwayError(f"{file}: ends within its header; is the download complete?") from None
 
 
@@ -130,8 +130,6 @@ class _Reader:
                 at += 8 + length.unpack_from(data, at)[0]
             self._at = at
             return None
-        if kind == _ARRAY:
-            return [self._value(kind) for _ in range(num)]
         return list(self._several(self._format(kind), num))
 
     def _format(self, kind: int) -> str:
@@ -146,6 +144,8 @@ class _Reader:
         if kind not in BLOCKS:
             known = ", ".join(each for each, _, _ in BLOCKS.values())
             raise HeadwayError(f"{self._file}: {name} is of unknown type {kind}; expected one of {known}")
+        if not shape or 0 in shape:
+            raise HeadwayError(f"{self._file}: {name} has the shape {shape} without weights; is the file damaged?")
         called, num_weights, num_bytes = BLOCKS[kind]
         tensor = Tensor(name, shape, called, 0.0)
         return tensor._replace(num_bytes=tensor.num_weights * num_bytes / num_weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from headway import catalog
 from headway.core.fleet import Model
@@ -145,6 +146,12 @@ def test_served_tokens_per_dollar_of_table_3_and_the_example_of_3_3_2() -> None:
         assert served_tokens_per_usd(goodput, 825, 0, H800[2] + num_decode * H20[2]) == pytest.approx(ce, rel=0.01)
     for ce, goodput, usd in ((1.07e6, 0.82, 1.09), (1.15e6, 1.23, 1.50)):
         assert served_tokens_per_usd(goodput, 392.5, 0, usd) == pytest.approx(ce, rel=0.01)
+
+
+def test_embeddings_of_any_type_are_not_read() -> None:
+    other = replace(LLAMA, embedding_dtype="q4.5")
+    read = LLAMA.vocab_size * LLAMA.hidden_size * (2 - 4.5 / 8)  # the output matrix is read
+    assert of_shape(LLAMA).c3 - of_shape(other).c3 == pytest.approx(read, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "llama-3.1-8b", "qwen1.5-14b", "deepseek-v3", "gpt-oss-120b"])

@@ -18,7 +18,14 @@ from msgspec import Struct
 from headway.core.fleet import Model
 from headway.perf.attention import pair_flops
 from headway.perf.experts import expert_chances
-from headway.perf.params import active_params, kv_bytes, routed_bytes, weight_dtype_bytes, weights_bytes
+from headway.perf.params import (
+    active_params,
+    embedding_bytes,
+    kv_bytes,
+    routed_bytes,
+    weight_dtype_bytes,
+    weights_bytes,
+)
 
 HOUR_S = 3600.0
 
@@ -57,7 +64,7 @@ def of_shape(model: Model, tp: int = 1, batch: int = 1, kv_dtype_bytes: float = 
     """
     h = model.hidden_size
     in_layers = active_params(model) - model.vocab_size * h - 2.0 * h * model.num_layers
-    embedding = 0.0 if model.tie_embeddings else 2.0 * model.vocab_size * h
+    embedding = 0.0 if model.tie_embeddings else embedding_bytes(model) * model.vocab_size * h
     untouched = 0.0
     if model.moe is not None:
         touched = sum(count * (1.0 - (1.0 - chance) ** batch) for count, chance in expert_chances(model))
