@@ -151,13 +151,14 @@ class Checked:
     def find_least_score(
         self, bounds: Callable[[Any], Bounds], weights: tuple[float, float, float], score: Callable[[Any], float]
     ) -> Any:
-        scores: dict[Any, float] = {}
+        of_kinds: dict[Any, tuple[float, ...]] = {}
         for replica in self._view.replicas:
             first, *others, kind = bounds(replica)
             least = first + sum(number * weight for number, weight in zip(others, weights, strict=True))
             own = score(replica)
             assert least <= own * (1 + 1e-9)
-            assert kind is None or scores.setdefault(kind, own) == own
+            equal = own, first, *others
+            assert kind is None or of_kinds.setdefault(kind, equal) == equal
         one = self._view.find_least_score(bounds, weights, score)
         if one is not None:
             self._found.append(one.id)
@@ -211,6 +212,17 @@ ROUTERS = {
 def test_routers_choose_as_if_they_read_all(monkeypatch: pytest.MonkeyPatch, scenario: Scenario, name: str) -> None:
     monkeypatch.setattr(observe, "KEPT_FROM", 1)
     replace(scenario, router=twins(*ROUTERS[name])).play()
+
+
+def test_replicas_that_are_nearly_full_are_of_no_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where requests wait for a batch slot or KV blocks, equal counts have other scores (`Checked`)."""
+    monkeypatch.setattr(observe, "KEPT_FROM", 1)
+    random, arrival_s, requests = Random(3), 0.0, []
+    for id in range(200):
+        arrival_s += random.expovariate(40)
+        requests.append(request(id, arrival_s, random.choice((16, 64)), random.choice((20, 60, 100))))
+    for small in ({"kv_capacity_tokens": 320}, {"max_num_seqs": 2}):
+        play(requests, pool(replicas=6, **small), router=twins(HeadwayRouter, True), line=None)
 
 
 @pytest.mark.parametrize("name", sorted(ROUTERS))

@@ -93,12 +93,11 @@ def test_a_key_covers_facts_files_and_digests(tmp_path: Path) -> None:
 
 def test_weights_count_by_size_and_time_alone(tmp_path: Path) -> None:
     """They have gigabytes."""
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"1")
-    os.utime(file, (1, 1))
-    first = content_key([1], [file])
-    file.write_bytes(b"2")
-    os.utime(file, (1, 1))
-    assert content_key([1], [file]) == first
-    os.utime(file, (2, 2))
-    assert content_key([1], [file]) != first
+    files = tmp_path / "first.gguf", tmp_path / "second.gguf"  # two, as contents are kept by file and time
+    for content, file in zip((b"1", b"2"), files, strict=True):
+        file.write_bytes(content)
+        os.utime(file, (1, 1))
+    first = content_key([1], files[:1])
+    assert content_key([1], files[1:]) == first
+    os.utime(files[0], (2, 2))
+    assert content_key([1], files[:1]) != first
