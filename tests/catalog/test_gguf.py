@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from headway import catalog, scenario
 from headway.catalog.gguf_header import BLOCKS, read_header
 from headway.catalog.hf import whole_config
+from headway.config.fleet import unmeasured_of
 from headway.core.errors import HeadwayError
 from headway.core.model import Model
 from headway.perf.memory import kv_bytes_per_token
@@ -369,7 +370,7 @@ def test_a_damaged_header_is_a_model_or_an_error(headers: list[bytes], tmp_path:
 
 def test_a_scenario_may_name_it(tmp_path: Path) -> None:
     full(tmp_path / "model.gguf").model()
-    document = {
+    document: dict[str, Any] = {
         "fleet": [{"model": {"config": "model.gguf"}, "gpu": "cpu", "engine": "llama.cpp"}],
         "workload": {"prompt_tokens": 8, "output_tokens": 4, "num_requests": 3, "arrivals": 1.0},
     }
@@ -378,6 +379,19 @@ def test_a_scenario_may_name_it(tmp_path: Path) -> None:
     chosen = scenario.load(path)
     assert chosen.fleet.pools[0].model.name == "model"
     assert len(scenario.run(chosen).records.requests["request"]) == 3
+    document["fleet"][0]["quantization"] = "none"
+    path.write_text(json.dumps(document))
+    with pytest.raises(HeadwayError, match=r"fleet\[0\].quantization: the weights of a GGUF file have its types"):
+        scenario.load(path)
+
+
+def test_step_times_of_its_types_are_not_calibrated() -> None:
+    """On no GPU: 8 bits are not those of a measured type, nor is a type of the embeddings alone."""
+    plain = catalog.model("llama-3.1-8b")
+    for types in ({"dtype": "q4.5"}, {"dtype": "q8.5"}, {"embedding_dtype": "q6.56"}):
+        assert unmeasured_of(replace(plain, **types)) == [
+            *unmeasured_of(plain), "products of GGUF's types with the efficiencies of other types",
+        ]  # fmt: skip
 
 
 def _state_layers(arch: str, file: Written) -> None:

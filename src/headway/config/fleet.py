@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from headway.catalog import engine_on, gpu, model, model_of_config
 from headway.catalog.coefficients import Coefficients, Overhead
+from headway.catalog.hf import GGUF
 from headway.catalog.load import coefficients_in, repository_of
 from headway.config import strict_yaml
 from headway.config.fallback import check_hosted, check_simulated, with_fallbacks
@@ -24,7 +25,7 @@ from headway.core.fleet import GREEDY, Combo, Engine, Fleet, Gpu, Model, Paralle
 from headway.limits.schedules import check as check_schedule
 from headway.perf import memory
 from headway.perf.lora import slots_bytes
-from headway.perf.params import kernel_dtype
+from headway.perf.params import is_mixture, kernel_dtype
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 """A Hugging Face repository: organisation and name."""
@@ -154,7 +155,9 @@ def unmeasured_of(shape: Model) -> list[str]:
     """The parts of a model whose step times are not based on measurements: layers and weight types."""
     notes = list(shape.unmodelled)
     dtypes = {shape.dtype, *(part for each in shape.layers for part in (each.mixer_dtype, each.mlp_dtype) if part)}
-    if any(kernel_dtype(each) == "int4" for each in dtypes) and (shape.moe is None or shape.dtype != "int4"):
+    if any(map(is_mixture, (*dtypes, shape.embedding_dtype))):
+        notes.append("products of GGUF's types with the efficiencies of other types")
+    elif any(kernel_dtype(each) == "int4" for each in dtypes) and (shape.moe is None or shape.dtype != "int4"):
         notes.append(_LIKE_16_BITS)
     return notes
 
@@ -311,6 +314,8 @@ def model_of(spec: PoolSpec, at: Key, base_dir: Path, places: Places, own: OwnHa
             deployed = shape.hf_id if _REPOSITORY.fullmatch(shape.hf_id) else ""
     deployed = spec.hf_id or deployed
     aliases = dict.fromkeys((shape.hf_id, *shape.aliases, spec.served_name))
+    if spec.quantization is not None and shape.source.endswith(GGUF):
+        raise places.error((*at, "quantization"), "the weights of a GGUF file have its types; expected none")
     dtype = shape.dtype if spec.quantization is None else WEIGHT_DTYPES[spec.quantization]
     others = tuple(n for n in aliases if n and n not in (shape.name, deployed))
     return replace(shape, hf_id=deployed, dtype=dtype, aliases=others)

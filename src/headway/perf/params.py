@@ -139,6 +139,11 @@ def linear_dtype(model: Model) -> str:
     return "bf16" if model.moe and model.dtype == "int4" else model.dtype
 
 
+def is_mixture(dtype: str) -> bool:
+    """Whether these are types of GGUF by their mean bits, which no kernel table has."""
+    return _MEAN_BITS.fullmatch(dtype) is not None
+
+
 def weight_dtype_bytes(model: Model) -> float:
     """Bytes per quantised parameter. Raises HeadwayError for an unknown dtype."""
     return dtype_bytes(model.dtype, model.name)

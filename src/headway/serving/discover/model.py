@@ -9,12 +9,12 @@ from msgspec import Struct
 
 from headway import catalog
 from headway.calibration.serving import catalogued_model
+from headway.catalog.hf import GGUF
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Model
 from headway.perf.params import num_params, weights_bytes
 from headway.serving.discover.probe import FoundEngine
 
-GGUF = ".gguf"
 SAME_SIZE = 0.05
 """Largest relative difference between the sizes that an engine reports and those of its file."""
 OTHER_TYPE = 0.15
