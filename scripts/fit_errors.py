@@ -44,7 +44,7 @@ from headway.calibration.steps.fit import fit_steps
 from headway.calibration.steps.read import read as read_steps
 from headway.calibration.validation import compare
 from headway.catalog.coefficients import Coefficients
-from headway.catalog.errors import KNOWN, METRICS, ErrorClass, PredictionErrors, RunErrors, coverage, weights_of
+from headway.catalog.errors import KNOWN, METRICS, PredictionErrors, RunErrors, coverage, weights_of
 from headway.cli import measured_fleet
 from headway.core.fleet import Engine, Pool
 
@@ -70,9 +70,10 @@ def main() -> None:
     compared = [*_old_runs(), *_new_runs()]
     runs = [each.errors for each in compared]
     _print_attainment(compared)
-    for one in coverage(runs):
-        print(one.of.label, one.num_runs, one.num_models, {k: f"{v:.0%}" for k, v in one.covered.items()},
-              {k: f"{v:.0%}" for k, v in one.width.items()})  # fmt: skip
+    for left_out in ("model", "run"):
+        for one in coverage(runs, left_out):
+            covered, width = ({key: f"{v:.0%}" for key, v in each.items()} for each in (one.covered, one.width))
+            print(left_out, one.of.label, one.num_runs, one.num_models, f"{one.covered_all:.0%}", covered, width)
     if "--write" in sys.argv:
         lines = ",\n".join("  " + json.dumps(_plain(run)) for run in runs)
         OUT.write_text(f'{{\n "source": {json.dumps(SOURCE)},\n "runs": [\n{lines}\n ]\n}}\n')
@@ -87,13 +88,12 @@ class Compared(NamedTuple):
 def _print_attainment(compared: Sequence[Compared]) -> None:
     """Of runs with their requests: how often the measured SLO attainment is between those of the predicted latencies at
     both ends of their bands, from runs of other models. SLOs are quantiles of what was measured."""
-    inside, width = [], []
+    inside, width, every = [], [], PredictionErrors([each.errors for each in compared])
     for of, one, replayed in compared:
         if one.requests is None or of.known != KNOWN[0]:
             continue
-        others = PredictionErrors([each.errors for each in compared if each.errors.model != of.model], 2)
-        wanted = ErrorClass(of.known, of.weights, of.load)
-        bands = [others.band(1.0, metric, wanted) for metric in ("ttft_mean", "tpot_mean")]
+        others = PredictionErrors([each.errors for each in compared if each.errors.model != of.model], every)
+        bands = [others.band(1.0, metric, of.own_class) for metric in ("ttft_mean", "tpot_mean")]
         measured, predicted = ([each.ttft_ms, np.nan_to_num(each.tpot_ms)] for each in (one.requests, replayed.overall))
         own = []
         for slos in product(*(np.quantile(each, SLO_QUANTILES) for each in measured)):

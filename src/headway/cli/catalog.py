@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from headway import catalog
-from headway.catalog.errors import LEVEL, METRICS, coverage, error_file
+from headway.catalog.errors import LEVEL, METRICS, Coverage, coverage, error_file
 from headway.cli.flags import assume_option
 from headway.cli.output import ABOVE_0, PATH, POSITIVE, SubCommands, json_option, print_json, print_table
 from headway.core.errors import HeadwayError
@@ -143,27 +143,26 @@ def errors(as_json: bool) -> None:
     """Print the errors of predictions against measured runs, and how often runs were within their bands.
 
     Runs are classed by how well the GPU and the engine's version were measured, by weights and by load. A band comes
-    from the errors of the runs of other models; 90% of the runs should be within it. Classes with fewer than 9 runs, or
-    fewer than 3 models, use the band of a wider class.
+    from the errors of the runs of other models, or of all other runs; 90% of the runs should be within it. Where a
+    class (weights and load) has fewer than 9 runs or 3 models, the band contains all runs of all models.
     """
     file = error_file()
-    found = coverage(file.runs)
+    by_model, by_run = coverage(file.runs, "model"), coverage(file.runs, "run")
     if as_json:
-        print_json({"level": LEVEL, "coverage": found, **msgspec.to_builtins(file)})
+        found = {"level": LEVEL, "coverage": by_model, "coverage_by_run": by_run}
+        print_json({**found, **msgspec.to_builtins(file)})
         return
-    rows = [
-        [
-            each.of.label,
-            each.num_runs,
-            each.num_models,
-            "own" if each.has_own_band else "wider",
-            *(f"{each.covered[m]:.0%} of ±{each.width[m]:.0%}" if m in each.covered else "-" for m in METRICS),
-        ]
-        for each in found
-    ]
-    title = f"Measured runs within bands of a nominal {LEVEL:.0%}, from runs of other models; and the bands"
-    print_table(["class", "runs", "models", "band", *METRICS], rows, title)
+    for left_out, rows in (("models", by_model), ("runs", by_run)):
+        title = f"Measured runs within bands of a nominal {LEVEL:.0%} from other {left_out}; and the bands"
+        print_table(
+            ["class", "runs", "models", "own band", "all", *METRICS], [_coverage_row(each) for each in rows], title
+        )
     click.echo(file.source)
+
+
+def _coverage_row(one: Coverage) -> list[object]:
+    shares = (f"{one.covered[m]:.0%} of ±{one.width[m]:.0%}" if m in one.covered else "-" for m in METRICS)
+    return [one.of.label, one.num_runs, one.num_models, one.num_own_band, f"{one.covered_all:.0%}", *shares]
 
 
 @command.command("memory")
