@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.control.policies import Policies
+from headway.core.fleet import Fleet
+from headway.policies.ordering.fcfs import FcfsOrdering
+from headway.policies.routing.round_robin import RoundRobinRouter
+from headway.sim.cluster import simulate
 from headway.sim.kernel import ARRIVAL, COMMAND, FINISH, TICK, Kernel
+from headway.workload.sources import TraceSource
+from simulation import pool, request, workload
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 1.5]), st.integers(0, 3), st.integers(0, 2)), max_size=40))
@@ -67,3 +76,24 @@ def test_a_run_stops_before_later_events() -> None:
     assert (seen, len(kernel.heap)) == ([1.0, 2.0], 1)
     kernel.run()
     assert seen == [1.0, 2.0, 3.0]
+
+
+def test_a_run_collects_garbage_rarely_and_then_as_before() -> None:
+    """Also if it fails; and never where collection is off."""
+    seen: list[int] = []
+
+    class Failing(RoundRobinRouter):
+        def route(self, request: Any, view: Any) -> Any:
+            seen.append(gc.get_threshold()[0])
+            raise ZeroDivisionError
+
+    usual, policies = gc.get_threshold(), Policies(Failing, FcfsOrdering)
+    try:
+        for before in (usual[0], 0):
+            gc.set_threshold(before, *usual[1:])
+            with pytest.raises(ZeroDivisionError):
+                simulate(Fleet((pool(),)), TraceSource(workload([request(0, 0.0, 10, 2)])), policies, seed=0)
+            assert gc.get_threshold() == (before, *usual[1:])
+    finally:
+        gc.set_threshold(*usual)
+    assert seen[0] > 100 * usual[0] and seen[1] == 0

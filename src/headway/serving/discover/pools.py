@@ -178,8 +178,8 @@ def _guess(
     if token_s is not None and token_s <= 0:  # a longer and a shorter answer took the same time
         token_s = None
     if engine is None or (kv_tokens is None and token_s is None):
-        what = "the engines' speed is not" if is_by_speed else "neither the engines' KV cache nor their speed is"
-        return _Guess("", known, f"{what} known")
+        what = "speed was not measured" if is_by_speed else "KV cache is not known, nor their speed measured"
+        return _Guess("", known, f"the engines' {what}")
     ranked = []
     for each in (catalog.gpu(gpu),) if gpu else _candidates(found):
         unmeasured = 0.0 if is_by_speed or has_measured_kernels(each.name) else UNMEASURED
