@@ -97,6 +97,8 @@ class Wall:
 class Endless:
     """A relay whose engine does not answer."""
 
+    in_flight: Any = None
+
     async def run(self) -> None:
         await asyncio.Event().wait()
 
@@ -112,7 +114,7 @@ def test_batches_go_on_when_the_clock_jumps(tmp_path: Path, monkeypatch: pytest.
     async def story() -> None:
         settings = Settings(batches=Batches(store=str(tmp_path / "batches.sqlite")))
         caller: Any = type("Caller", (), {"tier": 0})()
-        service = BatchService(settings, relay, lambda request, relay: None, lambda owner: caller)
+        service = BatchService(settings, relay, lambda in_flight: None, lambda owner: caller)
         store = service.store
         await store.open()
         batch = await queue.create_batch(store, "me", "file", "/v1/chat/completions", "30m", 1800, None)
