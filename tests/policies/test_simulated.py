@@ -11,8 +11,10 @@ import pytest
 
 from headway import catalog
 from headway.control.policies import Policies
+from headway.core.decision import Placement
 from headway.core.fleet import Engine, Fleet, Pool
 from headway.core.record import MoveOutcome, Outcome, Records
+from headway.core.view import FleetView, RequestView
 from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, resolve
 from headway.sim.cluster import simulate
 from headway.workload.sources import TraceSource
@@ -85,6 +87,22 @@ def test_every_request_ends(routing: str, ordering: Any) -> None:
 def test_the_same_run_again(routing: str, ordering: str) -> None:
     first, again = (run(routing, ordering, num_requests=NUM_OF_A_PAIR).requests for _ in range(2))
     assert all(np.array_equal(first[column], again[column], equal_nan=True) for column in first)
+
+
+@pytest.mark.parametrize("routing", ROUTERS)
+def test_a_subclass_decides_as_its_base(routing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a compiled router: a variant is often a few lines over what is there."""
+    base: Any = ROUTERS[routing]
+
+    class Variant(base):
+        def route(self, request: RequestView, view: FleetView) -> Placement:
+            self.routed = getattr(self, "routed", 0) + 1
+            placement: Placement = super().route(request, view)
+            return placement
+
+    monkeypatch.setitem(ROUTERS, "variant", Variant)
+    ran, same = (run(each, "fcfs", num_requests=NUM_OF_A_PAIR).requests for each in ("variant", routing))
+    assert all(np.array_equal(ran[column], same[column], equal_nan=True) for column in ran)
 
 
 def test_the_example_runs_in_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,19 @@ from functools import partial
 from math import exp, inf
 from typing import Final, NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 from headway.core.decision import Placement
 from headway.core.record import Ended
 from headway.core.view import Bounds, FleetView, ReplicaView, RequestView
 from headway.policies.engine_pace import EngineSpeed, ObservedRatio
+from headway.policies.routing.slo_misses import (
+    RATE_WINDOW_S,
+    late_probability,
+    long_probability,
+    num_delayed,
+    slow_probability,
+)
 from headway.policies.routing.work_left import MeanOutput
 
 _WAIT_WEIGHT: Final = 8.0
@@ -21,19 +30,11 @@ _LOST_S: Final = 100.0
 _SLOWED: Final = 2.0
 """Factor on the requests whose time per token one more request spoils: about as many requests as decode there arrive
 meanwhile, and are spoiled, too."""
-_LATE_FROM: Final = 0.8
-_LATE_TO: Final = 1.1
-_SLOW_FROM: Final = 0.9
-_SLOW_TO: Final = 1.4
-"""Ratio of expected time to SLO from which a miss is expected. It applies to first and last tokens, which are more
-often late than early, and to the time per token."""
 _SHARE_WINDOW_S: Final = 4.0
 """Time constant of the average share of a replica's time that prompts take."""
 _MEAN_OVER: Final = 16.0
 """Prompts or decisions over which a mean is taken."""
 _MOST_SHARE: Final = 0.98
-_RATE_WINDOW_S: Final = 10.0
-"""Time constant of the average request rate at a replica, and the time for which that rate is assumed to last."""
 _MOST_PLACED: Final = 100_000
 """Maximum number of requests in flight whose placement is kept."""
 _FORGET_S: Final = 3600.0
@@ -122,7 +123,7 @@ class _ReplicaState:
         if now > self.updated_s:
             if self.prompts_s:
                 self.prompts_s *= exp((self.updated_s - now) / _SHARE_WINDOW_S)
-                self.rate_rps *= exp((self.updated_s - now) / _RATE_WINDOW_S)
+                self.rate_rps *= exp((self.updated_s - now) / RATE_WINDOW_S)
             self.updated_s = now
 
     def context_tokens(self, num: int, held_tokens: int, generated_tokens: int) -> int:
@@ -199,6 +200,7 @@ class _Load:
         return self.state.speed, self.replica.region, self.num, self.context_tokens, self.waiting_tokens
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class HeadwayRouter:
     """Chooses the candidate at which a request adds the least time, to itself and to the requests there.
 
@@ -383,7 +385,7 @@ class HeadwayRouter:
         delayed = 0.0
         if features.ttft_slo_s:
             self._see_busy(ratio * share, (num + 1) / max(load.max_num_seqs, 1), needed / max(load.capacity_tokens, 1))
-            delayed = _num_delayed(
+            delayed = num_delayed(
                 features.ttft_slo_s,
                 state.rate_rps,
                 wait_s + ratio * state.mean_prompt_s,
@@ -430,7 +432,7 @@ class HeadwayRouter:
         delayed = 0.0
         if features.ttft_slo_s:
             self._see_busy(of_first * share, 0.0, 0.0)
-            delayed = _num_delayed(
+            delayed = num_delayed(
                 features.ttft_slo_s,
                 at_first.rate_rps,
                 wait_s + of_first * at_first.mean_prompt_s,
@@ -497,22 +499,22 @@ class HeadwayRouter:
         missed = 0.0
         slo_s = features.ttft_slo_s
         if slo_s:
-            missed = _late_probability(wait_s / slo_s)
+            missed = late_probability(wait_s / slo_s)
             score += _LOST_S * delayed
         if features.tpot_slo_s or features.e2e_slo_s:
             step_s /= 1.0 - min(share, _MOST_SHARE)
             next_step_s /= 1.0 - min(share + prompt_s / _SHARE_WINDOW_S, _MOST_SHARE)
         slo_s = features.tpot_slo_s
         if slo_s:
-            slow = _slow_probability(next_step_s / slo_s)
-            score += _LOST_S * _SLOWED * num * (slow - _slow_probability(step_s / slo_s))
+            slow = slow_probability(next_step_s / slo_s)
+            score += _LOST_S * _SLOWED * num * (slow - slow_probability(step_s / slo_s))
             missed = max(missed, slow)
         slo_s = features.e2e_slo_s
         if slo_s:
             left_s = slo_s - wait_s - move_s
-            late = _long_probability(left_s, output_tokens * next_step_s)
+            late = long_probability(left_s, output_tokens * next_step_s)
             if num:
-                score += _LOST_S * num * (late - _long_probability(left_s, output_tokens * step_s))
+                score += _LOST_S * num * (late - long_probability(left_s, output_tokens * step_s))
             missed = max(missed, late)
         return score + _LOST_S * missed
 
@@ -552,7 +554,7 @@ class HeadwayRouter:
         state = self._states[best.replica]
         state.prompts_s += best.prompt_s
         if features.ttft_slo_s:
-            state.rate_rps += 1.0 / _RATE_WINDOW_S
+            state.rate_rps += 1.0 / RATE_WINDOW_S
         state.mean_prompt_s += (best.prompt_s - state.mean_prompt_s) / _MEAN_OVER
         state.placed_tokens += best.prompt_tokens
         self._forget(request.id)  # for a request that is placed again
@@ -601,47 +603,3 @@ def _room_s(replica: ReplicaView, num: int, needed: int, held: int, request_s: f
     lacking = needed - replica.kv_blocks_total * replica.block_size_tokens
     blocks_s = lacking * request_s / held if held else 0.0
     return max(seat_s, blocks_s, 0.0)
-
-
-def _late_probability(share: float) -> float:
-    """Probability that a first or last token misses its SLO, if it is expected after this share of the SLO."""
-    return max(0.0, min(1.0, (share - _LATE_FROM) / (_LATE_TO - _LATE_FROM)))
-
-
-def _late_integral(share: float) -> float:
-    """The integral of `_late_probability` from 0."""
-    if share <= _LATE_FROM:
-        return 0.0
-    if share < _LATE_TO:
-        return (share - _LATE_FROM) * (share - _LATE_FROM) / (2.0 * (_LATE_TO - _LATE_FROM))
-    return share - 0.5 * (_LATE_FROM + _LATE_TO)
-
-
-def _late_time_s(slo_s: float, wait_s: float, drain: float) -> float:
-    """Seconds of the next `_RATE_WINDOW_S` in which an arriving request will be late, if the wait shrinks by `drain`
-    per second."""
-    fall_s = drain * _RATE_WINDOW_S
-    if fall_s < 0.01 * slo_s:
-        return _RATE_WINDOW_S * _late_probability((wait_s - 0.5 * fall_s) / slo_s)
-    return slo_s / drain * (_late_integral(wait_s / slo_s) - _late_integral((wait_s - fall_s) / slo_s))
-
-
-def _num_delayed(slo_s: float, rate_rps: float, wait_s: float, more_s: float, busy: float) -> float:
-    """Requests made late by `more_s` of extra work, if `rate_rps` arrive per second and would wait `wait_s` without it.
-
-    `busy`: seconds of work that arrive per second, so that the queue shrinks by the rest.
-    """
-    if wait_s + more_s <= _LATE_FROM * slo_s or not slo_s:
-        return 0.0
-    drain = min(max(1.0 - busy, 0.0), 1.0)
-    return rate_rps * (_late_time_s(slo_s, wait_s + more_s, drain) - _late_time_s(slo_s, wait_s, drain))
-
-
-def _long_probability(left_s: float, mean_s: float) -> float:
-    """Probability that an output takes longer than the time left, when only its mean is known."""
-    return exp(-left_s / mean_s) if left_s > 0.0 else 1.0
-
-
-def _slow_probability(share: float) -> float:
-    """Probability that a time per token misses its SLO."""
-    return max(0.0, min(1.0, (share - _SLOW_FROM) / (_SLOW_TO - _SLOW_FROM)))

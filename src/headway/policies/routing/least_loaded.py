@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from headway.core.decision import Placement
 from headway.core.view import FleetView, ReplicaView, RequestView
 
@@ -12,6 +14,7 @@ _MANY: Final = 128
 """Number of replicas below which reading one count of each is faster than caching values."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LeastLoadedRouter:
     """The replica with the fewest requests: waiting, running, and placed but not yet in its metrics.
 
@@ -49,6 +52,7 @@ def least_loaded(replicas: Sequence[ReplicaView]) -> int:
     return chosen
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PowerOfTwoRouter:
     """The less loaded of two different replicas drawn at random.
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
+from mypy_extensions import mypyc_attr
+
 from headway.core.decision import Placement
 from headway.core.view import Bounds, FleetView, ReplicaView, RequestView
 from headway.policies.routing.work_left import pending_tokens, uncached_tokens
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LmetricRouter:
     """The replica with the smallest product of new prefill tokens and batch size, both with the request.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
+
 from headway.core.decision import Placement
 from headway.core.view import FleetView, RequestView
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RoundRobinRouter:
     """Each replica in turn, independent of load.
 
