@@ -147,9 +147,11 @@ def test_an_error_without_words_does_not_end_the_work_on_batches(
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("is_broken", [False, True])
 @pytest.mark.parametrize("how", ["answered", "cancelled", "broken"])
-def test_a_line_is_settled_however_its_relay_ends(tmp_path: Path, how: str) -> None:
-    """Otherwise its reservation in the key's budget would stay, and its tokens would be free."""
+def test_a_line_is_settled_however_its_relay_ends(tmp_path: Path, how: str, is_broken: bool) -> None:
+    """Otherwise its reservation in the key's budget would stay, and its tokens would be free. A line that is cancelled
+    ends, also if its settlement fails."""
 
     class _Relay:
         in_flight = object()
@@ -161,9 +163,15 @@ def test_a_line_is_settled_however_its_relay_ends(tmp_path: Path, how: str) -> N
 
     async def story() -> None:
         settled: list[object] = []
+
+        def settle(in_flight: object) -> None:
+            settled.append(in_flight)
+            if is_broken:
+                raise ValueError("a defect")
+
         settings = Settings(batches=Batches(store=str(tmp_path / "batches.sqlite")))
         caller = SimpleNamespace(tier=0)
-        batches = service.BatchService(settings, lambda *each: _Relay(), settled.append, lambda owner: caller)  # type: ignore[arg-type,return-value]
+        batches = service.BatchService(settings, lambda *each: _Relay(), settle, lambda owner: caller)  # type: ignore[arg-type,return-value]
         body = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
         batch = queue.ActiveBatch("b", "me", "in_progress", PATH, "file", 1 << 33, 1, 0)
         sending = asyncio.create_task(batches._send(batch, Line("b", 1, "one", body), "id"))
@@ -171,5 +179,6 @@ def test_a_line_is_settled_however_its_relay_ends(tmp_path: Path, how: str) -> N
         sending.cancel()
         await asyncio.wait({sending})
         assert settled == [_Relay.in_flight]
+        assert sending.cancelled() == (how == "cancelled")
 
     asyncio.run(story())

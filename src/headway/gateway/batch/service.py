@@ -20,7 +20,7 @@ from headway.gateway.batch.queue import ActiveBatch, Line, LineResult
 from headway.gateway.batch.store import BatchStore
 from headway.gateway.batch.validate import validate
 from headway.gateway.database import UNAVAILABLE
-from headway.gateway.errors import ApiError, internal_error, line_of, policy_error
+from headway.gateway.errors import ApiError, internal_error, line_of, logged, policy_error
 from headway.gateway.relay.json_body import LONG_BYTES
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest
@@ -226,7 +226,8 @@ class BatchService:
             try:
                 await relay.run()
             finally:  # a batch that is cancelled pays for the tokens so far
-                self._end(relay.in_flight)
+                with logged("a line's settlement failed"):  # an error here would undo the cancellation
+                    self._end(relay.in_flight)
             lacked = any(code in answer.body for code in (b'"no_capacity"', b'"shed"'))
             answer.lacked_capacity = answer.status in (429, 503) and lacked
         except ApiError as error:
