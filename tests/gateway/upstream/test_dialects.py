@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from headway.gateway.upstream import samples
-from headway.gateway.upstream.dialects import ADAPTERS, Load, api_of, parse_load
+from headway.gateway.upstream.dialects import ADAPTERS, Load, LoadReader, api_of, parse_load
 
 
 def test_samples_of_all_ranks_add_up_and_missing_metrics_are_unknown() -> None:
@@ -90,3 +92,20 @@ def test_samples_that_may_be_anything_are_unknown_and_named(label: str, page: st
     assert found.total is None and found.mean is None and found.unclear == label
     load = parse_load(ADAPTERS["vllm"], page.replace("x{", "vllm:num_requests_waiting{"), NAMES)
     assert load == Load(unclear=(f"vllm:num_requests_waiting{{{label}}}",))
+
+
+@pytest.mark.parametrize("api", sorted(ADAPTERS))
+def test_a_reader_gives_the_load_of_each_page(api: str) -> None:
+    """Whatever pages came before, and whatever changed: values, labels, names of the model, or other lines."""
+    adapter, rng = ADAPTERS[api], Random(api)
+    names = (*adapter.running, *adapter.waiting, *adapter.kv_share, *adapter.host_share, *(adapter.kv_blocks or ()))
+    names += tuple(filter(None, (adapter.loras, adapter.ordering)))
+    reader = LoadReader(adapter)
+    for _ in range(200):
+        lines = [f'{name}{{model_name="{rng.choice("ab")}"}} {rng.choice("01")}' for name in names]
+        lines = [line for line in lines if rng.random() < 0.7]
+        others = ["other 1", "# TYPE x gauge", *(f"{odd}{name} 7" for name in names for odd in ("x", "# HELP ", " "))]
+        page, models = "\n".join(rng.sample(lines + others, len(lines + others))), {rng.choice("ab")}
+        load = reader.read(page, models)
+        assert load == parse_load(adapter, page, models)
+        assert load == parse_load(adapter, "\n".join(line for line in page.split("\n") if line in lines), models)

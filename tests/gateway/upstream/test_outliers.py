@@ -158,3 +158,22 @@ def test_replicas_of_other_groups_are_no_peers() -> None:
     detector.remove(0)
     detector.failed(0, 0.0)
     assert not detector.is_ejected(0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_replicas_without_observations_are_passed_over_at_no_difference(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that was quiet, and is no longer, counts as before."""
+    rng, both = Random(seed), (_detector(6), _detector(6))
+    for step in range(400):
+        now, replica, fails = step / 4, rng.choice([0, 1, 2, 2, rng.randrange(6)]), rng.random() < 0.1 * seed / 10
+        kind, seconds, is_told = rng.choice(["first token", "between tokens"]), rng.expovariate(1.0), rng.random() < 0.5
+        for detector in both:
+            if is_told:
+                _report(detector, replica, fails or (replica == 2 and step % 90 < 12), now)
+                detector.observe(replica, kind, (5 if replica == 1 and step > 200 else 1) * seconds, 1.0, now)
+        found = both[0].check(now, _up)
+        with monkeypatch.context() as patched:
+            patched.setattr("headway.gateway.upstream.outliers._Host.is_quiet", lambda host: False)
+            assert both[1].check(now, _up) == found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from functools import cache
 
 from msgspec import Struct
 
@@ -150,7 +151,27 @@ def parse_load(adapter: Adapter, page: str, models: Collection[str] = ()) -> Loa
     `models`: the engine's names for the model; if the page has several models, only its samples count. A page with too
     many of these metrics gives nothing.
     """
-    page = _lines_of(adapter, page)
+    return _parse(adapter, _lines_of(adapter, page), models)
+
+
+class LoadReader:
+    """Reads one engine's pages. Most of a page changes from one to the next, and the lines with an idle engine's load
+    do not: these are parsed once."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+        self._last: tuple[str, Collection[str]] = "", ()
+        self._load = _parse(adapter, *self._last)
+
+    def read(self, page: str, models: Collection[str]) -> Load:
+        """As `parse_load`."""
+        found = _lines_of(self._adapter, page), models
+        if found != self._last:
+            self._load, self._last = _parse(self._adapter, *found), found
+        return self._load
+
+
+def _parse(adapter: Adapter, page: str, models: Collection[str]) -> Load:
     running, waiting, share = (
         samples.values(names, page, models) for names in (adapter.running, adapter.waiting, adapter.kv_share)
     )
@@ -174,8 +195,21 @@ def _lines_of(adapter: Adapter, page: str) -> str:
     """The lines of a page that may be samples of the adapter's metrics; empty if they are too long in total."""
     names = (*adapter.running, *adapter.waiting, *adapter.kv_share, *adapter.host_share, *(adapter.kv_blocks or ()))
     names += tuple(filter(None, (adapter.loras, adapter.ordering)))
-    found = "\n".join([line for line in page.split("\n") if line.startswith(names)])
+    page = "\n" + page
+    found = "\n".join([line for lines in _line_patterns(names) for line in lines.findall(page)])
     return found if len(found) <= _MAX_CHARS else ""
+
+
+@cache
+def _line_patterns(names: tuple[str, ...]) -> list[re.Pattern[str]]:
+    """Patterns of the lines that begin with one of the names: one a namespace, which a search skips to. It takes half
+    the time of a look at each line of a page of 50 KB."""
+    by_namespace: dict[str, list[str]] = {}
+    for name in names:
+        namespace, colon, rest = name.partition(":")
+        by_namespace.setdefault(namespace + colon, []).append(re.escape(rest))
+    parts = [(re.escape(namespace), "|".join(rests)) for namespace, rests in by_namespace.items()]
+    return [re.compile(rf"\n({namespace}(?:{rests})[^\n]*)") for namespace, rests in parts]
 
 
 def _count(found: samples.Values) -> int | None:

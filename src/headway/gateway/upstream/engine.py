@@ -12,7 +12,7 @@ import msgspec
 
 from headway.gateway.errors import DECODE_ERRORS
 from headway.gateway.upstream.client import JSON, Client, Connection
-from headway.gateway.upstream.dialects import Adapter, Load, parse_load
+from headway.gateway.upstream.dialects import Adapter, Load, LoadReader
 from headway.gateway.upstream.errors import EngineError, ExhaustedError, NoAnswerError, RefusedError, UnreachableError
 from headway.gateway.upstream.reports import LlamaProps, Models, RenderedPrompt, SglangInfo, Tokens, TokensText
 from headway.gateway.upstream.sse import EventSplitter, is_done, payload, read_chunk
@@ -82,6 +82,7 @@ class EngineEndpoint:
         """The Headway ordering that the engine must run, with its arguments; empty if none is required."""
         self._unreadable: dict[str, float] = {}
         """Maps each unreadable path to the time until which it is not requested, on the event loop's clock."""
+        self._loads = LoadReader(adapter)
         self._unclear: set[str] = set()
         """Metrics that were logged as unknown."""
         self.bootstrap_port = 0
@@ -150,7 +151,7 @@ class EngineEndpoint:
         if data is None:
             return None
         names = {self.model, *self.aliases, *([self.reported_model] if self.reported_model else [])}
-        load = parse_load(self.adapter, data.decode(errors="replace"), names)
+        load = self._loads.read(data.decode(errors="replace"), names)
         for metric in load.unclear:
             if metric not in self._unclear and len(self._unclear) < _MAX_NOTED:
                 self._unclear.add(metric)

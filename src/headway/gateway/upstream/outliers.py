@@ -77,6 +77,10 @@ class _Window:
         """Number of buckets in which the first sum is at least `ratio` times the second."""
         return sum(bucket[2] >= ratio * bucket[3] for bucket in self._buckets)
 
+    @property
+    def num_buckets(self) -> int:
+        return len(self._buckets)
+
     def clear(self) -> None:
         self._buckets.clear()
 
@@ -107,6 +111,11 @@ class _Host:
         """The end of the current ejection; None if the replica is not ejected."""
         self.num_ejections = 0
         self.returned_s = float("-inf")
+
+    def is_quiet(self) -> bool:
+        """Whether nothing was observed of late: such a replica is no outlier, and changes no group's usual values."""
+        windows = (self.outcomes, *self.latencies.values())
+        return not (self.num_in_row or self.num_answered or any(window.num_buckets for window in windows))
 
     def sums(self, now: float) -> list[Sums]:
         """Sums of the outcomes, and of the latencies by kind."""
@@ -175,7 +184,8 @@ class OutlierDetector:
                 host.until_s, host.returned_s = None, now
                 host.clear()
                 changes.append(Ejection(replica, None, "" if others else "none of its peers serves"))
-        sums = {replica: host.sums(now) for replica, host in self._hosts.items() if host.until_s is None}
+        watched = [(replica, host) for replica, host in self._hosts.items() if host.until_s is None]
+        sums = {replica: host.sums(now) for replica, host in watched if not host.is_quiet()}
         totals: dict[Hashable, list[Sums]] = {}
         for replica, own in sums.items():
             group = self._hosts[replica].group
