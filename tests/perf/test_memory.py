@@ -215,6 +215,29 @@ def test_capacity_is_near_what_vllm_profiled() -> None:
         assert cache_gib == pytest.approx(float(row["kv_cache_gib"]), rel=0.02), row["model"]
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "kv_tokens"),
+    [("llama-3.1-8b", "bf16", 462_944), ("llama-3.1-8b", "fp8", 515_856), ("qwen3-30b-a3b", "bf16", 135_488)],
+)
+def test_capacity_is_near_what_vllm_0_25_told(name: str, dtype: str, kv_tokens: int) -> None:
+    model = catalog.model(name)
+    model = replace(model, dtype=dtype) if model.dtype != dtype else model
+    found = plan(model, catalog.gpu("h100"), catalog.engine("vllm-0.25"), Parallel())
+    assert found.kv_capacity_tokens == pytest.approx(kv_tokens, rel=0.003)
+
+
+def test_reserved_graphs_are_those_of_a_stage() -> None:
+    """Experts alone have them, and a pipeline's stage those of its own layers."""
+    engine, model = catalog.engine("vllm-0.25"), catalog.model("qwen3-30b-a3b")
+    without = replace(engine, graph_bytes_per_expert_layer=0.0)
+    for pp in (1, 2, 4):
+        least, most = (plan(model, catalog.gpu("h100"), each, Parallel(pp=pp)) for each in (without, engine))
+        reserved = most.activation_bytes - least.activation_bytes
+        assert reserved == pytest.approx(engine.graph_bytes_per_expert_layer * 48 / pp)
+    dense = catalog.model("llama-3.1-8b")
+    assert plan(dense, catalog.gpu("h100"), engine, Parallel()) == plan(dense, catalog.gpu("h100"), without, Parallel())
+
+
 def test_kv_bytes_by_dtype() -> None:
     assert 1000 * kv_bytes_per_token(catalog.model("llama-2-70b")) == 327_680_000
     assert 1000 * kv_bytes_per_token(catalog.model("llama-2-70b"), kv_dtype_bytes=1.0) == 163_840_000

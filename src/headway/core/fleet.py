@@ -146,6 +146,9 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     sampler_bytes_per_logit: float = 38.0
     """GPU memory for the sampler's copies of the logits, which may be the peak. vLLM's own memory profiles on H100
     (eight models) give 38: it sorts all logits to select the candidates."""
+    graph_bytes_per_expert_layer: float = 0.0
+    """GPU memory that an engine reserves for its CUDA graphs before it sizes the KV cache, for each layer with experts.
+    Since 0.21 vLLM's older model runner, which mixtures of experts use in 0.25, reserves an estimate of it."""
     watermark: float = 0.0
     """Share of KV blocks that admission leaves free."""
     prefix_caching: bool = False

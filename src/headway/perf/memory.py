@@ -15,6 +15,7 @@ from headway.perf.params import (
     kv_bytes,
     linear_bytes,
     mixer_bytes,
+    num_moe_layers,
     routed_bytes,
     state_bytes,
     weights_bytes,
@@ -35,7 +36,7 @@ class MemoryPlan(Struct, frozen=True, forbid_unknown_fields=True):
     weights_bytes: float
     """Bytes per GPU."""
     activation_bytes: float
-    """Bytes per GPU: the peak of a step plus the runtime and collectives."""
+    """Bytes per GPU: the peak of a step plus the runtime, collectives and reserved graphs."""
     kv_bytes_per_token: float
     """Bytes of the replica without replication: the size of a transfer."""
     kv_bytes_per_token_gpu: float
@@ -181,7 +182,8 @@ def _activation_bytes_gpu(model: Model, engine: Engine, parallel: Parallel) -> f
     width = model.intermediate_size if model.moe is None else _expert_width(model)
     forward = 2.0 * tokens * (2 * model.hidden_size + 3.0 * width / parallel.tp)
     peak = max(sampler, forward) + 2.0 * HIDDEN_STATES_HELD * tokens * model.hidden_size
-    return peak + RUNTIME_BYTES + (COLLECTIVES_BYTES if parallel.num_gpus > 1 else 0.0)
+    graphs = engine.graph_bytes_per_expert_layer * ceil(num_moe_layers(model) / parallel.pp)
+    return peak + graphs + RUNTIME_BYTES + (COLLECTIVES_BYTES if parallel.num_gpus > 1 else 0.0)
 
 
 def draft_parallel(setting: Speculative, parallel: Parallel) -> Parallel:
