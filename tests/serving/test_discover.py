@@ -114,6 +114,8 @@ def test_slots_of_llama_cpp_and_what_others_say() -> None:
     found = asked(LLAMA)
     assert (found.api, found.kv_capacity_tokens, found.settings) == ("llama.cpp", 4096, {"max_num_seqs": 4})
     assert any("4,096 tokens in all" in each and "16,384" in each for each in unknown(found))
+    built_elsewhere = asked(LLAMA | {"/props": {**LLAMA["/props"], "build_info": "b0-unknown"}})
+    assert (found.version, built_elsewhere.version) == ("b6600-1a2b3c", "")
     ollama, trt = asked(OLLAMA), asked(TRT)
     assert (ollama.product, ollama.version, ollama.api) == ("Ollama", "0.12.3", "openai")
     assert ollama.other_models == ("llama3.1:8b",)

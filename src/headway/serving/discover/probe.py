@@ -28,6 +28,8 @@ Fetch = Callable[[str], bytes | None]
 be reached."""
 Page = Mapping[str, Any]
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_UNKNOWN_BUILD = "b0-unknown"
+"""The build that llama.cpp tells if it was compiled outside its repository, as Python packages are."""
 _CACHE_CONFIG = "vllm:cache_config_info{"
 _RANKED = re.compile(r'^vllm:num_requests_running\{[^}]*engine="(\d+)"', re.MULTILINE)
 _RUNNING = re.compile(
@@ -171,7 +173,7 @@ def _llama_cpp(props: Page) -> dict[str, Any]:
     return {
         "api": "llama.cpp",
         "product": "llama.cpp",
-        "version": _text(props, "build_info"),
+        "version": _text(props, "build_info").removeprefix(_UNKNOWN_BUILD),
         "weights": _text(props, "model_path"),
         "context_tokens": context,
         "kv_capacity_tokens": context,  # the sum over all slots; see `unknown`
