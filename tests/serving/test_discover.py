@@ -307,7 +307,7 @@ def test_a_real_llama_cpp_server(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert main(["discover", server.url, "--gpu", "cpu", "--out", str(path)]) == 0
         assert main(["discover", server.url, "--no-measure", "--out", str(other)]) == 0
         (pool,) = yaml.safe_load(path.read_text())["fleet"]
-        assert (pool["engine"]["name"], pool["served_name"], pool["endpoints"]) == (
+        assert (pool["engine"], pool["served_name"], pool["endpoints"]) == (
             "llama.cpp", "tiny-llama", [server.url],
         )  # fmt: skip
         chosen = scenario.load(path)
