@@ -153,8 +153,14 @@ def test_a_second_table_has_a_row_for_each_tier_or_tenant_of_each_run(
     assert table.seconds(flatten(runs[2].summary)["ttft_s.p99"]) in lines[3]  # type: ignore[arg-type]
     narrow = table.render(shared, width=80).split(f" {by} ", 1)[1]
     assert "TTFT p99" in narrow and "tok/s" not in narrow and max(map(len, narrow.splitlines())) <= 80
-    other = grouped(runs[1], {first: plain, third: plain})
-    assert f" {by} " not in table.render([shared[0], other], width=220)
+    rates = ("throughput_rps", "output_tokens_per_s")
+    one, other = (with_fields(plain, **dict(zip(rates, values, strict=True))) for values in ((1e12, 1.0), (1.0, 1e12)))
+    unlike = [grouped(run, {first: one, second: other}) for run in runs[:2]]
+    for width in range(70, 200):  # each column is as wide as its widest cell of any group
+        text = table.render(unlike, width=width)
+        assert "…" not in text and max(map(len, text.splitlines())) <= width
+    others = grouped(runs[1], {first: plain, third: plain})
+    assert f" {by} " not in table.render([shared[0], others], width=220)
     many = grouped(runs[0], {f"t{i}": plain for i in range(40)})
     assert "t39" not in table.render([many], width=220)
 

@@ -292,7 +292,7 @@ def _fitting(tables: Sequence[ComparedMetrics], width: int) -> Sequence[Compared
     for most, num_dropped, hides_shared in shapes:
         dropped = (*DROPPED_FIRST, *rest)[:num_dropped]
         shown = [_with_cut_labels(each, most, hides_shared).without(dropped) for each in tables]
-        if max(map(_width, shown)) <= width:
+        if _width(shown) <= width:
             break
     return shown
 
@@ -302,13 +302,14 @@ _GAP, _EDGES = 3, 2
 """Characters between two columns of a table, and around it."""
 
 
-def _width(shown: ComparedMetrics) -> int:
-    """Width of a table in characters. Every cell of a metric has one more character for its mark."""
-    labels = [max(map(len, column)) for column in zip(shown.kinds, *shown.labels, strict=True)]
-    cells = zip(
-        (column.title for column in shown.columns), *([cell.text for cell in row] for row in shown.cells), strict=True
-    )
-    widths = [*labels, *(max(len(title), *(1 + len(text) for text in texts)) for title, *texts in cells)]
+def _width(parts: Sequence[ComparedMetrics]) -> int:
+    """Width of a table of these parts, one below the other, in characters. Every cell of a metric has one more
+    character for its mark."""
+    first = parts[0]
+    labels = zip(first.kinds, *(row for each in parts for row in each.labels), strict=True)
+    titles = [column.title for column in first.columns]
+    cells = zip(titles, *([f"{cell.text} " for cell in row] for each in parts for row in each.cells), strict=True)
+    widths = [max(map(len, column)) for column in (*labels, *cells)]
     return sum(widths) + _GAP * (len(widths) - 1) + _EDGES
 
 
