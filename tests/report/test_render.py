@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headway.report.blocks import Chart, Code, Facts, Heading, Legend, Lines, Report, Section, Table
+import re
+
+from headway.report.blocks import Chart, Charts, Code, Facts, Heading, Legend, Lines, Report, Section, Table
 from headway.report.render import WIDTH, page, text
 
 TABLE = Table(
@@ -45,3 +47,14 @@ def test_a_column_without_a_name_has_no_heading() -> None:
     """A heading without text is read out as one that is missing."""
     shown = page(Report("plan", "One plan", [], [TABLE]), "headway plan")
     assert "></th>" not in shown and '<thead><tr><th class="name">GPU</th><th>$/h</th><td></td></tr>' in shown
+
+
+def test_headings_skip_no_level() -> None:
+    """Also below a section without a heading, such as a page's first picture: screen readers jump by levels."""
+    chart = Chart("first", "First", {"data": [], "layout": {}})
+    untitled = Section("", [chart, Code("a", "Code"), Charts([chart])])
+    made = page(
+        Report("plan", "One plan", [], [untitled, Section("Second", [chart, Heading("Third")])]), "headway plan"
+    )
+    levels = [int(level) for level in re.findall(r"<h(\d)", made)]
+    assert levels == [1, 2, 2, 2, 2, 3, 3]

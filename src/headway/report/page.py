@@ -38,7 +38,7 @@ body { margin: 0; background: var(--paper); color: var(--ink);
 main { max-width: 1216px; margin: 0 auto; padding: 36px 32px 56px; }
 h1 { font-size: 26px; line-height: 1.25; font-weight: 650; letter-spacing: -0.01em; margin: 2px 0 10px; }
 h2 { font-size: 17px; font-weight: 650; margin: 44px 0 2px; }
-h3 { font-size: 14px; font-weight: 600; margin: 0; }
+h3, figure h2 { font-size: 14px; font-weight: 600; margin: 0; }
 p { margin: 0; max-width: 78ch; }
 .brand, .quiet, figcaption { color: var(--quiet); }
 .brand { font-size: 13px; font-weight: 600; letter-spacing: 0.06em; text-transform: uppercase; }
@@ -79,7 +79,7 @@ td.text { white-space: normal; text-align: left; }
   margin-top: 14px; }
 .grid.two { grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); }
 figure { margin: 0; min-width: 0; position: relative; }
-figure h3 { padding-right: 48px; }
+figure :is(h2, h3) { padding-right: 48px; }
 .svg { position: absolute; top: 0; right: 0; font: inherit; font-size: 12px; color: var(--quiet); background: none;
   border: 1px solid var(--edge); border-radius: 5px; padding: 0 7px; cursor: pointer; }
 .verdict { font-size: 17px; line-height: 1.45; margin: 4px 0 12px; max-width: 90ch; }
@@ -218,10 +218,11 @@ def table(heads: Sequence[str], words: Collection[int], rows: Sequence[str]) -> 
     return f'<div class="scroll" tabindex="0">{inner}</div>'
 
 
-def chart(name: str, title: str, caption: str) -> str:
-    """The placeholder of the chart with this id."""
+def chart(name: str, title: str, caption: str, level: int = 3) -> str:
+    """The placeholder of the chart with this id. `level`: of its heading."""
+    heading = f"<h{level}>{escape(title)}</h{level}>"
     return (
-        f"<figure><h3>{escape(title)}</h3>{f'<figcaption>{escape(caption)}</figcaption>' if caption else ''}"
+        f"<figure>{heading}{f'<figcaption>{escape(caption)}</figcaption>' if caption else ''}"
         f'<button type="button" class="svg" data-chart="{name}" title="Save as SVG">SVG</button>'
         f'<div class="chart" id="{name}"></div></figure>'
     )

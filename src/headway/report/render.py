@@ -105,13 +105,16 @@ def _charts(blocks: Iterable[Block]) -> Iterator[Chart]:
             yield from _charts(each.blocks)
 
 
-def _html(block: Block) -> str:
+def _html(block: Block, level: int = 3) -> str:
+    """`level`: that of headings within the block. A section without a heading leaves its own to them, so that a page
+    skips none."""
     match block:
         case Section(title, blocks):
             heading = f"<h2>{escape(title)}</h2>" if title else ""
-            return f"<section>{heading}{''.join(map(_html, blocks))}</section>"
+            inner = "".join(_html(each, 3 if title else 2) for each in blocks)
+            return f"<section>{heading}{inner}</section>"
         case Heading(line):
-            return f"<h3>{escape(line)}</h3>"
+            return f"<h{level}>{escape(line)}</h{level}>"
         case Lines(lines, look):
             return "".join(_paragraph(line, look) for line in lines)
         case Facts(values):
@@ -119,15 +122,15 @@ def _html(block: Block) -> str:
         case Table():
             return _table(block)
         case Chart(name, title, _, caption):
-            return html.chart(name, title, caption)
+            return html.chart(name, title, caption, level)
         case Charts(charts, wide):
-            return f'<div class="grid{" two" if wide else ""}">{"".join(map(_html, charts))}</div>'
+            return f'<div class="grid{" two" if wide else ""}">{"".join(_html(each, level) for each in charts)}</div>'
         case Legend():
             return _legend(block)
         case Code(content, title):
-            return (f"<h3>{escape(title)}</h3>" if title else "") + f"<pre>{escape(content)}</pre>"
+            return (_html(Heading(title), level) if title else "") + f"<pre>{escape(content)}</pre>"
         case Folded(title, inner):
-            return f"<details><summary>{escape(title)}</summary>{_html(inner)}</details>"
+            return f"<details><summary>{escape(title)}</summary>{_html(inner, level)}</details>"
         case Raw(content):
             return content
         case _:
