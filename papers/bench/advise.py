@@ -1,9 +1,9 @@
 """What advice is worth: cells of the arena's held-out grid as days of fleets whose step times the model does not know.
 
-`nice python papers/bench/advise.py [--requests 500] [--loads 0.95,1.3] [--cells N]`: in each cell, engines are slower
-or faster than the model by as much as measured ones are, memory and products each for themselves. Seven days are served
-there by today's router. `headway advise` chooses a router on three days and judges on four. What it proposes is then
-run on those four days by the engines as they are. Printed are:
+`nice python papers/bench/advise.py [--requests 500] [--loads 0.95,1.3] [--cells N] [--seed N]`: in each cell, engines
+are slower or faster than the model by as much as measured ones are, memory and products each for themselves. Seven days
+are served there by today's router. `headway advise` chooses a router on three days and judges on four. What it
+proposes is then run on those four days by the engines as they are. Printed are:
 
 - regret: how far the SLO attainment with the advice is below that of the best router in hindsight, as a share of it;
 - false advice: how often something is proposed where today's router is the best in hindsight;
@@ -159,13 +159,16 @@ def documents(requests: int, loads: Sequence[float]) -> dict[str, dict[str, Any]
 @click.option("--requests", default=500, show_default=True, help="Of a day.")
 @click.option("--loads", default="0.95,1.3", show_default=True, help="Shares of each fleet's capacity.")
 @click.option("--cells", type=int, help="The first so many cells.")
-def main(requests: int, loads: str, cells: int | None) -> None:
+@click.option(
+    "--seed", default=0, show_default=True, help="Of the first cell's engines and days; 1 more in each other."
+)
+def main(requests: int, loads: str, cells: int | None, seed: int) -> None:
     began_s = time.process_time()
     results = []
     listed = list(documents(requests, [float(each) for each in loads.split(",")]).items())[:cells]
-    for seed, (cell, document) in enumerate(listed):
+    for own_seed, (cell, document) in enumerate(listed, seed):
         with TemporaryDirectory() as folder:
-            world = World(document, Path(folder), seed)
+            world = World(document, Path(folder), own_seed)
             names = [name for name, each in ROUTERS.items() if not getattr(each, "oracle", False)]
             known = {name: met for name in names if (met := world.attainment(name)) is not None}
             best = max(known, key=lambda name: known[name])

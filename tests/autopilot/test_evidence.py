@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.autopilot.evidence import bounds, is_above, is_below, log_evidence, pairs_needed
-from headway.autopilot.staging import staging
+from headway.autopilot.staging import OVERDISPERSION, staging, staging_for_dollars
 from headway.core.errors import HeadwayError
 
 SIZES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
@@ -73,3 +73,31 @@ def test_more_traffic_is_tried_with_a_smaller_share_and_too_little_not_at_all() 
         staging(0.2, 0.6, 0.5, 8, 1800, 0.05)
     with pytest.raises(HeadwayError, match="not to add to the SLO attainment"):
         staging(0, 0.6, 0.5, 8, 1800, 0.05)
+
+
+@given(
+    st.floats(0.01, 0.4),
+    st.floats(1e-4, 0.01),
+    st.floats(0, 1),
+    st.floats(1, 200),
+    st.floats(0.1, 60),
+    st.floats(600, 2e5),
+)
+def test_periods_for_a_saving_have_requests_enough_to_show_a_loss(
+    least: float, most_lost: float, attainment: float, rate: float, e2e_s: float, time_s: float
+) -> None:
+    try:
+        found = staging_for_dollars(least, most_lost, attainment, rate, e2e_s, time_s, 0.05)
+    except HeadwayError:
+        return
+    assert found.counted_s * rate * most_lost > OVERDISPERSION
+    assert found.most_pairs * (2 * found.period_s + found.rest_s) <= time_s * (1 + 1e-9) + 2 * found.period_s
+
+
+def test_a_saving_that_cannot_be_told_says_so() -> None:
+    with pytest.raises(
+        HeadwayError, match=r"a saving of 10\.0% that costs at most 0\.10 points .* within 2 h at 1 req"
+    ):
+        staging_for_dollars(0.1, 0.001, 0.99, 1, 8, 7200, 0.05)
+    with pytest.raises(HeadwayError, match="lose more SLO attainment than its saving is worth"):
+        staging_for_dollars(0.1, 0.0, 0.99, 100, 8, 7200, 0.05)

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from functools import partial
 from math import inf
 from pathlib import Path
 
+import grimp
 import pytest
 
+import headway
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.record import Records
-from headway.planning.rehearsals import Rehearsal, RehearsalCache, Rehearsals, Resources, content_key
+from headway.planning.advise import trials
+from headway.planning.rehearsals import (
+    SIMULATING,
+    Rehearsal,
+    RehearsalCache,
+    Rehearsals,
+    Resources,
+    content_key,
+    scenario_key,
+)
+from headway.planning.source_digests import sources
 from headway.scenario import Scenario, Simulator, assemble
 from headway.scenario.processes import processes
 
-SCENARIO = assemble(
-    {"workload": {"arrivals": 5, "num_requests": 10, "prompt_tokens": 50, "output_tokens": 5},
-     "fleet": [{"model": "llama-3.1-8b", "gpu": "l4"}]}, Places(), Path(),
-)  # fmt: skip
+WORKLOAD = {"arrivals": 5, "num_requests": 10, "prompt_tokens": 50, "output_tokens": 5}
+FLEET = [{"model": "llama-3.1-8b", "gpu": "l4"}]
+SCENARIO = assemble({"workload": dict(WORKLOAD), "fleet": copy.deepcopy(FLEET)}, Places(), Path())
 
 
 def requests(factor: int, scenario: Scenario, records: Records) -> int:
@@ -89,6 +101,32 @@ def test_a_key_covers_facts_files_and_digests(tmp_path: Path) -> None:
     assert len(set(keys)) == 4 and content_key([1], [file]) == keys[2]
     file.write_text("22")
     assert content_key([1], [file]) != keys[2]
+
+
+@pytest.mark.ci
+def test_a_rehearsal_depends_on_what_simulates_and_measures_and_on_no_planner_or_gateway() -> None:
+    package = Path(headway.__file__).parent
+    found = {file for module in (SIMULATING, trials.__name__) for file in sources(module, package)}
+    names = {".".join(file.relative_to(package).with_suffix("").parts) for file in found}
+    graph = grimp.build_graph("headway")
+    needed = {each for module in (SIMULATING, trials.__name__) for each in graph.find_upstream_modules(module)}
+    assert {each.removeprefix("headway.") for each in needed} - {"headway"} <= {
+        each.removesuffix(".__init__") for each in names
+    }
+    assert {"sim.engine_scheduler", "report.model_error", "planning.advise.trials"} <= names, sorted(names)
+    assert not names & {"planning.advise.choose", "planning.advise.text", "serving.autopilot", "gateway.server.app"}
+
+
+def test_another_version_of_a_users_policy_is_another_key(tmp_path: Path) -> None:
+    document = {"fleet": FLEET, "policies": {"routing": "own:Own"}, "workload": WORKLOAD}
+    keys = []
+    for i, body in enumerate(("return None", "return None", "return 1")):
+        folder = tmp_path / f"{i}"
+        folder.mkdir()
+        (folder / "beside.py").write_text(f"def choose(request, view):\n    {body}\n")
+        (folder / "own.py").write_text("class Own:\n    def route(self, request, view):\n        import beside\n")
+        keys.append(scenario_key(assemble(copy.deepcopy(document), Places(), folder), modules=(SIMULATING,)))
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_weights_count_by_size_and_time_alone(tmp_path: Path) -> None:

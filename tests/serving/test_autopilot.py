@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 import serving
 from headway.autopilot.evidence import Bounds
@@ -24,10 +26,12 @@ from headway.cli import main
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.gateway.telemetry.reloads import Reload
+from headway.planning.advise.trials import Outcome, gain
 from headway.records import parts
 from headway.serving import autopilot, autopilot_state
 from headway.serving.autopilot import Autopilot
 from headway.serving.autopilot_state import AutopilotFiles, Stored
+from headway.serving.proposals import saving_of
 from headway.serving.reload import FleetFile
 from headway.workload.readers import run_parts
 from keys import ADMIN, digest
@@ -102,7 +106,7 @@ def pilot(fleet: Path, ask: Any = None, refuses: str = "") -> Autopilot:
     """An autopilot at a gateway that only notes its policies; `refuses`: the reload of this router fails."""
     file = FleetFile(fleet, lambda read: read)
     gateway = SimpleNamespace(
-        telemetry=SimpleNamespace(trial=None, decisions=None),
+        telemetry=SimpleNamespace(trial=None, decisions=None, usd=0.0),
         clock=Clock(1000.0),
         plan=file.plan,
         driver=SimpleNamespace(requests={}, take_turns=lambda on: None),
@@ -173,6 +177,69 @@ def test_what_gains_is_kept_and_what_loses_is_taken_back(gain: float, outcome: s
     asyncio.run(made.look_now())
     run(made)  # what was rolled back is not tried again, and what is promoted is no proposal any more
     assert len(made.state().past) == 1
+
+
+DOLLARS = {"target": 0.99, "today": {"attainment": 0.995, "usd_per_hour": 10.0}}
+
+
+def saves(low: float, attainment: float = 0.0) -> dict[str, Any]:
+    """A proposal that saves at least this share of the dollars, and does not change the SLO attainment for certain."""
+    usd = {key: 730 * 10 * share for key, share in (("low", low), ("mean", low + 0.05), ("high", low + 0.1))}
+    gain = {"mean": attainment, "low": attainment - 0.001, "high": attainment + 0.001}
+    return proposal() | {"attainment": gain, "usd_per_month": usd}
+
+
+@pytest.mark.parametrize(("share", "outcome"), [(0.3, "promoted"), (0.02, "rolled back"), (-0.3, "rolled back")])
+def test_a_change_that_saves_dollars_is_judged_by_the_dollars_of_its_periods(
+    share: float, outcome: str, fleet: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fleet costs $1 a second, and this share less with the change; every request meets its SLOs."""
+    asking = asked(saves(0.2))
+
+    async def ask(kinds: Any) -> dict[str, Any]:
+        return await asking(kinds) | DOLLARS
+
+    made = pilot(fleet, ask)
+    now_s, spent = 0.0, SimpleNamespace(trial=made._trial, decisions=None, usd=0.0)
+    made._gateway.telemetry = spent
+
+    async def wait(wait_s: float, change: Change, policies: Policies) -> None:
+        nonlocal now_s
+        now_s += wait_s
+        spent.usd += wait_s * (1 - share if str(policies.router) == AFTER else 1.0)
+        for period in made._trial.periods:
+            period.num = period.num_met = 2000
+
+    made._wait = wait  # type: ignore[method-assign]
+    made._gateway.clock = type("", (), {"now": property(lambda _: now_s)})()  # type: ignore[assignment]
+    asyncio.run(made.look_now())
+
+    async def go() -> None:
+        while not made.state().past:
+            await made._next()
+
+    asyncio.run(go())
+    (past,) = made.state().past
+    assert past.outcome == outcome and "of the dollars" in past.reason, past.reason
+    assert made.state().saved == pytest.approx(share / max(1, 1 - share))
+    assert routing_of(fleet) == (AFTER if outcome == "promoted" else BEFORE)
+    assert main(["autopilot", "status", str(fleet)]) == 0
+    assert f"{made.state().saved:.1%} of the dollars saved" in capsys.readouterr().out
+
+
+@given(st.floats(0.01, 0.9), st.floats(0.5, 1), st.floats(0.5, 1))
+def test_a_loss_that_is_accepted_is_worth_no_more_than_the_saving(low: float, met: float, target: float) -> None:
+    """By the valuation with which `headway advise` ranks proposals."""
+    found = saving_of(saves(low), {"target": target, "today": {"attainment": met, "usd_per_hour": 10.0}})
+    assert found is not None and 0 < found.most_lost <= 0.01 and found.least == pytest.approx(low / 2)
+    before, after = Outcome(10.0, met, 1), Outcome(10.0 * (1 - found.least), met - found.most_lost, 1)
+    assert gain(after, before, target).worth >= -1e-9
+    if found.most_lost < 0.01:
+        assert gain(after, before, target).worth == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_proposal_that_neither_gains_nor_saves_for_certain_has_no_saving() -> None:
+    assert saving_of(saves(-0.01), DOLLARS) is None and saving_of(proposal(), answer()) is None
 
 
 @pytest.mark.ci

@@ -69,7 +69,7 @@ def lived_day(
     a change is promoted or rolled back or none begins, and `after_s` more. `look(records, kinds)` answers in place of
     `headway advise`. `set_by_s(time)`: by how much the wall clock was set by then."""
     file = FleetFile(path, lambda read: read)
-    found = Lived(AutopilotState("idle", False, None, None, None, 0, None, "", []))
+    found = Lived(AutopilotState("idle", False, None, None, None, 0, None, None, "", []))
     made: list[Autopilot] = []
 
     async def advise(kinds: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headway.autopilot.evidence import Bounds, bounds, is_above, is_below
-from headway.autopilot.staging import Staging
+from headway.autopilot.staging import OVERDISPERSION, Staging
 from headway.core.errors import HeadwayError
 
 Stage = Literal["idle", "staged", "judged", "promoted", "rolled back"]
@@ -24,6 +24,11 @@ ALPHA = 0.05
 HARM = 0.1
 """Loss of SLO attainment in each of the last two pairs that reverts a change at once."""
 
+DELIVERED = 0.5
+"""Share of the smallest predicted saving that must be certain."""
+MOST_LOST = 0.01
+"""Largest loss of SLO attainment, for any saving."""
+
 
 class Limits(Struct, frozen=True):
     """The changes and the cost that the operator allows."""
@@ -31,6 +36,20 @@ class Limits(Struct, frozen=True):
     allow: tuple[str, ...]
     max_usd_per_h: float | None
     """Highest cost per hour; None: no bound."""
+
+
+class Saving(Struct, frozen=True):
+    """What a change must deliver that is judged by dollars."""
+
+    predicted: Bounds
+    """Predicted saving as a share of today's dollars."""
+    most_lost: float
+    """Loss of SLO attainment that is accepted."""
+
+    @property
+    def least(self) -> float:
+        """The share of the dollars that must be saved for certain."""
+        return DELIVERED * self.predicted.low
 
 
 class Change(Struct, frozen=True):
@@ -48,6 +67,8 @@ class Change(Struct, frozen=True):
     most_usd_per_h: float | None
     """The largest possible cost of the fleet with the change and all its replicas. None: their number is unbounded."""
     staging: Staging
+    saving: Saving | None = None
+    """None: the change is judged by SLO attainment alone."""
 
 
 class State(Struct, frozen=True):
@@ -56,6 +77,11 @@ class State(Struct, frozen=True):
     """The current or last change; None if there was none."""
     gains: tuple[float, ...] = ()
     """SLO attainment with the change minus attainment without it, for each pair so far."""
+    savings: tuple[float, ...] = ()
+    """Dollars without the change minus dollars with it, as a share of the larger amount, for each pair so far."""
+    cautious_gains: tuple[float, ...] = ()
+    """`gains` as if a group of requests more had missed its SLOs with the change in each pair. Otherwise a few periods
+    without any miss would show that rare misses do not become more frequent."""
     verdict: Verdict | None = None
     reason: str = ""
     """Reason of the verdict."""
@@ -75,6 +101,10 @@ class Observed(Struct, frozen=True):
     """Another pair has ended."""
 
     gain: float
+    saved: float = 0.0
+    """As `State.savings`."""
+    num_requests: int = 0
+    """Requests of the period with fewer of them."""
 
 
 class Withdrawn(Struct, frozen=True):
@@ -149,10 +179,16 @@ def step(state: State, event: Event, limits: Limits) -> State:
                 raise HeadwayError(f"autopilot: {event.change.name}: {why}")
             return State("staged", event.change)
         case Observed():
-            gains = (*state.gains, event.gain)
-            verdict, reason = judged(gains, state.change)
+            cautious = event.gain - OVERDISPERSION / event.num_requests if event.num_requests else -1.0
+            seen = replace(
+                state,
+                gains=(*state.gains, event.gain),
+                savings=(*state.savings, event.saved),
+                cautious_gains=(*state.cautious_gains, cautious),
+            )
+            verdict, reason = judged(seen)
             stage: Stage = "staged" if verdict is None else "judged"
-            return replace(state, stage=stage, gains=gains, verdict=verdict, reason=reason)
+            return replace(seen, stage=stage, verdict=verdict, reason=reason)
         case Withdrawn():
             return replace(state, stage="judged", verdict="roll back", reason=event.reason)
         case CarriedOut():
@@ -165,25 +201,54 @@ def step(state: State, event: Event, limits: Limits) -> State:
             return replace(state, is_stopped=False)
 
 
-def judged(gains: tuple[float, ...], change: Change | None) -> tuple[Verdict | None, str]:
-    """The verdict and its reason after these pairs; None while undecided."""
+def judged(state: State) -> tuple[Verdict | None, str]:
+    """The verdict and its reason after the pairs so far; None while undecided."""
+    change, gains = state.change, state.gains
     assert change is not None
     if len(gains) >= 2 and max(gains[-2:]) < -HARM:
         return "roll back", f"it loses more than {100 * HARM:.0f} points in two pairs of periods in a row"
+    verdict, note = _by_gain(change, gains) if change.saving is None else _by_saving(change.saving, state)
+    if verdict is None and len(gains) < change.staging.most_pairs:
+        return None, ""
+    if verdict is None:
+        verdict = "roll back"
+        note = f", and no {'gain' if change.saving is None else 'saving at the same SLO attainment'} is certain in time"
+    return verdict, f"it {_seen(state)}{note}"
+
+
+def _by_gain(change: Change, gains: tuple[float, ...]) -> tuple[Verdict | None, str]:
+    """The verdict on a change that is to add SLO attainment, and what to say of its prediction."""
     least = max(change.predicted.low, 0.0)
     is_short = is_below(gains, least, ALPHA)
     if is_above(gains, 0.0, ALPHA):
-        return "promote", f"it adds {_seen(gains)}{', less than predicted' if is_short else ''}"
+        return "promote", ", less than predicted" if is_short else ""
     if is_short:
-        return "roll back", f"it adds {_seen(gains)}; at least {_points(least)} were predicted"
-    if len(gains) >= change.staging.most_pairs:
-        return "roll back", f"no gain is certain in the time given: {_seen(gains)}"
+        return "roll back", f"; at least {_points(least)} were predicted"
     return None, ""
 
 
-def _seen(gains: tuple[float, ...]) -> str:
-    found = bounds(gains, ALPHA)
-    return f"{_points(found.low)} to {_points(found.high)} points of SLO attainment in {len(gains)} pairs of periods"
+def _by_saving(saving: Saving, state: State) -> tuple[Verdict | None, str]:
+    """The verdict on a change that is to save dollars, and what to say of its prediction."""
+    if is_below(state.gains, -saving.most_lost, ALPHA):
+        return "roll back", f"; at most {100 * saving.most_lost:.2f} points may be lost for its saving"
+    if is_below(state.savings, saving.least, ALPHA):
+        return "roll back", f"; at least {saving.predicted.low:.1%} were predicted to be saved"
+    is_equal = is_above(state.cautious_gains, -saving.most_lost, ALPHA)
+    if is_equal and is_above(state.savings, saving.least, ALPHA):
+        is_short = is_below(state.savings, saving.predicted.low, ALPHA)
+        return "promote", ", less than predicted" if is_short else ""
+    return None, ""
+
+
+def _seen(state: State) -> str:
+    """What the pairs so far say, with bounds."""
+    added = bounds(state.gains, ALPHA)
+    points = f"{_points(added.low)} to {_points(added.high)} points of SLO attainment"
+    saved = ""
+    if state.change is not None and state.change.saving is not None:
+        found = bounds(state.savings, ALPHA)
+        saved = f"saves {found.low:.1%} to {found.high:.1%} of the dollars and "
+    return f"{saved}adds {points} in {len(state.gains)} pairs of periods"
 
 
 def _points(share: float) -> str:

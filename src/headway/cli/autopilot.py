@@ -33,7 +33,8 @@ def status(fleet: Path, as_json: bool) -> None:
     if found.change is not None:
         share = f"{found.share:.0%} of the time" if found.share is not None else ""
         gain = f", {100 * found.gain:+.1f} points of SLO attainment" if found.gain is not None else ""
-        click.echo(f"  {found.version}, {share}, {found.pairs} pairs of periods{gain}")
+        saved = f", {found.saved:.1%} of the dollars saved" if found.saved else ""
+        click.echo(f"  {found.version}, {share}, {found.pairs} pairs of periods{gain}{saved}")
     if found.reason:
         click.echo(f"  {found.reason}")
     if found.drift:

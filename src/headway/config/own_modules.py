@@ -38,6 +38,12 @@ def has_module(folder: Path, module: str) -> bool:
     return file.with_name(f"{file.name}.py").is_file() or (file / "__init__.py").is_file()
 
 
+def module_of(name: str) -> str:
+    """The module of `module:Class`, with its folder if one is given; empty for other texts."""
+    found = _NAME.fullmatch(name)
+    return "" if found is None else f"{found['folder'] or ''}{found['module']}"
+
+
 def with_folder(name: str, base_dir: Path) -> str:
     """`module:Class` with the module's absolute folder in front, if it is in a folder; other texts unchanged."""
     found = _NAME.fullmatch(name)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module, invalidate_caches
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from headway.config.own_modules import folder_of, has_module, neighbour_of
+from headway.config.own_modules import folder_of, has_module, module_of, neighbour_of
 
 __path__: list[str] = []
 """Makes this module a package."""
@@ -44,6 +45,24 @@ def loader_of(base_dir: Path) -> Callable[[str], ModuleType]:
         return import_module(f"{__name__}.{str(folder).encode().hex()}.{module}")
 
     return load
+
+
+def own_modules(value: Any, base_dir: Path) -> Iterator[tuple[str, Path]]:
+    """The modules that texts in a document name, as in `own:Router`, each with its folder. Texts that name no module
+    are left out."""
+    if isinstance(value, str) and (module := module_of(value)):
+        try:
+            found = loader_of(base_dir)(module)
+        except Exception:  # the scenario that needs it is refused
+            return
+        if found.__file__ is not None:
+            yield found.__name__, Path(found.__file__).parent
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from own_modules(each, base_dir)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from own_modules(each, base_dir)
 
 
 class _FolderFinder(MetaPathFinder):

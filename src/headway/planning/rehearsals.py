@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,13 +22,15 @@ from headway.catalog import is_repository
 from headway.catalog.errors import ErrorClass
 from headway.config import strict_yaml
 from headway.config.scenario import Changes, Scenario, StepTimes, listed, variants
-from headway.config.spec import PolicySpecs
+from headway.config.spec import PolicySpecs, Spec
 from headway.config.strict_yaml import Places
+from headway.config.user_modules import own_modules
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.record import Records
 from headway.metrics.latency import DefaultSlo, Sample, nothing_measured, sample
 from headway.metrics.usage import ReplicaUsage, fullest
+from headway.planning.source_digests import source_digest
 from headway.report.model_error import error_class
 from headway.workload.atomic_file import write_text
 from headway.workload.sources import RequestSource
@@ -38,8 +40,10 @@ R = TypeVar("R")
 Watch = Callable[[RequestSource], RequestSource]
 Progress = Callable[[int, int], None]
 """Called with the number of completed and the number of expected rehearsals."""
-NOT_SIMULATING = ("cli", "report")
-"""Parts of Headway that no simulation depends on."""
+NOT_SIMULATING = ("cli",)
+"""Parts of Headway on which no result depends."""
+SIMULATING = "headway.scenario.run"
+"""The module that simulates, with what it imports."""
 
 
 OF_HARDWARE = frozenset((
@@ -312,9 +316,15 @@ class Rehearsals:
         return results
 
     def _key(self, wanted: Rehearsal[Any]) -> str | None:
-        """The key of a rehearsal in the cache; None: it is not cached."""
-        is_kept = self.resources.cache_dir is not None or self._remembered is not None
-        return scenario_key(wanted.scenario, *wanted.facts) if is_kept else None
+        """The key of a rehearsal in the cache; None: it is not cached.
+
+        Of the code, the key covers what simulates and what computes the metrics, and not the plan itself: a planner
+        may change without new rehearsals.
+        """
+        if self.resources.cache_dir is None and self._remembered is None:
+            return None
+        measure: Any = wanted.measure.func if isinstance(wanted.measure, partial) else wanted.measure
+        return scenario_key(wanted.scenario, *wanted.facts, modules=(SIMULATING, measure.__module__))
 
     def _submitted(self, wanted: Rehearsal[T]) -> Future[T] | None:
         pool = self.resources.pool
@@ -328,13 +338,21 @@ class Rehearsals:
 
 
 def content_key(
-    facts: Any, paths: Iterable[Path] = (), digests: Iterable[bytes] = (), without: tuple[str, ...] = ()
+    facts: Any,
+    paths: Iterable[Path] = (),
+    digests: Iterable[bytes] = (),
+    without: tuple[str, ...] = (),
+    modules: tuple[str, ...] = (),
 ) -> str:
-    """A digest of facts (fit for JSON), of files, of further digests, and of the simulating code.
+    """A digest of facts (fit for JSON), of files, of further digests, and of the code.
 
-    `without` names parts of the code to leave out, such as `policies/routing`.
+    The code is all of Headway, but `without` names parts to leave out, such as `policies/routing`; or `modules` with
+    what they import of Headway, directly or indirectly, and Headway's data files.
     """
-    digest = hashlib.sha256(msgspec.json.encode([__version__, _code(without), facts]))
+    code = _code(without, (".py", *_DATA)) if not modules else _code(without, _DATA)
+    digest = hashlib.sha256(msgspec.json.encode([__version__, code, facts]))
+    for module in modules:
+        digest.update(source_digest(module, _PACKAGE))
     for each in digests:
         digest.update(each)
     for path in paths:
@@ -342,15 +360,19 @@ def content_key(
     return digest.hexdigest()[:32]
 
 
-def scenario_key(chosen: Scenario, *facts: Any) -> str:
-    """A digest of a scenario (without its name), its step-time coefficients, the files that it names, and further
-    facts."""
+def scenario_key(chosen: Scenario, *facts: Any, modules: tuple[str, ...] = ()) -> str:
+    """A digest of a scenario (without its name), its step-time coefficients, the files and users' modules that it
+    names, further facts, and the code, as in `content_key`."""
     spec, coefficients = structs.replace(chosen.spec, name=""), StepTimes(chosen).coefficients
     paths = _paths(msgspec.to_builtins([spec.workload, spec.fleet, spec.combos]))
     described = [spec, chosen.fleet, list(coefficients.values()), *facts]
-    return content_key(
-        described, (chosen.base_dir / path for path in paths if not is_repository(path, chosen.base_dir))
-    )
+    own = [source_digest(name, folder) for name, folder in own_modules(_policies(spec), chosen.base_dir)]
+    files = (chosen.base_dir / path for path in paths if not is_repository(path, chosen.base_dir))
+    return content_key(described, files, own, modules=modules)
+
+
+def _policies(spec: Spec) -> Any:
+    return msgspec.to_builtins([spec.policies, spec.variants, spec.cascade])
 
 
 def _paths(section: Any) -> list[str]:
@@ -382,13 +404,16 @@ def _file_digest(path: Path, _changed_ns: int) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
+_PACKAGE = Path(__file__).parents[1]
+_DATA = (".json", ".yaml", ".csv")
+
+
 @cache
-def _code(without: tuple[str, ...] = ()) -> str:
+def _code(without: tuple[str, ...], suffixes: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
-    package = Path(__file__).parents[1]
-    for path in sorted(package.rglob("*")):
-        within = path.relative_to(package)
+    for path in sorted(_PACKAGE.rglob("*")):
+        within = path.relative_to(_PACKAGE)
         is_left_out = within.parts[0] in NOT_SIMULATING or any(map(within.is_relative_to, without))
-        if not is_left_out and path.suffix in (".py", ".json", ".yaml", ".csv"):
+        if not is_left_out and path.suffix in suffixes:
             digest.update(path.read_bytes())
     return digest.hexdigest()

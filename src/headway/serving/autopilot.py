@@ -30,6 +30,7 @@ from headway.autopilot.machine import (
     Limits,
     Observed,
     Resumed,
+    Saving,
     Staged,
     State,
     Stopped,
@@ -38,7 +39,7 @@ from headway.autopilot.machine import (
     too_dear,
     why_not,
 )
-from headway.autopilot.staging import staging
+from headway.autopilot.staging import Staging, staging, staging_for_dollars
 from headway.config.yaml_edit import edited
 from headway.control.decisions import Decision
 from headway.control.policies import Policies
@@ -53,7 +54,7 @@ from headway.gateway.telemetry.trial import Period, Trial
 from headway.limits.calendar import Today, weekly, zone
 from headway.serving.autopilot_state import AutopilotFiles, Stored, shown
 from headway.serving.gateway import windows
-from headway.serving.proposals import advice, changes_of, kinds_option, why_none
+from headway.serving.proposals import advice, changes_of, kinds_option, saving_of, why_none
 from headway.serving.reload import FleetFile
 
 log = logging.getLogger("headway.gateway")
@@ -105,6 +106,8 @@ class Autopilot:
 
     def start(self) -> None:
         self._looked = self._today() if self._is_past_time() else None
+        if self._stored.state.change is not None:
+            self._log(_told(self._stored.state))  # a killed gateway may not have written the line
         self._task = asyncio.create_task(self._run())
 
     def close(self) -> None:
@@ -257,14 +260,7 @@ class Autopilot:
         tried."""
         name, gain = proposal["name"], proposal["attainment"]
         try:
-            plan = staging(
-                gain["low"],
-                answer["today"]["attainment"],
-                self._trial.requests_per_s(self._gateway.clock.now),
-                self._settle_s(proposal["kinds"]),
-                self._settings.judge_s,
-                ALPHA,
-            )
+            plan, saving = self._schedule(proposal, answer)
             changed = edited(text, changes_of(proposal), self._file.path.name)
             if changed == text:
                 return f"{name}: the fleet file says so already"
@@ -272,15 +268,22 @@ class Autopilot:
             await self._policies_of(version)
         except HeadwayError as error:
             return f"{name}: {error}"
-        return Change(
-            name,
-            tuple(proposal["kinds"]),
-            before,
-            version,
-            Bounds(gain["low"], gain["high"]),
-            most_usd_per_h(self._gateway.plan),
-            plan,
-        )
+        predicted, most_usd = Bounds(gain["low"], gain["high"]), most_usd_per_h(self._gateway.plan)
+        return Change(name, tuple(proposal["kinds"]), before, version, predicted, most_usd, plan, saving)
+
+    def _schedule(self, proposal: dict[str, Any], answer: dict[str, Any]) -> tuple[Staging, Saving | None]:
+        """When a change is tried. A change is judged by its saving, where a gain of SLO attainment is not certain or
+        cannot be told in time. Raises HeadwayError if neither can be told."""
+        met, gain = answer["today"]["attainment"], proposal["attainment"]
+        measured = self._trial.requests_per_s(self._gateway.clock.now), self._settle_s(proposal["kinds"])
+        saving = saving_of(proposal, answer)
+        try:
+            return staging(gain["low"], met, *measured, self._settings.judge_s, ALPHA), None
+        except HeadwayError:
+            if saving is None:
+                raise
+        expected = saving.most_lost + min(gain["mean"], 0.0)
+        return staging_for_dollars(saving.least, expected, met, *measured, self._settings.judge_s, ALPHA), saving
 
     def _settle_s(self, kinds: Sequence[str]) -> float:
         """The settling part of a period, in seconds. During it, requests of the last period end, and replicas that the
@@ -319,21 +322,37 @@ class Autopilot:
         staging = change.staging
         periods: dict[bool, Period] = {}
         for has_change in random.sample((True, False), 2):
-            self._serve(after if has_change else before)
+            policies = after if has_change else before
+            self._serve(policies)
             now = self._gateway.clock.now
             periods[has_change] = Period(now + staging.settle_s, now + staging.period_s)
             self._trial.periods = [*periods.values()]
-            await self._wait(staging.period_s, change, after if has_change else before)
+            await self._wait(staging.settle_s, change, policies)
+            periods[has_change].usd_per_s = await self._cost_of_wait(staging.counted_s, change, policies)
         self._serve(before)
         await self._wait(staging.settle_s, change, before)
         self._trial.periods = []
-        in_flight = [request.live for request in self._gateway.driver.requests.values()]
-        with_change, without = (periods[each].attainment(in_flight) for each in (True, False))
-        if with_change is not None and without is not None:
-            await self._step(Observed(with_change - without))
+        for period in periods.values():
+            period.close(request.live for request in self._gateway.driver.requests.values())
+        await self._observe(periods[True], periods[False])
         await self._tell_drift()
         if self._stored.state.stage == "staged":
             await self._wait(staging.rest_s, change, before)
+
+    async def _cost_of_wait(self, wait_s: float, change: Change, policies: Policies) -> float:
+        """`_wait`, and return the fleet's cost per second meanwhile."""
+        from_usd, from_s = self._gateway.telemetry.usd, self._gateway.clock.now
+        await self._wait(wait_s, change, policies)
+        return (self._gateway.telemetry.usd - from_usd) / max(self._gateway.clock.now - from_s, 1e-9)
+
+    async def _observe(self, with_change: Period, without: Period) -> None:
+        """Judge the change by a pair of periods, unless one of them had no requests."""
+        met, met_before = with_change.attainment, without.attainment
+        if met is None or met_before is None:
+            return
+        most = max(with_change.usd_per_s, without.usd_per_s)
+        saved = (without.usd_per_s - with_change.usd_per_s) / most if most > 0 else 0.0
+        await self._step(Observed(met - met_before, saved, min(with_change.num, without.num)))
 
     async def _tell_drift(self) -> None:
         """Report each engine whose speed has changed, once. The drift affects both sides of a pair."""

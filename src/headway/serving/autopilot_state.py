@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 from msgspec import Struct
@@ -126,7 +127,8 @@ def shown(stored: Stored) -> AutopilotState:
         version=None if change is None else change.version,
         share=None if change is None else change.staging.share,
         pairs=len(gains),
-        gain=sum(gains) / len(gains) if gains else None,
+        gain=fmean(gains) if gains else None,
+        saved=fmean(state.savings) if state.savings else None,
         reason=state.reason or stored.note,
         past=list(stored.past),
         drift=list(stored.drift),

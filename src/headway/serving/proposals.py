@@ -11,7 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from headway.autopilot.evidence import Bounds
+from headway.autopilot.machine import MOST_LOST, Saving
 from headway.core.errors import HeadwayError
+from headway.planning.advise.judge import HOURS_PER_MONTH
+from headway.planning.advise.trials import SHORTFALL
 
 _NICE = 10
 _WITHHELD = 3
@@ -69,6 +73,23 @@ def why_none(answer: dict[str, Any]) -> str:
 
 def changes_of(proposal: dict[str, Any]) -> dict[tuple[str | int, ...], Any]:
     return {tuple(each["key"]): each["value"] for each in proposal["changes"]}
+
+
+def saving_of(proposal: dict[str, Any], answer: dict[str, Any]) -> Saving | None:
+    """The saving by which a change can be judged; None if none is certain.
+
+    The accepted loss of SLO attainment is worth as much as the saving that must be certain (see
+    `advise.trials.gain`): attainment above the target counts as much as its share of the dollars, and below the target
+    `SHORTFALL` times more.
+    """
+    usd, today = proposal.get("usd_per_month"), answer["today"]
+    if usd is None or usd["low"] <= 0:
+        return None
+    a_month = HOURS_PER_MONTH * today["usd_per_hour"]
+    saving = Saving(Bounds(usd["low"] / a_month, usd["high"] / a_month), MOST_LOST)
+    above = max(today["attainment"] - answer["target"], 0.0)
+    worth = min(saving.least, (saving.least + SHORTFALL * above) / (1 + SHORTFALL))
+    return Saving(saving.predicted, min(worth, MOST_LOST))
 
 
 def kinds_option(kinds: Sequence[str]) -> tuple[str, str]:

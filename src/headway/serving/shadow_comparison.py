@@ -11,6 +11,7 @@ from typing import Any
 from headway.control.decisions import Decision
 from headway.core.errors import HeadwayError
 from headway.gateway.gateway import Gateway
+from headway.planning.advise.judge import HOURS_PER_MONTH
 from headway.serving.proposals import advice
 
 log = logging.getLogger("headway.gateway")
@@ -49,16 +50,19 @@ class ShadowComparison:
         shadows, found = self._gateway.shadows, answer["compared"]
         if found is None:
             return self._log("advice is withheld: the records do not come out when they are rehearsed as they ran")
+        usd = {each: value / HOURS_PER_MONTH for each, value in found["usd_per_month"].items()}
         if shadows is not None:
-            shadows.gain = {
-                "attainment": found["attainment"],
-                "usd_per_hour": {each: value / 730 for each, value in found["usd_per_month"].items()},
-            }
+            shadows.gain = {"attainment": found["attainment"], "usd_per_hour": usd}
         gain = {each: 100 * found["attainment"][each] for each in ("mean", "low", "high")}
+        saves = (
+            f" and saves ${usd['mean']:.2f} [${usd['low']:.2f}, ${usd['high']:.2f}] an hour"
+            if any(usd.values())
+            else ""
+        )
         num = len(answer["tried"]["judged_on"])
         self._log(
             f"rehearsed on {num} parts of the last {self._period_s / 3600:.3g} h, the candidate"
-            f" adds {gain['mean']:+.1f} points of SLO attainment [{gain['low']:+.1f}, {gain['high']:+.1f}]"
+            f" adds {gain['mean']:+.1f} points of SLO attainment [{gain['low']:+.1f}, {gain['high']:+.1f}]{saves}"
         )
 
     def _log(self, what: str) -> None:

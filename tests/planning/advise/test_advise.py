@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -22,11 +23,12 @@ from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
 from headway.metrics.seeds import Estimate
 from headway.planning.advise.answer import report
+from headway.planning.advise.candidates import NOT_ASKED
 from headway.planning.advise.days import Part, parts_of, read, split
 from headway.planning.advise.judge import Undecided, estimate, times_needed
 from headway.planning.advise.plan import Advice, AdviceOptions, advise
-from headway.planning.advise.text import NO_CHANGE, sentences
-from headway.planning.advise.trials import Gain, Outcome, gain
+from headway.planning.advise.text import NO_CHANGE, headline, sentences
+from headway.planning.advise.trials import Gain, OnParts, Outcome, gain
 from headway.planning.rehearsals import Resources, counted
 from headway.records import save
 from headway.report.render import page
@@ -225,6 +227,31 @@ def test_an_interval_has_the_spread_of_the_days_and_that_of_the_worlds() -> None
     assert every.high == pytest.approx(2.0 + sqrt(half**2 + 0.2**2), rel=1e-5)
 
 
+def test_the_days_for_choosing_say_how_much_days_differ_and_not_how_much_is_gained() -> None:
+    parts, others = ([Part(f"{name}{i}", "d", 0.0, None, True, 100) for i in range(3)] for name in "dc")
+    gains, chosen = ([Gain(each, 0.0, 0.0) for each in found] for found in ([1.0, 2.0, 3.0], [7.0, 9.0, 11.0]))
+    found = estimate([gains], parts, lambda each: each.worth, OnParts(chosen, others))
+    half = 2.131847 * sqrt((2 * 1 + 2 * 4) / 4) / sqrt(3)  # Student's t of 2 + 2 degrees of freedom; variances 1 and 4
+    assert (found.mean, found.low, found.high) == pytest.approx((2.0, 2.0 - half, 2.0 + half), rel=1e-5)
+    one = OnParts(chosen[:1], others[:1])
+    assert estimate([gains], parts, lambda each: each.worth, one) == estimate([gains], parts, lambda each: each.worth)
+
+
+def test_an_interval_covers_the_gain_of_the_best_of_many_though_the_days_for_choosing_made_it_the_best() -> None:
+    """The best of ten equal changes by three days, judged on four: 90% of the intervals have the gain, which is 0."""
+    random = np.random.default_rng(5)
+    parts = [Part(f"d{i}", "d", 0.0, None, True, 100) for i in range(4)]
+    others = [Part(f"c{i}", "c", 0.0, None, True, 100) for i in range(3)]
+    covered = []
+    for _ in range(1000):
+        chosen, judged = random.normal(size=(10, 3)), random.normal(size=(10, 4))
+        best = int(chosen.mean(axis=1).argmax())
+        on_chosen, on_judged = ([Gain(float(each), 0.0, 0.0) for each in days[best]] for days in (chosen, judged))
+        found = estimate([on_judged], parts, lambda each: each.worth, OnParts(on_chosen, others))
+        covered.append(found.low <= 0 <= found.high)
+    assert 0.88 < np.mean(covered) < 0.92
+
+
 @pytest.mark.parametrize(("second", "times"), [(2.0, 5 / 3), (0.5, 3.0), (-0.1, None)])
 def test_a_gain_that_is_not_certain_says_how_many_times_as_many_days_would_tell(
     second: float, times: float | None
@@ -235,6 +262,43 @@ def test_a_gain_that_is_not_certain_says_how_many_times_as_many_days_would_tell(
     worlds = [[Gain(each, 0.0, 0.0) for each in gains] for gains in ([0.0, 2.0, 4.0], [second] * 3)]
     found = times_needed(worlds, parts, lambda each: each.worth)
     assert found == (None if times is None else pytest.approx(times))
+
+
+NONE, SAVED = Estimate(0.0, 0.0, 0.0), Estimate(500.0, 400.0, 600.0)
+
+
+@pytest.mark.parametrize(
+    ("usd", "attainment", "told"),
+    [
+        (NONE, Estimate(0.08, 0.01, 0.17), "gains +8.0 points [+1.0, +17.0] of SLO attainment at the same cost"),
+        (SAVED, NONE, "saves $500 [$400, $600] a month at the same SLO attainment"),
+        (SAVED, Estimate(0.0, -0.0004, 0.0004), "saves $500 [$400, $600] a month at the same SLO attainment"),
+        (
+            SAVED,
+            Estimate(-0.01, -0.02, 0.01),
+            "saves $500 [$400, $600] a month and changes SLO attainment by -1.0 points [-2.0, +1.0]",
+        ),
+        (
+            Estimate(-500.0, -600.0, -400.0),
+            Estimate(0.08, 0.01, 0.17),
+            "gains +8.0 points [+1.0, +17.0] of SLO attainment and costs $500 [$400, $600] more a month",
+        ),
+        (
+            SAVED,
+            Estimate(0.0001, -0.001, 0.0),
+            "saves $500 [$400, $600] a month and keeps SLO attainment within -0.1 to +0.0 points",
+        ),
+        (NONE, NONE, "has the same SLO attainment at the same cost"),
+    ],
+    ids=["gains", "saves", "saves, nearly the same", "saves for attainment", "gains for dollars", "keeps", "nothing"],
+)
+def test_the_sentence_says_what_a_change_does_for_certain_and_no_gain_of_nothing(
+    usd: Estimate, attainment: Estimate, told: str, plan: hw.Plan
+) -> None:
+    answer: Advice = plan.answer
+    best = replace(answer.proposals[0], name="change", usd_per_month=usd, attainment=attainment)
+    assert sentences(replace(answer, proposals=(best,)))[1].startswith(f"change {told} (today ")
+    assert sentences(replace(answer, compared=best))[1].startswith(f"change {told} (today ")
 
 
 def test_what_may_gain_is_told_with_what_would_tell(plan: hw.Plan) -> None:
@@ -345,7 +409,7 @@ def test_the_diff_makes_the_proposed_fleet(plan: hw.Plan, tmp_path: Path) -> Non
     made = strict_yaml.read(tmp_path / "changed.yaml")[0]
     assert made["policies"]["routing"] == plan.answer.proposals[0].changes[0].value
     shown = page(report(plan.answer), "headway advise")
-    assert all(each.name in shown for each in plan.answer.proposals)
+    assert all(each.name in shown for each in plan.answer.proposals) and headline(plan.answer) in shown
 
 
 def test_few_rehearsals_say_what_was_cut_and_a_second_answer_comes_from_the_cache(
@@ -370,7 +434,10 @@ def test_what_cannot_be_tried_is_named_with_what_would_allow_it(tmp_path: Path) 
         "the address of another engine in fleet[0]",
     )
     assert reasons["all of kind scaling"][0] == "the fleet does not scale"
-    assert reasons["all of kind routing"] == ("not asked for", "--kinds")
+    (others,) = [each for each in answer.left_out if each.kind == NOT_ASKED]
+    assert "routing, ordering" in others.name and "scaling" not in others.name.split(", ")
+    few = [each for each in answer.left_out if each is not others]
+    assert sentences(answer)[2].endswith(f"; {len(few)} could not be tried.")
     assert all(each.needs for each in answer.left_out if each.kind in ("GPU type", "speculative", "disaggregation"))
 
 

@@ -18,8 +18,9 @@ from headway import policies
 from headway.config.policy_preset import PARTS
 from headway.config.user_modules import loader_of
 from headway.planning.rehearsals import NOT_SIMULATING, content_key
+from headway.planning.source_digests import module_file, source_digest
 from headway.policies import ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
-from headway_papers.reproduce.tasks import Call, Task, module_file, source_digest
+from headway_papers.reproduce.tasks import Call, Task
 
 _FOLDER = Path(policies.__file__).parent
 _KINDS = ("admission", "cascade", "migration", "ordering", "routing", "scaling")

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import copy
-import hashlib
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headway import scenario
-from headway.config.own_modules import neighbour_of
 from headway.config.strict_yaml import Places
 from headway.core.record import Records
 from headway.planning.rehearsals import content_key
+from headway.planning.source_digests import source_digest
 from headway.report.run import Run
 
 Measurement = dict[str, Any]
@@ -118,56 +114,3 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list | tuple):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _texts(each)
-
-
-@cache
-def source_digest(module: str, folder: Path) -> bytes:
-    """A digest of a module and of the modules in a folder that it imports, directly or indirectly, at its top level or
-    in functions."""
-    digest = hashlib.sha256()
-    waiting, visited = [module], set[str]()
-    while waiting:
-        name = waiting.pop()
-        file = None if name in visited else module_file(name)
-        if file is not None and (name == module or file.is_relative_to(folder)):
-            visited.add(name)
-            source = _source_of(file)
-            digest.update(source.read_bytes())
-            if source.suffix == ".py":
-                waiting += sorted(neighbour_of(name, each) for each in _imported(source.read_bytes()))
-    return digest.digest()
-
-
-def module_file(name: str) -> Path | None:
-    """The file of a module that was imported or belongs to an imported package; None if there is none.
-
-    The digest is therefore the same before and after a function has imported its dependencies.
-    """
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if file is not None:
-        return Path(file)
-    parts = name.split(".")
-    packages = ((sys.modules.get(".".join(parts[:i])), parts[i:]) for i in range(len(parts) - 1, 0, -1))
-    package, rest = next((each for each in packages if hasattr(each[0], "__path__")), (None, parts))
-    for folder in getattr(package, "__path__", ()):
-        path = Path(folder, *rest)
-        for found in (path.with_suffix(".py"), path / "__init__.py"):
-            if found.is_file():
-                return found
-    return None
-
-
-def _source_of(file: Path) -> Path:
-    """The source of a module; a compiled module has it in the same folder."""
-    source = file.with_name(f"{file.name.partition('.')[0]}.py")
-    return source if file.suffix == ".so" and source.is_file() else file
-
-
-def _imported(source: bytes) -> Iterator[str]:
-    """Imported names that may be modules."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{each.name}" for each in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)

@@ -40,6 +40,8 @@ class AutopilotState(Struct, forbid_unknown_fields=True):
     """Number of pairs of periods with and without the change."""
     gain: float | None
     """SLO attainment with the change minus attainment without it, mean over the pairs."""
+    saved: float | None
+    """Share of the dollars that is saved with the change, mean over the pairs."""
     reason: str
     """Reason for the verdict, or the reason why no change is tried."""
     past: list[PastChange]
@@ -76,3 +78,4 @@ def metrics(autopilot: AutopilotControls) -> Iterator[Metric]:
     yield "headway_autopilot_changes", outcomes
     yield "headway_autopilot_pairs", [({}, float(state.pairs))]
     yield "headway_autopilot_gain", [] if state.gain is None else [({}, state.gain)]
+    yield "headway_autopilot_saved", [] if state.saved is None else [({}, state.saved)]

@@ -150,6 +150,7 @@ DEFINITIONS = {
     "headway_autopilot_changes": _gauge("Changes that the autopilot has tried, among the last 20", "outcome"),
     "headway_autopilot_pairs": _gauge("Pairs of periods with and without the autopilot's present or last change"),
     "headway_autopilot_gain": _gauge("SLO attainment that its change adds, the mean over these pairs"),
+    "headway_autopilot_saved": _gauge("Share of the dollars that its change saves, the mean over these pairs"),
     # Several gateways.
     "headway_peers": _gauge("Other gateways whose state counts"),
     "headway_peer_leads": _gauge("Whether this gateway is the one that scales"),

@@ -1,4 +1,4 @@
-"""SLO attainment of the requests that arrived in a period, while a change is tried."""
+"""SLO attainment of the requests that arrived in a period, and its dollars, while a change is tried."""
 
 from __future__ import annotations
 
@@ -18,11 +18,17 @@ class Period:
     def __init__(self, from_s: float, to_s: float) -> None:
         self.from_s, self.to_s = from_s, to_s
         self.num = self.num_met = 0
+        self.usd_per_s = 0.0
+        """The fleet's cost."""
 
-    def attainment(self, in_flight: Iterable[Live]) -> float | None:
-        """Share of the requests that met their SLOs; requests in flight count as misses. None without requests."""
-        num = self.num + sum(self.from_s <= live.arrival_s < self.to_s and has_slo(live) for live in in_flight)
-        return self.num_met / num if num else None
+    def close(self, in_flight: Iterable[Live]) -> None:
+        """Count the requests in flight as misses."""
+        self.num += sum(self.from_s <= live.arrival_s < self.to_s and has_slo(live) for live in in_flight)
+
+    @property
+    def attainment(self) -> float | None:
+        """Share of the requests that met their SLOs. None without requests."""
+        return self.num_met / self.num if self.num else None
 
 
 class Trial:

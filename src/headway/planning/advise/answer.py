@@ -9,7 +9,7 @@ from typing import Any
 from headway.planning.advise.changes import Candidate
 from headway.planning.advise.judge import Proposal
 from headway.planning.advise.plan import Advice, AdviceOptions, FleetFile, advise, fleet_yaml
-from headway.planning.advise.text import left_out, proposals, residuals, said, sentences
+from headway.planning.advise.text import headline, left_out, proposals, residuals, said, sentences
 from headway.planning.planned import Planned
 from headway.planning.rehearsals import Resources
 from headway.report.blocks import Block, Chart, Code, Facts, Lines, Report, Section, or_dash
@@ -59,7 +59,6 @@ def _row(each: Proposal) -> dict[str, Any]:
 
 
 def report(answer: Advice) -> Report:
-    first, second, third = sentences(answer)
     shown = {
         "days": ", ".join(answer.days),
         "requests": f"{answer.num_requests:,}",
@@ -72,14 +71,15 @@ def report(answer: Advice) -> Report:
         changes = [Code(each.diff, f"{i}. {each.name}") for i, each in enumerate(answer.proposals, 1)]
         body += [
             Section("Proposals", [proposals(answer)]),
-            Chart("gains", "Gains over today's fleet", _picture(answer.proposals), _CAPTION),
+            Section(
+                "Gains over today's fleet", [Chart("gains", "Each proposal", _picture(answer.proposals), _CAPTION)]
+            ),
             Section("Changes of the fleet file", changes),
         ]
-    body += [
-        Section("The days as they ran, and rehearsed", [residuals(answer)]),
-        Section("Not tried", [left_out(answer)]),
-    ]
-    return Report("advice", second, [Lines([first, third]), Facts(shown)], body, answer.notes)
+    body.append(Section("The days as they ran, and rehearsed", [residuals(answer)]))
+    if answer.compared is None:
+        body.append(Section("Not tried", [left_out(answer)]))
+    return Report("advice", headline(answer), [Lines(sentences(answer)), Facts(shown)], body, answer.notes)
 
 
 def _picture(proposals: Sequence[Proposal]) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _picture(proposals: Sequence[Proposal]) -> dict[str, Any]:
                         "arrayminus": [100 * (met.mean - met.low)]},
         })  # fmt: skip
     shapes = [limit("y", 0), limit("x", 0)]
-    return {
-        "data": traces,
-        "layout": layout("$ a month saved", "SLO attainment gained (points)", 460, showlegend=True, shapes=shapes),
-    }
+    titles, padded = ("$ a month saved", "SLO attainment gained (points)"), {"rangemode": "normal"}
+    legend = {"orientation": "h", "y": -0.2, "x": 0}
+    drawn = layout(*titles, 460, showlegend=True, legend=legend, shapes=shapes, xaxis=padded, yaxis=padded)
+    return {"data": traces, "layout": drawn}

@@ -28,6 +28,7 @@ KINDS = (
     "engine",
     "disaggregation",
 )
+NOT_ASKED = "other kinds"
 REPLICAS = (-2, -1, 1, 2)
 ENGINE_FACTORS = (0.5, 2.0)
 ENGINE_KEYS = ("max_num_seqs", "max_num_batched_tokens")
@@ -71,7 +72,6 @@ def candidates(
     left_out: list[LeftOut] = []
     for kind in KINDS:
         if kind not in kinds:
-            left_out.append(LeftOut(kind, f"all of kind {kind}", "not asked for", "--kinds"))
             continue
         for each in makers[kind]():
             if isinstance(each, LeftOut):
@@ -79,6 +79,8 @@ def candidates(
                 continue
             made = _accepted(each, document, assemble)
             (left_out if isinstance(made, LeftOut) else found).append(made)  # type: ignore[arg-type]
+    if others := [kind for kind in KINDS if kind not in kinds]:
+        left_out.append(LeftOut(NOT_ASKED, ", ".join(others), "not asked for", "--kinds"))
     return found, left_out
 
 

@@ -15,7 +15,7 @@ from statistics import fmean
 from headway.core.errors import HeadwayError
 from headway.planning.advise.changes import Candidate, agree, together
 from headway.planning.advise.days import Part
-from headway.planning.advise.trials import Trials
+from headway.planning.advise.trials import Gain, OnParts, Trials
 
 KEPT = 3
 """Factor by which each round reduces the number of changes and multiplies the number of parts."""
@@ -31,7 +31,7 @@ LEAST_GAIN = 0.01
 class Chosen:
     """Changes to judge, best first, with their gains on the parts for choosing."""
 
-    gains: dict[Candidate, float] = field(default_factory=dict)
+    gains: dict[Candidate, OnParts] = field(default_factory=dict)
     num_pairs: int = 0
     """Number of combinations of changes that were tried."""
     notes: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ def choose(
     wanted = _within(candidates, allowed - 1, chosen.notes)
     num_last = 0
     alive, means = list(wanted), dict[Candidate, float]()
-    found: dict[Candidate, list[float]] = {each: [] for each in alive}
+    found: dict[Candidate, list[Gain]] = {each: [] for each in alive}
     for num_parts in _rungs(len(parts)):
         new = parts[num_last:num_parts]
         num_last = num_parts
@@ -63,17 +63,23 @@ def choose(
             chosen.notes.append(f"{len(alive) - affordable} of {len(alive)} changes went no further: --max-rehearsals")
             alive = alive[:affordable]
         for each, gains in trials.gains(alive, new, target).items():
-            found[each] += [one.worth for one in gains]
+            found[each] += gains
         alive = [each for each in alive if each not in trials.refused]
         if not alive:
             return chosen
-        means |= {each: fmean(found[each]) for each in alive}
+        means |= {each: _mean(found[each]) for each in alive}
         alive.sort(key=lambda each: -means[each])
     good = [each for each in alive if means[each] > LEAST_GAIN]
     means = {each: means[each] for each in good}
-    means |= _pairs(good, means, parts[:num_last], trials, target, num_later, chosen)
-    chosen.gains = {each: means[each] for each in _best(means)}
+    pairs = _pairs(good, means, parts[:num_last], trials, target, num_later, chosen)
+    means |= {each: _mean(gains) for each, gains in pairs.items()}
+    gains_of = {**found, **pairs}
+    chosen.gains = {each: OnParts(gains_of[each], parts[: len(gains_of[each])]) for each in _best(means)}
     return chosen
+
+
+def _mean(gains: Sequence[Gain]) -> float:
+    return fmean(each.worth for each in gains)
 
 
 def _best(means: dict[Candidate, float]) -> list[Candidate]:
@@ -122,7 +128,7 @@ def _pairs(
     target: float,
     num_later: int,
     chosen: Chosen,
-) -> dict[Candidate, float]:
+) -> dict[Candidate, list[Gain]]:
     """Pairs of the best changes of different kinds, if a pair gains more than either of its changes alone."""
     firsts: dict[str, Candidate] = {}
     for each in good:
@@ -139,6 +145,5 @@ def _pairs(
     if not made:
         return {}
     chosen.num_pairs = len(made)
-    gains = trials.gains(list(made), parts, target)
-    found = {each: fmean(one.worth for one in each_gains) for each, each_gains in gains.items()}
-    return {each: mean for each, mean in found.items() if mean > max(means[part] for part in made[each])}
+    found = trials.gains(list(made), parts, target)
+    return {each: gains for each, gains in found.items() if _mean(gains) > max(means[part] for part in made[each])}

@@ -181,10 +181,7 @@ def _of_one_day(day: Day, most_requests: int) -> Split:
     if len(parts) < 3:
         expected = 3 * LEAST_REQUESTS
         raise HeadwayError(f"{day.folder}: one day of {day.num_requests} requests; expected {expected}, or more days")
-    note = (
-        "one day is given: changes were chosen on some parts of it and judged on the parts between,"
-        " which says nothing about other days"
-    )
+    note = "one day is given: what holds for its parts may not hold on other days"
     return Split(tuple(parts[1::2]), tuple(parts[0::2]), False, (note, *_cuts([day], parts)))
 
 

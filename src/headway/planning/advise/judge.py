@@ -1,7 +1,9 @@
 """Decides which chosen changes hold on unseen parts of days, and estimates their gains.
 
 The interval of a gain combines two independent errors, as the root of the sum of squares on each side. The first is due
-to few days: Student's interval of the paired differences. The second is due to the model: the most extreme mean gain
+to few days: Student's interval of the paired differences. Their variance is that within the judged days and within the
+days for choosing, pooled: the choice favours days on which a change did well, which moves their mean and not their
+variance. The second is due to the model: the most extreme mean gain
 when all step times are as long, or as short, as their error allows. Both fleets are rehearsed with these step times, so
 queues change too.
 """
@@ -9,19 +11,19 @@ queues change too.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import hypot, sqrt
 from statistics import fmean
 
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.metrics.interval import deviation, interval, quantile
+from headway.metrics.interval import deviation, quantile
 from headway.metrics.seeds import Estimate
 from headway.planning.advise.changes import Candidate, Change
 from headway.planning.advise.choose import LEAST_GAIN
 from headway.planning.advise.days import Part
-from headway.planning.advise.trials import Gain, Gains, Trials
+from headway.planning.advise.trials import NOTHING, Gain, Gains, OnParts, Trials
 
 LEVEL = 0.9
 """Confidence level of both errors."""
@@ -86,11 +88,15 @@ def rehearsals_for(num: int, num_parts: int) -> int:
 
 
 def judge(
-    chosen: Sequence[Candidate], parts: Sequence[Part], trials: Trials, target: float, factors: Sequence[float]
+    chosen: Mapping[Candidate, OnParts],
+    parts: Sequence[Part],
+    trials: Trials,
+    target: float,
+    factors: Sequence[float],
 ) -> Verdict:
     """The changes whose gain is positive within both errors.
 
-    `factors`: further possible factors on the step times.
+    `chosen`: the gains on the parts for choosing. `factors`: further possible factors on the step times.
     """
     worlds: list[Gains] = []
     alive, undecided = list(chosen), list[Undecided]()
@@ -99,11 +105,11 @@ def judge(
             break
         worlds.append(trials.gains(alive, parts, target, factor))
         alive = [each for each in alive if all(each in one for one in worlds)]
-        found = {each: _undecided(each, worlds, parts) for each in alive}
+        found = {each: _undecided(each, worlds, parts, chosen[each]) for each in alive}
         undecided += [each for each in found.values() if each.worth.low <= 0 and each.worth.mean >= LEAST_GAIN]
         alive = [each for each, one in found.items() if one.worth.low > 0]
     undecided.sort(key=lambda each: -each.worth.mean)
-    proposals = [_proposal(each, [world[each] for world in worlds], parts) for each in alive]
+    proposals = [_proposal(each, [world[each] for world in worlds], parts, chosen[each]) for each in alive]
     proposals = [each for each in proposals if each.worth.mean >= LEAST_GAIN]
     proposals.sort(key=lambda each: -each.worth.mean)
     kept = _without_idle_parts(proposals)[:MOST_PROPOSALS]
@@ -122,10 +128,10 @@ def compare(
     return _proposal(candidate, [world[candidate] for world in worlds], parts)
 
 
-def _undecided(candidate: Candidate, worlds: Sequence[Gains], parts: Sequence[Part]) -> Undecided:
+def _undecided(candidate: Candidate, worlds: Sequence[Gains], parts: Sequence[Part], chosen: OnParts) -> Undecided:
     gains = [one[candidate] for one in worlds]
-    times = times_needed(gains, parts, lambda each: each.worth)
-    return Undecided(candidate.name, *_estimates(gains, parts), times)
+    times = times_needed(gains, parts, lambda each: each.worth, chosen)
+    return Undecided(candidate.name, *_estimates(gains, parts, chosen), times)
 
 
 def _without_idle_parts(proposals: Sequence[Proposal]) -> list[Proposal]:
@@ -140,42 +146,50 @@ def _without_idle_parts(proposals: Sequence[Proposal]) -> list[Proposal]:
     ]
 
 
-def _proposal(candidate: Candidate, worlds: Sequence[Sequence[Gain]], parts: Sequence[Part]) -> Proposal:
-    nominal = worlds[0]
+def _proposal(
+    candidate: Candidate, worlds: Sequence[Sequence[Gain]], parts: Sequence[Part], chosen: OnParts = NOTHING
+) -> Proposal:
+    by_day = _grouped(worlds[0], parts, _are_days(parts))
     days = [
         OnDay(day, fmean(each.usd_per_hour for each in gains), fmean(each.attainment for each in gains))
-        for day, gains in _grouped(nominal, parts).items()
+        for day, gains in by_day.items()
     ]
-    worth = {day: fmean(each.worth for each in gains) for day, gains in _grouped(nominal, parts).items()}
+    worth = {day: fmean(each.worth for each in gains) for day, gains in by_day.items()}
     return Proposal(
         candidate.name,
         candidate.kinds,
         candidate.changes,
-        *_estimates(worlds, parts),
+        *_estimates(worlds, parts, chosen),
         tuple(days),
         min(days, key=lambda each: worth[each.day]),
     )
 
 
-def _estimates(worlds: Sequence[Sequence[Gain]], parts: Sequence[Part]) -> tuple[Estimate, Estimate, Estimate]:
+def _estimates(
+    worlds: Sequence[Sequence[Gain]], parts: Sequence[Part], chosen: OnParts
+) -> tuple[Estimate, Estimate, Estimate]:
     """Estimates of worth, dollars per month, and SLO attainment."""
     return (
-        estimate(worlds, parts, lambda each: each.worth),
-        estimate(worlds, parts, lambda each: HOURS_PER_MONTH * each.usd_per_hour),
-        estimate(worlds, parts, lambda each: each.attainment),
+        estimate(worlds, parts, lambda each: each.worth, chosen),
+        estimate(worlds, parts, lambda each: HOURS_PER_MONTH * each.usd_per_hour, chosen),
+        estimate(worlds, parts, lambda each: each.attainment, chosen),
     )
 
 
 def times_needed(
-    worlds: Sequence[Sequence[Gain]], parts: Sequence[Part], value: Callable[[Gain], float]
+    worlds: Sequence[Sequence[Gain]],
+    parts: Sequence[Part],
+    value: Callable[[Gain], float],
+    chosen: OnParts = NOTHING,
 ) -> float | None:
     """The multiple of the days, or parts, at which the interval would lie above 0 for equal variation. None if even
     `MOST_TIMES` does not suffice."""
     by_day, means = _by_day(worlds, parts, value)
-    num, spread = len(by_day[0]), deviation(by_day[0])
+    num, (spread, freedom) = len(by_day[0]), _spread(by_day[0], parts, value, chosen)
 
     def is_told(more: int) -> bool:
-        return hypot(quantile(more - 1, LEVEL) * spread / sqrt(more), means[0] - min(means)) < means[0]
+        half = quantile(freedom + more - num, LEVEL) * spread / sqrt(more)
+        return hypot(half, means[0] - min(means)) < means[0]
 
     most = MOST_TIMES * num
     return (num + bisect_left(range(num, most), True, key=is_told)) / num if is_told(most) else None
@@ -185,22 +199,47 @@ def _by_day(
     worlds: Sequence[Sequence[Gain]], parts: Sequence[Part], value: Callable[[Gain], float]
 ) -> tuple[list[list[float]], list[float]]:
     """Returns, for each world, the mean of each day, and the mean over the days."""
-    by_day = [[fmean(map(value, each)) for each in _grouped(gains, parts).values()] for gains in worlds]
+    by_day = [_means(gains, parts, value, _are_days(parts)) for gains in worlds]
     return by_day, [fmean(each) for each in by_day]
 
 
-def estimate(worlds: Sequence[Sequence[Gain]], parts: Sequence[Part], value: Callable[[Gain], float]) -> Estimate:
+def _spread(
+    judged: Sequence[float], parts: Sequence[Part], value: Callable[[Gain], float], chosen: OnParts
+) -> tuple[float, int]:
+    """The standard deviation within the judged days and within the days for choosing, and its degrees of freedom."""
+    groups = [judged, _means(*chosen, value, _are_days(parts))]
+    groups = [each for each in groups if len(each) > 1]
+    freedom = sum(len(each) - 1 for each in groups)
+    if not freedom:
+        return 0.0, 0
+    return sqrt(sum((len(each) - 1) * deviation(each) ** 2 for each in groups) / freedom), freedom
+
+
+def estimate(
+    worlds: Sequence[Sequence[Gain]],
+    parts: Sequence[Part],
+    value: Callable[[Gain], float],
+    chosen: OnParts = NOTHING,
+) -> Estimate:
     """The mean in the first world, where step times are as modelled, and an interval over the variation of days and
     worlds."""
     by_day, means = _by_day(worlds, parts, value)
-    mean = means[0]
-    low, high = interval(by_day[0], LEVEL) or (mean, mean)
-    return Estimate(mean, mean - hypot(mean - low, mean - min(means)), mean + hypot(high - mean, max(means) - mean))
+    mean, (spread, freedom) = means[0], _spread(by_day[0], parts, value, chosen)
+    half = quantile(freedom, LEVEL) * spread / sqrt(len(by_day[0])) if freedom else 0.0
+    return Estimate(mean, mean - hypot(half, mean - min(means)), mean + hypot(half, max(means) - mean))
 
 
-def _grouped(gains: Sequence[Gain], parts: Sequence[Part]) -> dict[str, list[Gain]]:
-    """Gains by day, or by part if there are fewer than `LEAST_DAYS` days."""
-    by_day = len({part.day for part in parts}) >= LEAST_DAYS
+def _means(gains: Sequence[Gain], parts: Sequence[Part], value: Callable[[Gain], float], by_day: bool) -> list[float]:
+    return [fmean(map(value, each)) for each in _grouped(gains, parts, by_day).values()]
+
+
+def _are_days(parts: Sequence[Part]) -> bool:
+    """Whether gains are compared by day. Otherwise, with fewer than `LEAST_DAYS` days, by part."""
+    return len({part.day for part in parts}) >= LEAST_DAYS
+
+
+def _grouped(gains: Sequence[Gain], parts: Sequence[Part], by_day: bool) -> dict[str, list[Gain]]:
+    """Gains by day, or by part."""
     found: dict[str, list[Gain]] = {}
     for each, part in zip(gains, parts, strict=True):
         found.setdefault(part.day if by_day else part.name, []).append(each)

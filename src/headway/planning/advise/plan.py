@@ -191,10 +191,10 @@ class _Found:
         num_judged = len(judged_on)
         later = max(min(rehearsals_for(MOST_JUDGED, num_judged), trials.left // 2), rehearsals_for(1, num_judged))
         chosen = choose(wanted, chosen_on, trials, target, later) if wanted else Chosen()
-        verdict, best = Verdict((), (), ()), list(chosen.gains)
+        verdict, best = Verdict((), (), ()), dict(chosen.gains)
         if (num := trials.left // rehearsals_for(0, num_judged) - 1) < len(best):
             chosen.notes.append(f"{max(num, 0)} of {len(best)} changes were judged: --max-rehearsals")
-            best = best[: max(num, 0)]
+            best = dict(list(best.items())[: max(num, 0)])
         if best:
             factors = (step_times.high / step_times.mean, step_times.low / step_times.mean)
             verdict = judge(best, judged_on, trials, target, factors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headway.metrics.seeds import Estimate
+from headway.planning.advise.candidates import NOT_ASKED
 from headway.planning.advise.judge import MOST_TIMES, Proposal
 from headway.planning.advise.plan import Advice
 from headway.planning.advise.twin import Residual
@@ -14,6 +15,8 @@ from headway.report.table import seconds
 HEADS = ("", "change", "$ a month saved", "SLO attainment", "judged on", "worst")
 TWIN_HEADS = ("latency", "day", "measured", "predicted", "9 of 10 within", "")
 LEFT_OUT_HEADS = ("kind", "not tried", "why", "what would allow it")
+_SHOWN = 0.0005
+"""Least change of a share that is not printed as 0.0 points."""
 NO_CHANGE = "No change is distinguishable from today's fleet"
 
 
@@ -47,6 +50,14 @@ def _on_step_times(answer: Advice) -> str:
     )
 
 
+def headline(answer: Advice) -> str:
+    """The answer in a line, for the top of a page."""
+    best = answer.compared or (answer.proposals[0] if answer.proposals else None)
+    if answer.is_withheld:
+        return "Advice is withheld"
+    return NO_CHANGE if best is None else f"{best.name} {_effect(best)}"
+
+
 def _on_best(answer: Advice) -> str:
     if answer.is_withheld:
         return (
@@ -54,18 +65,32 @@ def _on_best(answer: Advice) -> str:
             "headway calibrate fits the step times to these records."
         )
     if (each := answer.compared) is not None:
-        gained = f"gains {points(each.attainment)} of SLO attainment and saves {dollars(each.usd_per_month)} a month"
-        return f"{each.name} {gained}{_today(answer)}."
+        return f"{each.name} {_effect(each)}{_today(answer)}."
     if not answer.proposals:
         return f"{NO_CHANGE}{_today(answer)}{_on_undecided(answer)}."
     best = answer.proposals[0]
-    usd = best.usd_per_month
-    saved = "at the same cost" if usd.low == usd.high == 0 else f"and saves {dollars(usd)} a month"
-    return (
-        f"{best.name} gains {points(best.attainment)} of SLO attainment {saved}{_today(answer)}; at worst, on "
-        f"{best.worst.day}, {100 * best.worst.attainment:+.1f} points and "
-        f"{_usd(best.worst.usd_per_hour)} an hour."
-    )
+    worst = f"{100 * best.worst.attainment:+.1f} points and {_usd(best.worst.usd_per_hour)} an hour"
+    return f"{best.name} {_effect(best)}{_today(answer)}; at worst, on {best.worst.day}, {worst}."
+
+
+def _effect(each: Proposal) -> str:
+    """The effect of a change on SLO attainment and dollars. A certain gain of attainment comes first."""
+    usd, met = each.usd_per_month, each.attainment
+    is_same = max(map(abs, (met.mean, met.low, met.high))) < _SHOWN
+    gained = f"gains {points(met)} of SLO attainment"
+    changed = gained if met.low > 0 else f"changes SLO attainment by {points(met)}"
+    if usd.low == usd.high == 0:
+        return f"{'has the same SLO attainment' if is_same else changed} at the same cost"
+    saved = f"saves {dollars(usd)} a month"
+    if usd.high < 0:
+        saved = f"costs {dollars(Estimate(-usd.mean, -usd.high, -usd.low))} more a month"
+    if is_same:
+        return f"{saved} at the same SLO attainment"
+    if met.low > 0:
+        return f"{gained} and {saved}"
+    if abs(met.mean) < _SHOWN:
+        return f"{saved} and keeps SLO attainment within {100 * met.low:+.1f} to {100 * met.high:+.1f} points"
+    return f"{saved} and {changed}"
 
 
 def _on_undecided(answer: Advice) -> str:
@@ -89,13 +114,18 @@ def _today(answer: Advice) -> str:
 def _on_trials(answer: Advice) -> str:
     tried = answer.tried
     if answer.is_withheld:
-        return f"Nothing was tried beyond {tried.num_rehearsals} rehearsals of what ran."
+        num = tried.num_rehearsals
+        return f"Nothing was tried beyond {num} rehearsal{'s' if num != 1 else ''} of what ran."
+    made = f"in {tried.num_rehearsals} rehearsals ({tried.num_simulated} new)"
+    if answer.compared is not None:
+        return f"Both were rehearsed on {len(tried.judged_on)} parts of these days, {made}."
     pairs = f" and {tried.num_pairs} made together" if tried.num_pairs else ""
-    few = sum(each.kind in ("routing", "ordering", "admission", "migration") for each in answer.left_out)
+    kinds = [each.kind for each in answer.left_out if each.kind != NOT_ASKED]
+    few = sum(kind in ("routing", "ordering", "admission", "migration") for kind in kinds)
     return (
         f"{tried.num_changes} changes{pairs} were chosen among on {len(tried.chosen_on)} parts and judged on "
-        f"{len(tried.judged_on)} others, in {tried.num_rehearsals} rehearsals ({tried.num_simulated} new); "
-        f"{len(answer.left_out)} could not be tried{f', {few} of them policies' if few else ''}."
+        f"{len(tried.judged_on)} others, {made}; "
+        f"{len(kinds)} could not be tried{f', {few} of them policies' if few else ''}."
     )
 
 
@@ -106,7 +136,7 @@ def proposals(answer: Advice) -> Table:
         [str(i), each.name, dollars(each.usd_per_month), points(each.attainment), judged, _worst(each)]
         for i, each in enumerate(answer.proposals, 1)
     ]
-    return Table(HEADS, rows, words=("judged on", "worst"), prose=HEADS[:2])
+    return Table(HEADS, rows, words=("", "judged on", "worst"), prose=("change",))
 
 
 def _judged(answer: Advice) -> str:
@@ -126,7 +156,7 @@ def residuals(answer: Advice) -> Table:
     """The latencies of the days as they ran, and rehearsed."""
     off = {each.key for each in answer.twin.off}
     rows = [_twin_row(each, each.key in off) for each in answer.twin.residuals]
-    return Table(TWIN_HEADS, rows, words=("",), prose=TWIN_HEADS[:2])
+    return Table(TWIN_HEADS, rows, words=("latency", "day", ""))
 
 
 def _twin_row(each: Residual, is_off: bool) -> list[str]:
@@ -152,14 +182,15 @@ def said(answer: Advice) -> Iterator[Said]:
         yield ""
         yield f"{i}. {each.name}"
         yield each.diff.removesuffix("\n")
-    yield ""
-    yield left_out(answer)
+    if answer.compared is None:
+        yield ""
+        yield left_out(answer)
     yield from (f"note: {note}" for note in answer.notes)
 
 
 def dollars(found: Estimate) -> str:
-    if found.low == found.high == 0:
-        return "$0"
+    if found.low == found.high:
+        return _usd(found.mean, 0)
     return f"{_usd(found.mean, 0)} [{_usd(found.low, 0)}, {_usd(found.high, 0)}]"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -44,6 +44,16 @@ class Gain(Struct, frozen=True):
     usd_per_hour: float
     """Saving; positive means cheaper."""
     attainment: float
+
+
+class OnParts(NamedTuple):
+    """Gains of a change, by part."""
+
+    gains: Sequence[Gain]
+    parts: Sequence[Part]
+
+
+NOTHING = OnParts((), ())
 
 
 def gain(change: Outcome, today: Outcome, target: float) -> Gain:
