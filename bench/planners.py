@@ -37,6 +37,13 @@ slo: {ttft_s: 5, tpot_s: 0.03}
 fleet:
   - {model: llama-3.1-8b, gpu: h800, engine: vllm-v0}
 """
+OF_FLEETS = """
+llama-3.2-1b llama-3.2-3b gemma-3-4b-it mistral-7b qwen3-8b llama-3.1-8b gemma-3-12b-it mistral-nemo-12b qwen3-14b phi-4
+gpt-oss-20b gemma-3-27b-it qwen3-32b llama-3.1-70b deepseek-r1-distill-qwen-7b olmo-3-7b-instruct granite-4.0-h-tiny
+deepseek-v2-lite ernie-4.5-21b-a3b-pt olmo-3-32b-think seed-oss-36b-instruct mixtral-8x7b gpt-oss-120b llama-3.3-70b
+""".split()
+FLEETS = {"fleet-14.yaml": (14, 200, 2_000), "fleet-24.yaml": (24, 1_000, 20_000)}
+"""Models, requests/s and requests. Small models have most of them."""
 COMMANDS = {
     "capacity, README": "plan capacity --workload chat --rate 50 --num-requests 500 --model llama-3.1-8b"
     " --gpus a100-80gb,h100-80gb-sxm --tp 1,2 --ttft-p99 2 --tpot-p99 0.03",
@@ -44,17 +51,30 @@ COMMANDS = {
     " --gpus a100-80gb,h100-80gb-sxm --tp 2,4,8 --max-replicas 16 --ttft-p99 2 --tpot-p99 0.05",
     "cascade, 32 GPUs": "plan cascade --builtin cascadia --quality 85",
     "combos": "plan combos chat.yaml --gpus h800:8,a800-pcie:8,h20:8 --gpus-per-server 2",
+    "fleet, 14 models on 1,000 GPUs": "plan fleet fleet-14.yaml --have a100:400,h100:400,l40s:200",
+    "fleet, 24 models on 10,000 GPUs": "plan fleet fleet-24.yaml --have a100:4000,h100:4000,l40s:2000",
 }
-"""The targets on two idle cores: 2 s, 3 s, 10 s, and 5 s for the profiles."""
+"""The targets on two idle cores: 0.7 s, 3 s, 3 s, 3 s, 1.5 s and 10 s."""
 MODELS = ("llama-3.1-8b", "qwen3-8b", "mistral-7b", "llama-3.2-3b")
 REGIONS = ("east", "central", "west")
 DAY_S = 86_400.0
+
+
+def fleet_of(num_models: int, rate: float, num_requests: int) -> dict[str, Any]:
+    """A scenario of chats with several models."""
+    models = OF_FLEETS[:num_models]
+    shares = {model: round(1 / (i % num_models // 2 + 1), 3) for i, model in enumerate(models)}
+    workload = {"builtin": "chat", "arrivals": rate, "num_requests": num_requests, "models": shares}
+    fleet = [{"model": model, "gpu": "h100", "engine": "vllm"} for model in models]
+    return {"name": "fleet", "workload": workload, "slo": {"ttft_s": 2, "tpot_s": 0.05}, "fleet": fleet}
 
 
 def timed(command: str, jobs: int) -> dict[str, float]:
     """Wall seconds, and CPU seconds of the command and its processes."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "chat.yaml").write_text(CHAT)
+        for name, asked_for in FLEETS.items():
+            (Path(folder) / name).write_text(yaml.safe_dump(fleet_of(*asked_for), sort_keys=False))
         before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         asked = shlex.split(command) + ([] if "cascade" in command else ["--jobs", str(jobs)])
         arguments = [sys.executable, "-m", "headway", *asked, "--no-cache"]

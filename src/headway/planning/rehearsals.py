@@ -75,6 +75,10 @@ class Simulator(Protocol):
     def policies(self, scenario: Scenario) -> Policies:
         """The policies with which a scenario is rehearsed."""
 
+    def couples(self, scenario: Scenario) -> bool:
+        """Whether the models of a scenario may affect each other, or a replica's number matters. If not, its records
+        are those of its models, each simulated with its own replicas and its own requests."""
+
 
 class Source(NamedTuple):
     """A scenario to plan for: its keys, their places in the file, and the folder where relative paths start."""
@@ -199,7 +203,7 @@ class Rehearsal(Generic[T]):
     measure: Callable[[Scenario, Records], T]
     """The metrics; picklable: a module's function, or a partial of one."""
     kind: Any
-    """The type of the metrics, for the cache."""
+    """The type of the metrics, for the cache; None: they are not kept."""
     facts: tuple[Any, ...] = ()
     """Further inputs of the metrics besides the scenario, as JSON values."""
     failed: Callable[[HeadwayError], T] | None = None
@@ -242,6 +246,11 @@ class Rehearsals:
     def counted(self) -> str:
         return f"{self.num_simulated} simulated, {self.num_found} found in the cache"
 
+    @property
+    def keeps(self) -> bool:
+        """Whether results are kept at all. If not, nothing needs a key."""
+        return self.resources.cache_dir is not None or self._remembered is not None
+
     def known(self, key: str, kind: Any) -> Any:
         """The result under a key; None if there is none."""
         with self._lock:
@@ -254,6 +263,24 @@ class Rehearsals:
             self._cache.keep(key, result)
             if self._remembered is not None:
                 self._remembered[key] = result
+
+    def find(self, wanted: Rehearsal[T]) -> T | None:
+        """A rehearsal's kept result; None if there is none."""
+        key = self._key(wanted)
+        found: T | None = None if key is None else self.known(key, wanted.kind)
+        if found is not None:
+            self._count()
+        return found
+
+    def keep_result(self, wanted: Rehearsal[T], result: T) -> None:
+        """Keep the result of a rehearsal that was found in another way than by its simulation."""
+        if (key := self._key(wanted)) is not None:
+            self.keep(key, result)
+
+    def each(self, wanted: Sequence[Rehearsal[T]]) -> Iterator[tuple[int, T]]:
+        """Simulate without the cache. The results by position, as soon as they are known."""
+        self.expected = max(self.expected, self.num_done + len(wanted))
+        return self._simulated(dict(enumerate(wanted)))
 
     def simulate(self, wanted: Rehearsal[T]) -> T:
         """Simulate without the cache."""
@@ -321,7 +348,7 @@ class Rehearsals:
         Of the code, the key covers what simulates and what computes the metrics, and not the plan itself: a planner
         may change without new rehearsals.
         """
-        if self.resources.cache_dir is None and self._remembered is None:
+        if not self.keeps:
             return None
         measure: Any = wanted.measure.func if isinstance(wanted.measure, partial) else wanted.measure
         return scenario_key(wanted.scenario, *wanted.facts, modules=(SIMULATING, measure.__module__))

@@ -7,6 +7,7 @@ whole run would miss the same target. A run that may still meet its targets cont
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from math import floor
 from typing import Any, TypeVar
@@ -30,15 +31,21 @@ class TargetMissedError(HeadwayError):
 
 
 def watched(
-    source: RequestSource, limits: Limits, attainment: float | None, warmup_s: float, slo: DefaultSlo
+    source: RequestSource,
+    limits: Limits,
+    attainment: float | None,
+    warmup_s: float,
+    slo: DefaultSlo,
+    counts_all: bool = False,
 ) -> RequestSource:
     """The source, which raises `TargetMissedError` as soon as a quantile or the share of SLOs met is out of reach.
 
-    Sources that react to answers stay unchanged, because their number of requests is unknown.
+    `counts_all`: requests without an SLO belong to the share, too; they must finish. Sources that react to answers stay
+    unchanged, because their number of requests is unknown.
     """
     if not isinstance(source, TraceSource):
         return source
-    return _WatchedSource(source, limits, attainment, warmup_s, slo)
+    return _WatchedSource(source, limits, attainment, warmup_s, slo, counts_all)
 
 
 class _WatchedSource:
@@ -48,7 +55,13 @@ class _WatchedSource:
     """True, so that the run reports the ends of requests. This source adds no arrivals."""
 
     def __init__(
-        self, source: TraceSource, limits: Limits, attainment: float | None, warmup_s: float, slo: DefaultSlo
+        self,
+        source: TraceSource,
+        limits: Limits,
+        attainment: float | None,
+        warmup_s: float,
+        slo: DefaultSlo,
+        counts_all: bool,
     ) -> None:
         rows = source.workload
         self.num_requests = source.num_requests
@@ -59,9 +72,11 @@ class _WatchedSource:
             for kind, (quantile, limit_s) in limits.items()
         ]
         self._num_late = [0] * len(self._limits)
-        self._slo_s = _slo_s(rows, slo)
+        slo_s = _slo_s(rows, slo)
+        self._slo_s = [array("d", of_kind.tobytes()) for of_kind in slo_s]
         """Maps each kind to each request's SLO; NaN means none."""
-        has_any = ~np.isnan(self._slo_s).all(axis=0)
+        has_any = ~np.isnan(slo_s).all(axis=0) | counts_all
+        self._counts_all = counts_all
         self._num_with_slo = int((has_any & (rows.arrival_s >= warmup_s)).sum())
         self._num_missed = 0
 
@@ -84,18 +99,21 @@ class _WatchedSource:
                 self._num_late[i] += 1
                 if self._num_late[i] >= too_many:
                     raise TargetMissedError
-        if self._attainment is not None and self._misses_slo(request.id, latencies_s):
+        if self._attainment is None:
+            return
+        limits_s = [of_kind[request.id] for of_kind in self._slo_s]
+        if not self._counts_all and all(limit_s != limit_s for limit_s in limits_s):
+            return
+        if latencies_s is None or _misses(latencies_s, limits_s):
             self._num_missed += 1
             if (self._num_with_slo - self._num_missed) / self._num_with_slo < self._attainment:
                 raise TargetMissedError
 
-    def _misses_slo(self, request: int, latencies_s: Sequence[float] | None) -> bool:
-        limits_s = self._slo_s[:, request].tolist()
-        if latencies_s is None:
-            return any(limit_s == limit_s for limit_s in limits_s)
-        return any(
-            limit_s == limit_s and not value <= limit_s for value, limit_s in zip(latencies_s, limits_s, strict=True)
-        )
+
+def _misses(latencies_s: Sequence[float], limits_s: Sequence[float]) -> bool:
+    return any(
+        limit_s == limit_s and not value <= limit_s for value, limit_s in zip(latencies_s, limits_s, strict=True)
+    )
 
 
 def _latencies_s(request: Any, end_s: float) -> tuple[float, float, float]:

@@ -15,8 +15,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, MethodDescriptorType, ModuleType, SimpleNamespace
 from typing import Any, Generic, TypeVar, get_type_hints
 
 import msgspec
@@ -241,11 +242,16 @@ def _arguments(where: str, made_by: type[Any], given: Mapping[str, Any], load: L
 def _parameters(where: str, made_by: type[Any]) -> Mapping[str, inspect.Parameter]:
     """The parameters of a policy's constructor."""
     try:
-        return inspect.signature(made_by).parameters
+        return _signature(made_by).parameters  # type: ignore[arg-type]  # a type is hashable
     except ValueError:  # some of Python's own classes have no signature
         raise HeadwayError(
             f"{where}: expected a policy's class; the arguments of {made_by.__name__} are unknown"
         ) from None
+
+
+@lru_cache(maxsize=256)
+def _signature(made_by: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(made_by)
 
 
 def _hints(made_by: type[Any]) -> dict[str, Any]:
@@ -273,10 +279,25 @@ def _check_method(where: str, policy: object, name: str, arguments: tuple[str, .
     shown = f"`{name}({', '.join(arguments)})`"
     if not callable(method):
         raise HeadwayError(f"{where}: has no method {shown}")
+    in_class = inspect.getattr_static(policy, name, None)
+    is_plain = isinstance(in_class, FunctionType | MethodDescriptorType) and method is not in_class
+    if not (_method_takes(in_class, arguments) if is_plain else _takes(method, arguments)):
+        raise HeadwayError(f"{where}: expected a method {shown}")
+
+
+@lru_cache(maxsize=256)
+def _method_takes(function: Callable[..., Any], arguments: tuple[str, ...]) -> bool:
+    """`_takes` of a method in its class. A plan makes its policies thousands of times."""
+    return _takes(function, ("self", *arguments))
+
+
+def _takes(method: Callable[..., Any], arguments: tuple[str, ...]) -> bool:
+    """Whether a call with so many arguments fits a method."""
     try:
         inspect.signature(method).bind(*arguments)
     except TypeError:
-        raise HeadwayError(f"{where}: expected a method {shown}") from None
+        return False
+    return True
 
 
 def _check_interval(kind: str, name: str, policy: object, otherwise: str = "") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 
+_OBJECTS_PER_COLLECTION = 1 << 20
 _MOST_WAIT_S = 1.0
 """Longest wait for the exit codes of a broken pool's processes."""
 
@@ -71,6 +73,7 @@ def _begin() -> None:
     # A terminal sends Ctrl-C to all processes, and Python's own handler would print a traceback in each.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     warnings.simplefilter("ignore", HeadwayWarning)  # the main process has already shown them
+    gc.set_threshold(_OBJECTS_PER_COLLECTION)  # runs leave no cycles behind
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

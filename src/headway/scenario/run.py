@@ -38,7 +38,7 @@ from headway.report.run import Provenance, Run
 from headway.scenario.policies import check, check_begins, knows_future, labels, policies_of
 from headway.scenario.policy_errors import as_policy_errors
 from headway.scenario.processes import available_cores, processes
-from headway.scenario.sharding import simulate_apart
+from headway.scenario.sharding import simulate_apart, what_couples
 from headway.sim.cluster import simulate
 from headway.workload.generate import build, generate
 from headway.workload.sources import RequestSource
@@ -69,6 +69,9 @@ class Simulator:
 
     def policies(self, scenario: Scenario) -> Policies:
         return policies_of(_with_empty_pools(_without_proxied(scenario)))
+
+    def couples(self, scenario: Scenario) -> bool:
+        return what_couples(scenario, policies_of(scenario), only_metrics=True) is not None
 
 
 def load(path: str | Path, changes: Changes | None = None) -> Scenario:

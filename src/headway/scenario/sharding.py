@@ -62,8 +62,16 @@ def simulate_apart(scenario: Scenario, policies: Policies, source: RequestSource
         return merged(read, source.workload, scenario.spec.simulation.until_s is not None)
 
 
-def what_couples(scenario: Scenario, policies: Policies) -> str | None:
-    """The first part of a scenario through which its models may affect each other; None: there is none."""
+NUMBERED = ("dualmap", "prefix-affinity")
+"""Routers whose choices depend on the numbers of replicas, besides their order."""
+
+
+def what_couples(scenario: Scenario, policies: Policies, only_metrics: bool = False) -> str | None:
+    """The first part of a scenario through which its models may affect each other; None: there is none.
+
+    `only_metrics`: rows of the records may be in another order, and each model is simulated without the replicas of the
+    others, so that its own have other numbers.
+    """
     spec, fleet = scenario.spec, scenario.fleet
     used = [policies.router, policies.ordering, policies.admission]
     is_own = [
@@ -75,7 +83,7 @@ def what_couples(scenario: Scenario, policies: Policies) -> str | None:
         "policies.scaling": policies.scaler is not None,
         "policies.migration": policies.migration is not None,
         "cascade": policies.cascade is not None,
-        "combos": bool(fleet.combos),
+        "combos": bool(fleet.combos) and not only_metrics,
         "faults": bool(spec.faults),
         "roles": bool(spec.roles),
         "observe": spec.observe != Scrape(),
@@ -83,6 +91,8 @@ def what_couples(scenario: Scenario, policies: Policies) -> str | None:
         "simulation.limits": bool(limits_of(spec)),
         "a policy that shares among tenants": isinstance(policies.ordering(), SharingOrdering),
         "a policy of one's own": any(is_own),
+        "a shared KV store": fleet.kv_store is not None,
+        "a router by numbers": only_metrics and getattr(policies.router, "name", "") in NUMBERED,
     }
     return next((name for name, couples in reasons.items() if couples), None)
 
@@ -99,7 +109,7 @@ def split(scenario: Scenario, rows: Workload, most: int) -> list[Longs] | None:
     for model, own in names.items():
         for name in own:
             service_of.setdefault(name, models.index(model))
-    if len(models) < 2 or "model" not in rows.columns or scenario.fleet.kv_store is not None:
+    if len(models) < 2 or "model" not in rows.columns:
         return None
     of_code = np.array([service_of.get(name, -1) for name in rows.models], "i8")
     services = of_code[rows.columns["model"]]

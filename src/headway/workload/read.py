@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from stat import S_ISREG
 
 from headway.core.errors import HeadwayError, unknown
 from headway.workload import agent_calls, files
@@ -68,14 +71,52 @@ def read(
     name = format or detect(file)
     options = ReadOptions(limit, sort, skip_bad, timestamp_unit, block_tokens, spread_ticks)
     check_unsaid(options, name, file)
-    _, reader = FORMATS[name]
-    return reader(file, options)
+    key = _version(file)
+    if key is None:
+        return FORMATS[name][1](file, options)
+    rows = _kept(file, key, name, options)
+    return replace(rows, columns=dict(rows.columns))
+
+
+MOST_KEPT_BYTES = 1 << 22
+"""Size of the largest file whose requests stay in memory: a planner reads a few files hundreds of times."""
+_Version = tuple[int, int, int, int]
+
+
+def _version(file: Path) -> _Version | None:
+    """Identifies the content of a small file; None for other files and for folders."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    is_small = S_ISREG(found.st_mode) and found.st_size <= MOST_KEPT_BYTES
+    return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns) if is_small else None
+
+
+@lru_cache(maxsize=8)
+def _kept(file: Path, _version: _Version, name: str, options: ReadOptions) -> Workload:
+    """The requests of a file. The columns are shared, and cannot be written."""
+    rows = FORMATS[name][1](file, options)
+    for column in rows.columns.values():
+        column.flags.writeable = False
+    return rows
 
 
 def _file(path: Path) -> Path:
     """The trace's file, or the folder of a running or killed run."""
+    if path.is_file():
+        return path
     folder = path.parent if path.name == REQUESTS and not path.is_file() else path
     return folder if is_under_way(folder) else trace_file(path)
+
+
+def _first_line(file: Path, version: _Version | None) -> str:
+    return first_line(file) if version is None else _kept_line(file, version)
+
+
+@lru_cache(maxsize=64)
+def _kept_line(file: Path, _version: _Version) -> str:
+    return first_line(file)
 
 
 def check_unsaid(options: ReadOptions, name: str, file: Path) -> None:
@@ -94,7 +135,7 @@ def detect(path: Path) -> str:
     file = _file(path)
     if file.is_dir():
         return "headway-parquet"
-    line = first_line(file)
+    line = _first_line(file, _version(file))
     for name, (matches, _) in FORMATS.items():
         if matches(line):
             return name

@@ -49,7 +49,7 @@ NAMED = {"model": "models", "region": "regions", "tenant": "tenants", "lora": "l
 """Columns of codes -> the attribute of `Workload` with the names that the codes stand for."""
 MAX_TOKENS = 10_000_000
 """The longest prompt or output allowed. It exceeds every model's context, so a larger value is a mistake in a file."""
-CHUNK_ROWS = 8192
+FIRST_ROWS, CHUNK_ROWS = 32, 8192
 
 FIELDS = Request.__struct_fields__
 FIELD_DEFAULTS = dict(zip(FIELDS[::-1], Request.__struct_defaults__[::-1], strict=False))
@@ -208,10 +208,12 @@ class Workload:
         """Yield the fields of each row in `Request`'s order, without trailing defaults."""
         names = _present_fields(self)
         end = len(self) if stop is None else min(stop, len(self))
-        for a in range(start, end, CHUNK_ROWS):
-            b = min(a + CHUNK_ROWS, end)
+        a, num_rows = start, FIRST_ROWS
+        while a < end:
+            b = min(a + num_rows, end)
             # Constant fields repeat without end; the ids end the rows.
             yield from zip(range(a, b), *(_field_values(self, name, a, b) for name in names[1:]), strict=False)
+            a, num_rows = b, min(8 * num_rows, CHUNK_ROWS)
 
 
 def concat(parts: Sequence[Workload]) -> Workload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel
 from headway.planning.capacity.problem import (
+    STOPPED,
     CandidateBounds,
     CapacityCandidate,
     CapacityPlan,
@@ -91,6 +93,23 @@ def test_the_plan_costs_what_brute_force_finds(kinds: list[tuple[int, float, flo
             if option.replicas is not None and option.replicas > 1:
                 fewer = evaluate(option.candidate, option.replicas - 1, Situation())
                 assert misses(fewer, problem.targets)
+
+
+@given(KINDS, LIMITS)
+def test_rehearsals_that_stop_at_a_miss_give_the_same_plan(
+    kinds: list[tuple[int, float, float]], ttft_s: float
+) -> None:
+    problem, evaluate = made(kinds, ttft_s)
+
+    def until_missed(*asked: Any) -> RehearsalMetrics:
+        measured = evaluate(*asked)
+        return STOPPED if misses(measured, problem.targets) else measured
+
+    bounds = [CandidateBounds()] * len(kinds)
+    whole, found = (cheapest_fleet(problem, bounds, each) for each in (evaluate, until_missed))
+    assert cost(found) == pytest.approx(cost(whole)) and found.measured == whole.measured
+    chosen = [each.choice and (each.choice.candidate, each.choice.replicas) for each in (found, whole)]
+    assert chosen[0] == chosen[1]
 
 
 def _check_bound(problem: CapacityProblem, evaluate: Queue, found: CapacityPlan) -> None:

@@ -72,11 +72,14 @@ class CapacityOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Maximum number of requests of the longest rehearsal."""
 
 
-def plan(source: Source, options: CapacityOptions, resources: Resources) -> tuple[CapacityPlan, CapacityRehearsal]:
+def plan(
+    source: Source, options: CapacityOptions, resources: Resources, stops: bool = False
+) -> tuple[CapacityPlan, CapacityRehearsal]:
     """The cheapest fleet for a scenario's workload, and the rehearsals behind it.
 
     The first pool of the document's fleet gives the model and the engine. The plan is the same with any number of
-    worker processes. Raises HeadwayError if the document is invalid or there is no target.
+    worker processes. `stops`: rehearsals end as soon as a target is certain to be missed (`STOPPED`). Raises
+    HeadwayError if the document is invalid or there is no target.
     """
     if not options.gpus and not _names_gpu(source.document):
         options = structs.replace(options, gpus=DEFAULT_GPUS)
@@ -97,7 +100,7 @@ def plan(source: Source, options: CapacityOptions, resources: Resources) -> tupl
     problem = CapacityProblem(
         candidates, asked.targets, max(1, len(regions)), options.max_replicas, _situations(options, regions)
     )
-    best = _lasting(problem, bounds, rehearsal, options, resources.progress)
+    best = _lasting(problem, bounds, rehearsal, options, resources.progress, stops)
     notes = (*asked.notes, *_caveats(best, rehearsal))
     return structs.replace(best, notes=notes, likely=_likely(best, rehearsal)), rehearsal
 
@@ -165,6 +168,7 @@ def _lasting(
     rehearsal: CapacityRehearsal,
     options: CapacityOptions,
     progress: Progress | None,
+    stops: bool,
 ) -> CapacityPlan:
     """The cheapest fleet whose plan also meets the targets in a longer run.
 
@@ -173,7 +177,8 @@ def _lasting(
     """
     while True:
         together = together_in(rehearsal.rehearsals.resources.pool)
-        best = cheapest_fleet(problem, bounds, rehearsal, progress, rehearsal.meets_targets, together)
+        evaluate = rehearsal.until_missed if stops else rehearsal
+        best = cheapest_fleet(problem, bounds, evaluate, progress, rehearsal.meets_targets, together)
         num = rehearsal.num_requests
         more = None if num is None else num * options.longer
         if best.choice is None or best.choice.replicas is None or more is None or options.longer <= 1:

@@ -101,6 +101,10 @@ class RehearsalMetrics(Struct, frozen=True, forbid_unknown_fields=True):
     """`attainment` if all latencies were longer by the factors in `longest`; None: unknown."""
 
 
+STOPPED = RehearsalMetrics(None, None, None, None, None, None, num_requests=0, num_completed=0, calibrated=False)
+"""In place of the metrics of a rehearsal that ended as soon as it was certain to miss a target."""
+
+
 class CapacityEvaluator(Protocol):
     """Rehearses `replicas` replicas of a candidate. The same arguments give the same metrics."""
 

@@ -24,7 +24,14 @@ from headway.core.record import Records
 from headway.metrics.columns import Floats, Mask
 from headway.metrics.latency import SLO_KINDS, slo_masks
 from headway.metrics.usage import usage
-from headway.planning.capacity.problem import CapacityCandidate, RehearsalMetrics, Situation, Targets, misses
+from headway.planning.capacity.problem import (
+    STOPPED,
+    CapacityCandidate,
+    RehearsalMetrics,
+    Situation,
+    Targets,
+    misses,
+)
 from headway.planning.rehearsals import (
     Rehearsal,
     Rehearsals,
@@ -42,10 +49,10 @@ from headway.workload.spec import WorkloadSpec
 FRACTION = 0.99
 
 
-def rehearsal(chosen: Scenario, targets: Targets, stops: bool) -> Rehearsal[RehearsalMetrics | None]:
-    """The rehearsal of a scenario. `stops`: end with None as soon as a target is certain to be missed."""
+def rehearsal(chosen: Scenario, targets: Targets, stops: bool) -> Rehearsal[RehearsalMetrics]:
+    """The rehearsal of a scenario. `stops`: end as soon as a target is certain to be missed, with `STOPPED`."""
     watch = partial(_watch, chosen.spec, targets) if stops and chosen.spec.simulation.until_s is None else None
-    return Rehearsal(chosen, _metrics, RehearsalMetrics, failed=_missed, failures=TargetMissedError, watch=watch)
+    return Rehearsal(chosen, _metrics, RehearsalMetrics, failed=_stopped, failures=TargetMissedError, watch=watch)
 
 
 def _watch(spec: Spec, targets: Targets, source: RequestSource) -> RequestSource:
@@ -54,8 +61,8 @@ def _watch(spec: Spec, targets: Targets, source: RequestSource) -> RequestSource
     return watched(source, limits, targets.attainment, spec.simulation.warmup_s, spec.slo)
 
 
-def _missed(_: HeadwayError) -> None:
-    """A fleet that missed a target has no metrics."""
+def _stopped(_: HeadwayError) -> RehearsalMetrics:
+    return STOPPED
 
 
 @dataclass
@@ -75,9 +82,11 @@ class CapacityRehearsal:
 
     def __call__(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
         """Simulate `replicas` replicas of a candidate in a situation (`CapacityEvaluator`)."""
-        measured = self._rehearsed(candidate, replicas, situation, stops=False)
-        assert measured is not None
-        return measured
+        return self._rehearsed(candidate, replicas, situation, stops=False)
+
+    def until_missed(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
+        """As a call; but a run that misses a target ends as soon as that is certain, with `STOPPED`."""
+        return self._rehearsed(candidate, replicas, situation, stops=True)
 
     def meets_targets(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> bool:
         """Whether the metrics would meet all targets. A run that misses one ends as soon as that is certain."""
@@ -86,29 +95,28 @@ class CapacityRehearsal:
     def if_met(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics | None:
         """The metrics of a run that meets all targets; None if it misses one, as in `meets_targets`."""
         measured = self._rehearsed(candidate, replicas, situation, stops=True)
-        return None if measured is None or misses(measured, self.targets) else measured
+        return None if misses(measured, self.targets) else measured
 
     def _rehearsed(
         self, candidate: CapacityCandidate, replicas: int, situation: Situation, stops: bool
-    ) -> RehearsalMetrics | None:
-        """The metrics from the cache or a run; None if the run ended early.
+    ) -> RehearsalMetrics:
+        """The metrics from the cache or a run.
 
         A user's own policies are not cached, because their code is not part of the key.
         """
         with self._lock:
             chosen = self.scenario(candidate, replicas, situation)
         wanted = rehearsal(chosen, self.targets, stops)
-        if ":" in candidate.policy:
+        if ":" in candidate.policy or not self.rehearsals.keeps:
             return self.rehearsals.simulate(wanted)
         key = scenario_key(chosen)
         found: RehearsalMetrics | None = self.rehearsals.known(key, RehearsalMetrics)
-        if found is not None or (stops and self.rehearsals.known(self._missed_key(key), bool)):
+        if found is None and stops:
+            found = self.rehearsals.known(self._missed_key(key), RehearsalMetrics)
+        if found is not None:
             return found
         measured = self.rehearsals.simulate(wanted)
-        if measured is None:
-            self.rehearsals.keep(self._missed_key(key), True)
-        else:
-            self.rehearsals.keep(key, measured)
+        self.rehearsals.keep(self._missed_key(key) if measured == STOPPED else key, measured)
         return measured
 
     def _missed_key(self, key: str) -> str:

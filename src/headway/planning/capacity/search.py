@@ -32,6 +32,7 @@ from headway.core.errors import HeadwayError
 from headway.planning.capacity.problem import (
     SLO_NAMES,
     SLOS,
+    STOPPED,
     TIE,
     BestReached,
     CandidateBounds,
@@ -189,6 +190,8 @@ class _CapacitySearch:
 
 
 def _gains(before: RehearsedSize, after: RehearsedSize) -> bool:
+    if after.measured == STOPPED:
+        return True  # nothing is known of how much it missed
     for name in after.misses:
         old, new = getattr(before.measured, name), getattr(after.measured, name)
         if new is not None and (old is None or abs(new - old) > GAIN * abs(old)):

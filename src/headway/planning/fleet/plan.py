@@ -27,6 +27,7 @@ from headway.planning.capacity.bounds import too_long
 from headway.planning.combos.problem import Offer
 from headway.planning.fleet import text
 from headway.planning.fleet.allocation import Parts, by_model, cheapest, fits, gpus, one_less, one_more, usd
+from headway.planning.fleet.apart import ApartRehearsals, WholeFleet
 from headway.planning.fleet.problem import (
     WORTH,
     FleetPlan,
@@ -37,7 +38,7 @@ from headway.planning.fleet.problem import (
     SplitVerdict,
     TierVerdict,
 )
-from headway.planning.fleet.rehearsal import FleetTemplate, calibrated, prices_of, rehearsal
+from headway.planning.fleet.rehearsal import FleetTemplate, calibrated, prices_of, until_missed
 from headway.planning.fleet.requests import FleetRequests, check_workload, names_of
 from headway.planning.fleet.sizing import SizedOptions, SizingTask, size
 from headway.planning.rehearsals import OF_SHAPE, Rehearsals, Resources, Source, model_keys
@@ -87,9 +88,13 @@ class FleetPlanner:
     rehearsals: Rehearsals
     sizings: list[SizedOptions] = field(default_factory=list)
     seeds: int = 1
+    apart: ApartRehearsals = field(init=False)
     notes: list[str] = field(default_factory=list)
     unservable: dict[str, str] = field(default_factory=dict)
     """As in `FleetPlan`."""
+
+    def __post_init__(self) -> None:
+        self.apart = ApartRehearsals(self.template, self.rehearsals)
 
     def sized(self) -> tuple[SizedOption, ...]:
         """Every model on every type of GPU, and on pairs of types for prefill and decode."""
@@ -129,12 +134,26 @@ class FleetPlanner:
 
     def _hold(self, fleets: Sequence[Parts], routing: str) -> list[bool]:
         tasks = [(parts, {"routing": routing}, self.requests.file(model=parts[0].model)) for parts in fleets]
-        return [run.worst >= self.options.attainment for run in self._runs(tasks)]
+        scenarios = [self.template.scenario(*each) for each in tasks]
+        attained = self.rehearsals.all([until_missed(each, self.options.attainment) for each in scenarios])
+        return [each >= self.options.attainment for each in attained]
 
     def point(self, kind: PointKind, label: str, parts: Parts, policies: Mapping[str, Any]) -> FleetPoint:
         """A whole fleet, rehearsed with every seed."""
-        tasks = [(parts, policies, self.requests.file(i)) for i in range(self.seeds)]
-        runs = tuple(self._runs(tasks))
+        return self.points([(kind, label, parts, policies)])[0]
+
+    def points(self, wanted: Sequence[tuple[PointKind, str, Parts, Mapping[str, Any]]]) -> list[FleetPoint]:
+        """Whole fleets, each rehearsed with every seed."""
+        files = [self.requests.file(i) for i in range(self.seeds)]
+        runs = self.apart.runs(
+            [WholeFleet(parts, policies, each) for _, _, parts, policies in wanted for each in files]
+        )
+        by_fleet = [tuple(runs[i : i + self.seeds]) for i in range(0, len(runs), self.seeds)]
+        return [self._point(*each, own) for each, own in zip(wanted, by_fleet, strict=True)]
+
+    def _point(
+        self, kind: PointKind, label: str, parts: Parts, policies: Mapping[str, Any], runs: tuple[FleetRun, ...]
+    ) -> FleetPoint:
         worst = [run.worst for run in runs]
         found = estimate_of(worst)
         return FleetPoint(
@@ -160,7 +179,7 @@ class FleetPlanner:
         The best router has the highest attainment. Among routers that the seeds do not distinguish, the lowest TTFT p99
         decides, then the order.
         """
-        points = [self.point("router", f"router {each}", parts, {"routing": each}) for each in self.options.routings]
+        points = self.points([("router", f"router {each}", parts, {"routing": each}) for each in self.options.routings])
         flat = tuple(
             tuple({"attainment": run.worst, "ttft_p99_s": run.ttft_p99_s} for run in each.runs) for each in points
         )
@@ -184,18 +203,20 @@ class FleetPlanner:
                     break
         return parts
 
-    def neighbours(self, plan: FleetPoint) -> Iterator[FleetPoint]:
+    def neighbours(self, plan: FleetPoint) -> list[FleetPoint]:
         """One unit less of each model's cheapest kind, and one unit more for the model with the lowest mean."""
+        wanted: list[tuple[PointKind, str, Parts, Mapping[str, Any]]] = []
         for model, own in by_model(plan.parts).items():
             part = min(own, key=lambda each: each.unit.usd_per_hour)
             fewer = one_less(plan.parts, part)
             if model in by_model(fewer):
-                yield self.point("one less", f"one less for {model}", fewer, plan.policies)
+                wanted.append(("one less", f"one less for {model}", fewer, plan.policies))
         worst = min(self.rates, key=lambda model: fmean(run.by_model.get(model, 0.0) for run in plan.runs))
         cheapest_unit = min(by_model(plan.parts)[worst], key=lambda each: each.unit.usd_per_hour)
         more = one_more(plan.parts, cheapest_unit)
         if fits(more, self.options.offers):
-            yield self.point("one more", f"one more for {worst}", more, plan.policies)
+            wanted.append(("one more", f"one more for {worst}", more, plan.policies))
+        return self.points(wanted)
 
     def tiers(self, plan: FleetPoint) -> tuple[TierVerdict, FleetPoint | None]:
         """The verdict whether service tiers keep more requests in time, by the search of `plan tiers`, and the fleet
@@ -205,7 +226,7 @@ class FleetPlanner:
             return TierVerdict("one class"), None
 
         def evaluate(num_tiers: int, decay: float, i: int) -> float:
-            (run,) = self._runs([(plan.parts, _tiered(num_tiers, decay), self.requests.file(i))])
+            (run,) = self.apart.runs([WholeFleet(plan.parts, _tiered(num_tiers, decay), self.requests.file(i))])
             return run.worst
 
         found = tiers.plan(evaluate, (num_classes,), DECAYS, range(max(2, self.seeds)), interval)
@@ -215,10 +236,6 @@ class FleetPlanner:
         status = TierVerdict("worth it" if gain.low > 0 else "not worth it", num_classes, best.num_tiers, gain)
         point = self.point("tiers", f"{best.num_tiers} tiers", plan.parts, _tiered(best.num_tiers, best.decay))
         return status, point
-
-    def _runs(self, fleets: Sequence[tuple[Parts, Mapping[str, Any], Path]]) -> list[FleetRun]:
-        """The runs of each fleet, with these policies and a file of requests."""
-        return self.rehearsals.all([rehearsal(self.template.scenario(*each)) for each in fleets])
 
 
 def plan(source: Source, options: FleetOptions, resources: Resources) -> FleetPlan:
@@ -326,14 +343,16 @@ def split_verdict(usd_split: float | None, usd_together: float, is_met: bool = T
     return SplitVerdict("worth it" if is_worth else "not worth it", usd_split, usd_together, is_met)
 
 
-def _of_one_type(planner: FleetPlanner, sized: Sequence[SizedOption], best: FleetPoint) -> Iterator[FleetPoint]:
+def _of_one_type(planner: FleetPlanner, sized: Sequence[SizedOption], best: FleetPoint) -> list[FleetPoint]:
     """The cheapest fleet of each single type of GPU, if the GPUs suffice and it is not the plan."""
     types = [offer.gpu.name for offer in planner.options.offers]
+    wanted: list[tuple[PointKind, str, Parts, Mapping[str, Any]]] = []
     for gpu in types if len(types) > 1 else []:
         alone = [each for each in sized if not each.is_split and list(each.unit.gpus) == [gpu]]
         parts, _ = cheapest(alone, planner.rates, planner.options.offers, planner.holds)
         if parts and list(gpus(best.parts)) != [gpu]:
-            yield planner.point("one type", f"only {gpu}", parts, best.policies)
+            wanted.append(("one type", f"only {gpu}", parts, best.policies))
+    return planner.points(wanted)
 
 
 def _notes(planner: FleetPlanner, best: FleetPoint) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import numpy as np
 from msgspec import Struct
 
 from headway.config.scenario import Scenario, StepTimes, assemble
+from headway.config.spec import Spec
 from headway.config.strict_yaml import Places
+from headway.core.errors import HeadwayError
 from headway.core.fleet import pool_name
 from headway.core.record import Records
 from headway.metrics.columns import floats
 from headway.metrics.latency import Sample, slo_masks
-from headway.metrics.usage import usage
+from headway.metrics.usage import ReplicaUsage, usage
 from headway.planning.combos.problem import Group, Offer
 from headway.planning.fleet.problem import FleetPart, FleetRun
 from headway.planning.rehearsals import (
@@ -26,7 +29,9 @@ from headway.planning.rehearsals import (
     model_keys,
 )
 from headway.planning.stability import stability
+from headway.planning.verdicts import TargetMissedError, watched
 from headway.report.model_error import longest
+from headway.workload.sources import RequestSource
 
 HANDOVER = {"mode": "layerwise", "degree": 8}
 """Hand-over from prefill to decode replicas, unless the scenario sets its own."""
@@ -89,7 +94,28 @@ def prices_of(offers: Sequence[Offer]) -> dict[str, float]:
 
 
 def rehearsal(scenario: Scenario) -> Rehearsal[FleetRun]:
-    return Rehearsal(scenario, _run, FleetRun, ("fleet",))
+    return Rehearsal(scenario, fleet_run, FleetRun, ("fleet",))
+
+
+def until_missed(scenario: Scenario, attainment: float) -> Rehearsal[float]:
+    """The attainment in the rehearsal of a fleet for one model; 0 if it ended as soon as it was certain to miss
+    `attainment`."""
+    spec = scenario.spec
+    watch = None if spec.simulation.until_s is not None else partial(_watch, spec, attainment)
+    facts = ("fleet", "attainment", attainment)
+    return Rehearsal(scenario, _worst, float, facts, failed=_stopped, failures=TargetMissedError, watch=watch)
+
+
+def _watch(spec: Spec, attainment: float, source: RequestSource) -> RequestSource:
+    return watched(source, {}, attainment, spec.simulation.warmup_s, spec.slo, counts_all=True)
+
+
+def _worst(scenario: Scenario, records: Records) -> float:
+    return fleet_run(scenario, records).worst
+
+
+def _stopped(_: HeadwayError) -> float:
+    return 0.0
 
 
 def calibrated(template: FleetTemplate, parts: Sequence[FleetPart], requests: Path) -> tuple[FleetPart, ...]:
@@ -104,14 +130,15 @@ def calibrated(template: FleetTemplate, parts: Sequence[FleetPart], requests: Pa
     return tuple(marked)
 
 
-def _run(scenario: Scenario, records: Records) -> FleetRun:
+def fleet_run(scenario: Scenario, records: Records, used: ReplicaUsage | None = None) -> FleetRun:
+    """The metrics of a fleet. `used`: the usage of its replicas, if it is known."""
     warmup_s = scenario.spec.simulation.warmup_s
     measured = counted(records, warmup_s, scenario.spec.slo)
     has, met = slo_masks(measured)["all"]
     in_time = np.where(has, met, measured.finished)
     arrival_s = floats(records.workload, "arrival_s", measured.id)
     whole = stability(arrival_s, measured.ttft_s, in_time)
-    used = usage(records, warmup_s)
+    used = used or usage(records, warmup_s)
     factors = longest(error_class_of(scenario, records, used, measured))
     in_time_if_longest = np.where(has, slo_masks(measured, factors)["all"][1], measured.finished)
     return FleetRun(

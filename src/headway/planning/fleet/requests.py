@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,7 @@ class FleetRequests:
     names: Mapping[str, str]
     """The requested model names, and the planned model of each."""
     folder: Path
+    _files: dict[tuple[int, str | None], Path] = field(default_factory=dict, init=False)
 
     def table(self, i: int = 0) -> Workload:
         """The original requests, or redrawn requests for a positive `i`.
@@ -48,6 +49,11 @@ class FleetRequests:
 
     def file(self, i: int = 0, model: str | None = None) -> Path:
         """A Parquet file of the requests, or of one model's requests."""
+        if (i, model) not in self._files:
+            self._files[i, model] = self._written(i, model)
+        return self._files[i, model]
+
+    def _written(self, i: int, model: str | None) -> Path:
         rows = self.table(i)
         if model is not None:
             code = rows.models.index(model)

@@ -18,6 +18,7 @@ from headway.core.fleet import Parallel
 from headway.planning.capacity.plan import CapacityOptions
 from headway.planning.capacity.plan import plan as plan_capacity
 from headway.planning.capacity.problem import (
+    STOPPED,
     CandidateBounds,
     CandidateResult,
     CapacityCandidate,
@@ -38,7 +39,7 @@ from headway.planning.combos.problem import (
     WorkloadPattern,
 )
 from headway.planning.fleet.problem import FleetPart, SizedOption
-from headway.planning.fleet.rehearsal import FleetTemplate, calibrated, rehearsal
+from headway.planning.fleet.rehearsal import FleetTemplate, calibrated, until_missed
 from headway.planning.rehearsals import Rehearsals, Resources, Simulator, Source
 from headway.workload.files import from_parquet
 
@@ -96,9 +97,15 @@ def _together(task: SizingTask) -> SizedOptions:
         situations=(),
         max_replicas=min(MOST_UNITS, 4 * (offer.limit or MOST_UNITS)),
     )
+    num_simulated = num_found = 0
     try:
         source, resources = Source(document, Places(), template.base_dir), Resources(task.simulator, task.cache_dir)
-        best, done = plan_capacity(source, options, resources)
+        for stops in (True, False):  # if no fleet meets the target, its best attainment needs whole rehearsals
+            best, done = plan_capacity(source, options, resources, stops)
+            num_simulated += done.rehearsals.num_simulated
+            num_found += done.rehearsals.num_found
+            if best.choice is not None or all(not each.points for each in best.options):
+                break
     except HeadwayError as error:
         return SizedOptions((SizedOption(task.model, unknown_unit, None, None, str(error)),), 0, 0)
     if best.choice is None or best.measured is None:
@@ -111,7 +118,7 @@ def _together(task: SizingTask) -> SizedOptions:
         sized = SizedOption(
             task.model, unit, best.choice.replicas, best.measured.attainment, uncalibrated=best.choice.uncalibrated
         )
-    return SizedOptions((sized,), done.rehearsals.num_simulated, done.rehearsals.num_found)
+    return SizedOptions((sized,), num_simulated, num_found)
 
 
 def _reached(options: Sequence[CandidateResult]) -> float | None:
@@ -130,18 +137,9 @@ def _split(task: SizingTask) -> SizedOptions:
 
     def evaluate(candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
         part = FleetPart(task.model, by_label[candidate.gpu], replicas)
-        run = rehearsals.one(rehearsal(task.template.scenario([part], {"routing": task.routing}, task.requests)))
-        return RehearsalMetrics(
-            run.ttft_p99_s,
-            run.tpot_p99_s,
-            run.e2e_p99_s,
-            run.worst,
-            None,
-            None,
-            run.num_requests,
-            run.num_requests,
-            calibrated=True,
-        )
+        scenario = task.template.scenario([part], {"routing": task.routing}, task.requests)
+        attained = rehearsals.one(until_missed(scenario, task.attainment))
+        return structs.replace(STOPPED, attainment=attained) if attained else STOPPED
 
     candidates = tuple(
         CapacityCandidate(unit.label, Parallel(1), task.routing, max(unit.usd_per_hour, 1e-9)) for unit in units
