@@ -164,6 +164,34 @@ def test_a_proposal_that_rests_on_an_engine_that_is_slower_than_its_model_is_tak
 
 
 @pytest.mark.ci
+def test_a_router_that_only_saves_dollars_is_kept_by_the_dollars_of_its_periods(tmp_path: Path) -> None:
+    """All requests meet their SLOs. Half of them go to a service that is paid by the token, though the own engine has
+    room for all."""
+    path = fleet(tmp_path, "round-robin", slo_s=0.6, judge_s=7200.0)
+    path.with_name("first.py").write_text(FIRST)
+    document = yaml.safe_load(path.read_text())
+    service = {"name": "service", "model": "llama-3.1-8b", "endpoints": [SLOW], "hosted": {}}
+    document["fleet"][1] = service | {"usd_per_million_output_tokens": 180.0}
+    path.write_text(yaml.safe_dump(document))
+    own_usd, service_usd = 3.99, 10 * 4 * 3600 * 180e-6  # an hour; 10 requests a second with 4 tokens
+    share = service_usd / (own_usd + service_usd)
+
+    def look(records: Path, kinds: Sequence[str]) -> dict[str, Any]:
+        answer = planted("first:First", 0.0)(records, kinds)
+        answer["proposals"][0]["attainment"] = {"mean": 0.0, "low": -0.001, "high": 0.001}
+        month = 730 * (own_usd + service_usd)
+        usd = {"mean": month * share, "low": month * (share - 0.1), "high": month * (share + 0.1)}
+        answer["proposals"][0]["usd_per_month"] = usd
+        return answer | {"target": 0.99, "today": {"attainment": 1.0, "usd_per_hour": own_usd + service_usd}}
+
+    day = lived_day(path, tmp_path / "records", **LOAD | {"rate": 20.0, "output_tokens": 4}, look=look, most_s=4000.0)
+    assert day.state.stage == "promoted", day.state.reason
+    assert day.state.reason.startswith("it saves ") and " of the dollars and adds " in day.state.reason
+    assert day.state.gain == 0.0 and day.state.saved == pytest.approx(share, abs=0.03)
+    assert routing_of(path) == "first:First"
+
+
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("candidate", "slo_s", "outcome"),
     [("headway", 0.145, "promoted"), ({"name": "round-robin"}, 0.096, "rolled back")],

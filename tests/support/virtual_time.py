@@ -225,12 +225,13 @@ async def served_plan(
         return gateways[0]
 
     async with AsyncExitStack() as stack:
+        own = next(each.pool for each in plan.pools if each.pool.hosted is None)
         for served in plan.pools:
             for url in served.endpoints:
                 ordering = FcfsOrdering() if plan.policies.ordering_at == "gateway" else plan.policies.ordering()
                 await _emulate(
                     stack,
-                    served.pool,
+                    served.pool if served.pool.hosted is None else own,  # a service may be any engine
                     ordering,
                     url,
                     reasoning_tokens,
