@@ -192,6 +192,24 @@ def test_a_router_that_only_saves_dollars_is_kept_by_the_dollars_of_its_periods(
 
 
 @pytest.mark.ci
+def test_a_saving_that_rests_on_a_wrong_speed_of_a_service_is_taken_back_by_its_dollars(tmp_path: Path) -> None:
+    """The service answers faster than the fleet file says. The router that advice proposes would send it few requests
+    at the speed of the file, and sends it nearly all."""
+    path = fleet(tmp_path, "round-robin", slo_s=0.6, judge_s=7200.0)
+    document = yaml.safe_load(path.read_text())
+    service = {"hosted": {"ttft_s": 0.02, "tokens_per_s": 140}, "usd_per_million_output_tokens": 60.0}
+    document["fleet"][1] = {"name": "service", "model": "llama-3.1-8b", "endpoints": [SLOW], **service}
+    path.write_text(yaml.safe_dump(document))
+    before = path.read_text()
+    day = lived_day(path, tmp_path / "records", **LOAD | {"rate": 20.0}, most_s=4000.0)
+    best = day.answers[0]["proposals"][0]
+    assert best["usd_per_month"]["low"] > 0 and abs(best["attainment"]["mean"]) < 1e-3
+    assert day.state.stage == "rolled back" and day.state.reason.endswith("were predicted to be saved")
+    assert day.state.saved is not None and day.state.saved < 0
+    assert path.read_text() == before
+
+
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("candidate", "slo_s", "outcome"),
     [("headway", 0.145, "promoted"), ({"name": "round-robin"}, 0.096, "rolled back")],
