@@ -238,6 +238,34 @@ def test_genai_perf_summaries(tmp_path: Path) -> None:
     assert (run.model, run.concurrency, run.rate_rps) == ("llama-3.1-8b", 3, 4.0)
 
 
+@pytest.mark.parametrize(
+    ("data", "is_cached_known", "prompts"),
+    [
+        ({"type": "synthetic"}, False, 100),
+        ({"type": "synthetic", "entries": 60}, False, 60),
+        ({"type": "synthetic", "entries": 120}, False, None),
+        ({"type": "file"}, False, None),
+        ({"type": "synthetic"}, True, None),
+    ],
+)
+def test_aiperf_prompts_that_are_sent_again_are_noted(
+    tmp_path: Path, data: dict[str, Any], is_cached_known: bool, prompts: int | None
+) -> None:
+    """Unless the file has the cached tokens: AIPerf's timed runs draw from few prompts, which an engine has cached."""
+    summary = aiperf(request_count={"unit": "requests", "avg": 120.0})
+    summary["input_config"]["datasets"] = [data]
+    lines = [aiperf_request(i / 4) for i in range(120)]
+    if not is_cached_known:
+        del summary["usage_prompt_cache_read_tokens"]
+        for line in lines:
+            del line["metrics"]["usage_prompt_cache_read_tokens"]
+    expected = [f"120 requests share {prompts} synthetic prompts"] if prompts else []
+    runs = [one(tmp_path / "profile_export_aiperf.json", summary)]
+    runs.append(one(tmp_path / "profile_export.jsonl", "\n".join(map(json.dumps, lines))))
+    for run in runs:
+        assert [note.partition(" (")[0] for note in run.notes] == expected
+
+
 def test_aiperf_tables_and_requests_take_the_load_from_the_summary_beside_them(tmp_path: Path) -> None:
     dump(tmp_path / "profile_export_aiperf.json", aiperf())
     table = one(tmp_path / "profile_export_aiperf.csv", CSV)
@@ -252,11 +280,12 @@ def test_aiperf_tables_and_requests_take_the_load_from_the_summary_beside_them(t
     assert run.notes == ("1 requests failed, and are left out",)
 
 
-def test_inference_perf_reports(tmp_path: Path) -> None:
-    """The configuration beside the report names the model and the shared prefixes."""
+@pytest.mark.parametrize("kind", ["poisson", "constant"])
+def test_inference_perf_reports(tmp_path: Path, kind: str) -> None:
+    """The configuration beside the report names model and shared prefixes; both types are Poisson loads."""
     config = {
         "server": {"model_name": "Qwen/Qwen3-8B"},
-        "load": {"type": "poisson"},
+        "load": {"type": kind},
         "data": {"type": "shared_prefix", "shared_prefix": {"num_groups": 3, "system_prompt_len": 100}},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))

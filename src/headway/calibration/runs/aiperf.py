@@ -47,6 +47,8 @@ CSV_NAMES = {
 CACHED = "usage_prompt_cache_read_tokens"
 KINDS = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
 """AIPerf's inter-token latency is the time per output token of each request."""
+DEFAULT_PROMPTS = 100
+"""Number of synthetic prompts where neither their number nor that of requests was given (AIPerf 0.13.0)."""
 
 
 def is_summary(document: Object) -> bool:
@@ -86,6 +88,7 @@ def read(document: Object, where: str) -> MeasuredRun:
         output_tokens=output_tokens,
         latencies_s=latencies_s(given, output_tokens),
         cached_tokens=0.0 if math.isnan(cached) else cached,
+        notes=_repeats(document, count) if math.isnan(cached) else (),
         **_load(document),
     )
 
@@ -126,8 +129,26 @@ def read_requests(entries: Sequence[Object], summary: Object, where: str) -> Mea
             continue
         row = _row(about, objects(metrics, f"{where}: line {i + 1}: metrics"), f"{where}: line {i + 1}")
         rows.append(row)
-    notes = (f"{failed} requests failed, and are left out",) if failed else ()
+    notes: tuple[str, ...] = (f"{failed} requests failed, and are left out",) if failed else ()
+    if all(math.isnan(row[-1]) for row in rows):
+        notes += _repeats(summary, len(rows))
     return run_of(RequestRows.of(rows), where, _model(summary), notes=notes, **_load(summary))
+
+
+def _repeats(document: Object, num_requests: float) -> tuple[str, ...]:
+    """A note if synthetic prompts were sent several times, to an engine of which the file tells no cached tokens."""
+    datasets = _config(document).get("datasets")
+    data = datasets[0] if isinstance(datasets, list) and datasets else None
+    if not isinstance(data, dict) or data.get("type") != "synthetic":
+        return ()
+    entries = number(data, "entries")
+    num_prompts = int(entries) if entries >= 1 else DEFAULT_PROMPTS
+    if not num_requests > num_prompts:
+        return ()
+    return (
+        f"{num_requests:g} requests share {num_prompts} synthetic prompts (--num-dataset-entries), which count as new "
+        "ones each time: an engine with a prefix cache has a shorter TTFT",
+    )
 
 
 def _row(about: Object, metrics: Object, where: str) -> tuple[float, ...]:

@@ -129,9 +129,12 @@ def _model(config: Object) -> str:
 
 
 def _load(config: Object, rate: float, concurrency: float) -> dict[str, Any]:
-    """How requests were sent, and their shared prefix by the configuration."""
-    load, data = config.get("load"), config.get("data")
-    kind = str(load.get("type", "")) if isinstance(load, dict) else ""
+    """How requests were sent, and their shared prefix by the configuration.
+
+    Gaps between requests are exponential for both of its types with a rate: those of `constant` are random, too, only
+    scaled to the stage's duration (seen in 0.7.0).
+    """
+    data = config.get("data")
     shared = data.get("shared_prefix") if isinstance(data, dict) else None
     settings = {}
     if isinstance(shared, dict) and "shared_prefix" in str(data.get("type", "") if isinstance(data, dict) else ""):
@@ -140,7 +143,7 @@ def _load(config: Object, rate: float, concurrency: float) -> dict[str, Any]:
             settings = {"num_prefixes": int(groups), "prefix_tokens": int(tokens)}
     return {
         "requested_rps": None if math.isnan(rate) or concurrency >= 1 else rate,
-        "burstiness": math.inf if kind == "constant" else 1.0,
+        "burstiness": 1.0,
         "concurrency": int(concurrency) if concurrency >= 1 else None,
         "settings": settings,
     }
