@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# inference-perf 0.7.0 (needs Python 3.12: `PYTHON=...` says which), `load: {type: constant, stages: [{rate: R, duration: T}]}`, its default type.
+# inference-perf 0.7.0, `load: {type: constant, stages: [{rate: R, duration: T}]}`, its default type.
+# (It needs Python 3.12 or later: `PYTHON=...` names it where `python3` is older.)
 #
-# Expected: requests at even gaps of 1/R, as those of guidellm's and AIPerf's constant rates: a server that is never asked
+# Expected: requests at even gaps of 1/R, as guidellm's `constant` has them: a server that is never asked
 # for more than it can do makes no queue, and latencies are those of the engine, without waits that come from the load.
 #
 # Seen: the gaps are random draws of an exponential distribution, only scaled so that their sum is T. That is a Poisson load
-# whose number of requests is fixed; `type: poisson` differs from it in that number alone. Every "constant" run has the
+# whose number of requests is fixed; `type: poisson` draws that number, too, for each second. Every "constant" run has the
 # queues of Poisson arrivals: at a server that is busy 70% of the time, which even gaps would never let wait, requests wait
-# longer than they are served, and a planner or simulator that reads `constant` in the report's config and assumes even
+# as long as they are served, and a planner or simulator that reads `constant` in the report's config and assumes even
 # gaps takes these waits for the engine's own time.
 #
 # 400 requests, 20/s for 20 s, by the times in inference-perf's own report (`start_time`)
