@@ -52,7 +52,7 @@ def measured(large: int, share: float, slower: float, quality: float = 91.0, as_
             for _ in range(NUM_JUDGED)
         ]
 
-    names = (*outcomes.SYSTEMS, *outcomes.READINGS, *outcomes.ABLATIONS)
+    names = (*outcomes.SYSTEMS, *outcomes.READINGS, *outcomes.ABLATIONS, own_load.UNIFORM)
     plan = {
         "thresholds": [70.0, 60.0],
         "ratios": [1.0, 0.6, share],

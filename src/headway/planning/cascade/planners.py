@@ -78,14 +78,18 @@ def uniform_allocation(
     return Search(problem, latencies, bounds, effort, sets_of=_within_shares(problem))
 
 
-def _within_shares(problem: CascadeProblem) -> StageSets:
-    """The sets of each stage that fit into its equal share of the GPUs."""
+def _within_shares(problem: CascadeProblem, uniform: bool = False) -> StageSets:
+    """The sets of each stage that fit into its equal share of the GPUs; those of one parallelism if `uniform`."""
     every = all_sets(replace(problem, combo_kinds={}))
 
     def within_share(stage: int, used: tuple[bool, ...]) -> ReplicaSets:
         sets = every(stage, used)
         shares = [equal_shares(offer.limit or 0, used)[stage] for offer in problem.offers]
-        return sets.select((sets.vectors <= shares).all(axis=1))
+        within = sets.select((sets.vectors <= shares).all(axis=1))
+        if not uniform:
+            return within
+        known = set(map(tuple, _uniform(problem, within).counts.tolist()))
+        return within.select(np.array([tuple(row) in known for row in within.counts.tolist()], bool))
 
     return within_share
 
@@ -111,12 +115,14 @@ def cascade_serve(
     bounds: Bounds | None = None,
     effort: Effort | None = None,
     equal: bool = False,
+    uniform: bool = False,
 ) -> CascadePlan:
     """CascadeServe as the paper describes it (2, 4.1, 4.2): it plans by load alone.
 
     The thresholds reach the quality with the least work. The deployment is tuned for each model's requests per second,
     but every request has the lengths of the average request of the average model. The replicas of a model are equal.
     The plan's latencies are computed for the real requests. `equal`: every model in use has the same number of GPUs.
+    `uniform`: with `equal`, its replicas have one parallelism, tensor parallelism within servers.
     """
     scores = problem.scores
     outputs = np.full_like(scores.output_tokens, max(1, round(float(scores.output_tokens.mean()))))
@@ -125,7 +131,7 @@ def cascade_serve(
     average = replace(problem, scores=replace(scores, output_tokens=outputs, prompt_tokens=prompts), max_kinds=1)
     if equal:
         average = replace(average, use_all=False)
-    tuned = Search(average, latencies, bounds, effort, sets_of=_within_shares(average) if equal else None)
+    tuned = Search(average, latencies, bounds, effort, sets_of=_within_shares(average, uniform) if equal else None)
     real = Search(problem, latencies, bounds, effort, tuned.routings)
     return _least_work_plan(tuned, real, "cascade-serve")
 

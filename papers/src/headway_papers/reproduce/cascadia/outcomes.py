@@ -288,7 +288,7 @@ def _own_load(runner: Runner) -> Findings:
         for case in claims.ALL_CASES
     }
     cases = runner.run(tasks)
-    alone, serve = (_times(cases, other, "p95_s") for other in SYSTEMS[1:])
+    alone, serve, uniform = (_times(cases, other, "p95_s") for other in (*SYSTEMS[1:], own_load.UNIFORM))
     rates = ", ".join(f"{_name(case)} {each['rate_rps']:.3g}/s" for case, each in cases.items())
     return Findings(
         {
@@ -296,6 +296,8 @@ def _own_load(runner: Runner) -> Findings:
             "slo-own-load-stand-alone": Finding(alone.values, f"{alone.why} Rates: {rates}."),
             "slo-own-load-most": _largest_advantage(cases, "p95_s"),
             "slo-own-load-cascade-serve": serve,
+            "headline-slo-own-load-uniform": _headline({"stand-alone": alone, "uniform CascadeServe": uniform}),
+            "slo-own-load-cascade-serve-uniform": uniform,
         }
     )
 

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from headway_papers.reproduce.findings import Finding
 from headway_papers.reproduce.ktier.burst import ALL_IN, ALL_SEATED, FEW, INFAAS_ALL_IN, PARTS, PUBLIC_SEATS
-from headway_papers.reproduce.ktier.claims import SCALES
+from headway_papers.reproduce.ktier.claims import SCALES, cost_improvement
 from headway_papers.reproduce.ktier.runs import UNBOUNDED, ktier_policies, measure, scenario
 from headway_papers.reproduce.results import Key, SeedResults, ratios
 from headway_papers.reproduce.tasks import SimulationTask
@@ -42,10 +42,13 @@ class SeatRuns(SeedResults):
             ("seats-counted", FEW, ALL_SEATED, few),
             ("seats-same", INFAAS_ALL_IN, ALL_IN, same),
         ):
-            for what in ("prefill", "e2e"):
-                both = [self.values(("part", part), what, "mean") for part in (slow, fast)]
-                means = ", ".join(f"{fmean(each):.1f} s" for each in both)
-                findings[f"{name}-{what}-mean"] = Finding(ratios(*both), f"{means}. {sizes}")
+            for what, number in (("prefill", "mean"), ("e2e", "mean"), ("e2e", "p99")):
+                both = [self.values(("part", part), what, number) for part in (slow, fast)]
+                why = f"{', '.join(f'{fmean(each):.1f} s' for each in both)}. {sizes}"
+                times = ratios(*both)
+                if number == "p99":
+                    why += f" Cost per latency: {fmean(map(cost_improvement, times)):.0%} better."
+                findings[f"{name}-{what}-{number}"] = Finding(times, why)
         medians = {tier: self.values(("seats", 3), "tiers", str(tier), "prefill", "p50") for tier in range(3)}
         listed = ", ".join(f"{fmean(each):.2f} s" for each in medians.values())
         k1 = {number: self.values(("seats", 1), "e2e", number) for number in ("p50", "mean")}

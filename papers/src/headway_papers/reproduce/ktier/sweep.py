@@ -58,21 +58,23 @@ class SweepRuns(SeedResults):
         super().__init__(results, seeds)
         self.rate = rate
 
-    def means(self, name: str, factor: float, what: str) -> list[float]:
-        """Mean latency by seed."""
-        return self.values(("sweep", name, factor), what, "mean")
+    def means(self, name: str, factor: float, what: str, number: str = "mean") -> list[float]:
+        """Mean latency by seed, or another number of its distribution."""
+        return self.values(("sweep", name, factor), what, number)
 
     def outcomes(self) -> dict[str, Finding]:
         prefill = {name: self.means(name, 1.0, "prefill") for name in SYSTEMS}
         e2e = {name: self.means(name, 1.0, "e2e") for name in SYSTEMS}
+        p99 = {name: self.means(name, 1.0, "e2e", "p99") for name in SYSTEMS}
         texts = [
             f"{kind}: " + ", ".join(f"{name} {fmean(values):.2f} s" for name, values in of.items())
-            for kind, of in (("Prefill", prefill), ("E2E", e2e))
+            for kind, of in (("Prefill", prefill), ("E2E", e2e), ("E2E P99", p99))
         ]
         where = f"At {self.rate:.4g} requests/s, where vLLM's queue grows and that of mixed batches does not."
         return {
             "sweep-prefill-mean": Finding(ratios(prefill[BASE], prefill[KTIER]), f"{where} {texts[0]}."),
             "sweep-e2e-mean": Finding(ratios(e2e[BASE], e2e[KTIER]), f"{where} {texts[1]}."),
+            "sweep-e2e-p99": Finding(ratios(p99[BASE], p99[KTIER]), f"{where} {texts[2]}."),
             "sweep-batches": Finding(ratios(prefill[MIXED], prefill[KTIER]), f"{where} {texts[0]}."),
         }
 
