@@ -10,7 +10,7 @@ import pytest
 from headway_papers.reproduce.claims import HOLDS, Between, Claim, EverySeed, Value
 from headway_papers.reproduce.findings import Findings
 from headway_papers.reproduce.reproduction import load
-from recorded import FOLDER, NUM_DRAWS, Replayed, plans_kept
+from recorded import ALIKE, APART, FOLDER, NEAR, NUM_DRAWS, Replayed, plans_kept
 from rules import bounds_of
 
 pytestmark = pytest.mark.ci
@@ -20,18 +20,22 @@ OF_ONE = ("answers-rr", "in-time-", "batch-done")
 """How claims begin that ask a share of one system, whatever the others have."""
 
 
+OF_SEVERAL = ("fig8-",)
+"""How claims begin that are on the mean ratio of several pairs of systems, each with labels of its own."""
+SHARES = ("%", "x", " points")
+"""Units of ratios and differences of two systems."""
 RECORDED = sorted(file.name.partition(".")[0] for file in FOLDER.glob("*.json.gz"))
 
 
 @cache
-def found(paper: str, apart: bool, draw: int) -> Findings:
+def found(paper: str, apart: float, draw: int) -> Findings:
     with plans_kept():
         return load(paper).run(Replayed.of(paper, apart, draw))
 
 
-def words(paper: str, claim: Claim, apart: bool) -> list[str]:
+def words(paper: str, claim: Claim, apart: float) -> list[str]:
     """The verdict of each draw."""
-    values = (found(paper, apart, draw).outcomes[claim.id].values for draw in range(NUM_DRAWS[apart]))
+    values = (found(paper, apart, draw).outcomes[claim.id].values for draw in range(NUM_DRAWS[abs(apart)]))
     return [claim.rule.judge(each).word for each in values]
 
 
@@ -51,7 +55,7 @@ def is_of_a_difference(claim: Claim) -> bool:
 )
 def test_a_rule_fails_where_labels_mean_nothing(paper: str, claim: Claim) -> None:
     """A difference is not seen between equal systems; and nothing is said whatever the measurements are."""
-    alike, apart = words(paper, claim, apart=False), words(paper, claim, apart=True)
+    alike, apart = words(paper, claim, ALIKE), words(paper, claim, APART)
     if claim.id.startswith(STATED):
         assert len({*alike, *apart}) == 1
         return
@@ -60,9 +64,27 @@ def test_a_rule_fails_where_labels_mean_nothing(paper: str, claim: Claim) -> Non
     assert {*alike, *apart} != {HOLDS}
 
 
+def is_of_two(claim: Claim) -> bool:
+    """Whether the rule is on an order, or on the ratio or the difference of two systems."""
+    rule = claim.rule
+    is_share = is_of_a_difference(claim) and getattr(rule, "unit", "") in SHARES
+    return (isinstance(rule, EverySeed) or is_share) and not claim.id.startswith((*STATED, *OF_SEVERAL))
+
+
+@pytest.mark.parametrize(
+    ("paper", "claim"),
+    [(paper, claim) for paper in RECORDED for claim in load(paper).CLAIMS if is_of_two(claim)],
+    ids=lambda each: getattr(each, "id", each),
+)
+def test_a_rule_fails_where_labels_are_swapped(paper: str, claim: Claim) -> None:
+    """A claim that holds for two systems does not hold where each has the other's name."""
+    both = zip(words(paper, claim, NEAR), words(paper, claim, -NEAR), strict=True)
+    assert (HOLDS, HOLDS) not in both
+
+
 @pytest.mark.parametrize("paper", RECORDED)
 def test_every_claim_has_a_value_a_seed_and_a_reason(paper: str) -> None:
-    claims, outcomes = load(paper).CLAIMS, found(paper, apart=False, draw=0).outcomes
+    claims, outcomes = load(paper).CLAIMS, found(paper, ALIKE, draw=0).outcomes
     assert set(outcomes) == {claim.id for claim in claims}
     missing: list[Value] = [None]
     assert not [claim.id for claim in claims if not outcomes[claim.id].values or missing == outcomes[claim.id].values]

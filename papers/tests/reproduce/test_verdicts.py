@@ -23,7 +23,7 @@ from headway_papers.reproduce.claims import (
     Value,
 )
 from headway_papers.reproduce.page import CSS
-from headway_papers.reproduce.reproduction import abstract_of, full_only, load
+from headway_papers.reproduce.reproduction import abstract_of, full_only, has_papers_number, load
 from rules import bounds_of
 
 PAPERS = [name for name in SYSTEMS if name != "headway"]
@@ -143,6 +143,33 @@ def test_an_abstract_names_claims_of_its_paper_once(name: str) -> None:
     for sentence in sentences:
         texts = [each.reading for each in sentence.readings]
         assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize(
+    ("paper", "headway", "contains"),
+    [
+        ("2.8x", "2.53x [2.18x, 2.88x], 3 seeds", True),
+        ("4x", "5.04x [4.21x, 5.88x], 3 seeds", False),
+        ("16.4-38.3%", "61.8% [52.8%, 70.8%], 3 seeds", False),
+        ("16.4-38.3%", "39.6% [28.2%, 51.0%], 3 seeds", True),
+        ("28.5-95.1%", "-9,887% [-15,522%, -4,252%], 3 seeds", False),
+        ("-1.1%", "-2% [-3%, -1%], 3 seeds", True),
+        ("+0.8%", "0.577% [-0.0615%, 1.22%], 3 seeds", True),
+        ("27.39 s", "10.0 s [-16.4 s, 36.4 s], 3 seeds", True),
+        (12, "12.1 [11.9, 12.3], 3 seeds", True),
+        ("4", "3, exact", False),
+        ("4 s", "4 s, exact", True),
+        ("2.8x", "no value for 3 of 3 seeds", False),
+        ("> 3 s", "3.1 s [2.9 s, 3.3 s], 3 seeds", None),
+        ("no worse", "-1% [-2%, 0%], 3 seeds", None),
+        ("4 x", "4.1x [3.9x, 4.3x], 3 seeds", None),
+        ("4 s", "4% [3%, 5%], 3 seeds", None),
+    ],
+)
+def test_an_interval_contains_the_papers_number_or_does_not(
+    paper: str | float, headway: str, contains: bool | None
+) -> None:
+    assert has_papers_number(paper, headway) is contains
 
 
 @pytest.mark.parametrize("name", PAPERS)

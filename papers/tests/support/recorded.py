@@ -36,9 +36,9 @@ RECORDED_SEEDS = {"cascadia": (0, 1)}
 """Seeds of recordings and replays of a paper whose measurements are of several seeds each."""
 SEEDS = tuple(range(6))
 """Seeds of other replays."""
-NUM_DRAWS = {False: 2, True: 8}
-APART, NOISE = 10.0, 0.002
-"""The largest logarithm of a label's factor, and the standard deviation of that of a measurement's."""
+ALIKE, NEAR, APART, NOISE = 0.0, 0.7, 10.0, 0.002
+"""The largest logarithms of a label's factor, and the standard deviation of that of a measurement's."""
+NUM_DRAWS = {ALIKE: 2, NEAR: 4, APART: 8}
 MOST_TRIED = 3
 """Tasks of a kind, one after the other, until each number of its measurement is known."""
 LATENCIES = ("prefill", "decode", "e2e")
@@ -134,17 +134,19 @@ def _ids(paper: str) -> frozenset[str]:
 class Replayed(Runner):
     """Answers with recorded measurements in which all labels are alike, or are apart by a factor of their own.
 
+    `apart`: the largest logarithm of such a factor. Below 0, each factor is the inverse of that for -`apart`, so that
+    two labels are as if each had the other's name.
     Labels are parts of a task's name, such as a policy, and keys of parts of one form in a measurement.
     """
 
     recorded: Mapping[str, Measurement] = field(default_factory=dict)
-    apart: bool = False
+    apart: float = ALIKE
     draw: int = 0
     first: dict[tuple[str, ...], float] = field(default_factory=dict)
     """The first number of each name, which all measurements have."""
 
     @classmethod
-    def of(cls, paper: str, apart: bool, draw: int) -> Replayed:
+    def of(cls, paper: str, apart: float, draw: int) -> Replayed:
         recorded = json.loads(gzip.decompress((FOLDER / f"{paper}.json.gz").read_bytes()))
         seeds, ids = RECORDED_SEEDS.get(paper, SEEDS), _ids(paper)
         return cls(seeds, data=FOLDER, claims=ids, recorded=recorded, apart=apart, draw=draw)
@@ -163,7 +165,9 @@ class Replayed(Runner):
         parts = name if isinstance(name, tuple) else (name,)
         has_seed = len(parts) > 1 and isinstance(parts[-1], int)
         label = f"{self.draw} {parts[:-1] if has_seed else parts}"
-        return self._changed(measurement, (), label, np.random.default_rng(crc32(f"{self.draw} {parts}".encode())))
+        noise = np.random.default_rng(crc32(f"{self.draw} {parts}".encode()))
+        changed: Measurement = self._changed(measurement, (), label, noise)
+        return changed
 
     def _changed(self, value: Any, path: tuple[str, ...], label: str, noise: np.random.Generator) -> Any:
         """`path`: the keys that are no labels."""
@@ -176,11 +180,10 @@ class Replayed(Runner):
             return [self._changed(each, (*path, "of list"), label, noise) for each in value]
         own = np.random.default_rng(crc32(label.encode()))
         if isinstance(value, bool):
-            return bool(own.integers(2)) if self.apart else value
+            return bool(own.integers(2)) is (self.apart > 0) if self.apart else value
         if isinstance(value, float):
             equal = value if "of list" in path else self.first.setdefault(path[-2:], value)
-            factor = np.exp(own.uniform(-APART, APART)) if self.apart else 1.0
-            return equal * factor * noise.lognormal(0.0, NOISE)
+            return equal * np.exp(self.apart * own.uniform(-1.0, 1.0)) * noise.lognormal(0.0, NOISE)
         return value
 
 

@@ -86,6 +86,21 @@ def test_planning_by_load_alone_misjudges_lengths() -> None:
         cascade_serve(asked.with_target(LatencyBudget(1.0)), latencies())
 
 
+def test_planning_by_load_with_one_parallelism_and_equal_shares() -> None:
+    """Each stage has replicas of the largest shape that fits into its share and a server; with free shapes, others."""
+    for seed in range(3):
+        asked = problem(3, 12, 4.0, QualityFloor(70.0), seed, num_requests=20)
+        free, uniform = (
+            cascade_serve(asked, latencies(), HonestBounds(Queue(), seed), ALL, equal=True, uniform=each).stages
+            for each in (False, True)
+        )
+        shares = equal_shares(12, tuple(stage.num_gpus > 0 for stage in uniform))
+        for stage, share in zip(uniform, shares, strict=True):
+            assert stage.num_gpus <= share and len(stage.replicas) == (stage.num_gpus > 0)
+            assert all((part.tp, part.pp) == (min(share, 4), 1) for part in stage.replicas)
+        assert [stage.replicas for stage in free] != [stage.replicas for stage in uniform]
+
+
 def test_a_router_in_front_sends_each_request_to_one_model() -> None:
     asked = problem(3, 12, 4.0, QualityFloor(65.0), 2, num_requests=30)
     found = route_llm(asked, asked.scores, latencies(), HonestBounds(Queue(), 0), ALL)

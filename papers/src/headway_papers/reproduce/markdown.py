@@ -12,8 +12,16 @@ from headway.workload.atomic_file import write_text
 from headway_papers.reproduce.claims import EXCEEDS, REFUTED, Word
 from headway_papers.reproduce.findings import PaperTable
 from headway_papers.reproduce.kept import Written, merged_rows, merged_tables
-from headway_papers.reproduce.reproduction import Reproduced, SentenceResult, abstract_of, counts, judged, load
-from headway_papers.reproduce.text import counted, experiment_of, result_of
+from headway_papers.reproduce.reproduction import (
+    ReadingResult,
+    Reproduced,
+    SentenceResult,
+    abstract_of,
+    counts,
+    judged,
+    load,
+)
+from headway_papers.reproduce.text import contains, counted, experiment_of, result_of
 
 
 def markers(command: str) -> tuple[str, str]:
@@ -88,14 +96,25 @@ def abstract(sentences: Sequence[SentenceResult]) -> list[str]:
         return []
     lines = ["**The abstract**, sentence by sentence", ""]
     lines += [f"- *{each.says}* {result_of(each)} {experiment_of(each)}" for each in sentences]
-    lines += ["", "**By reading**; a reading was chosen before or after a run of it or another was seen.", ""]
+    lines += ["", _BY_READING, ""]
     for sentence in sentences:
         cells = [
-            [each.reading, each.chosen, str(each.paper), each.headway, _verdict(each.verdict), each.claim]
+            [each.reading, each.chosen, str(each.paper), each.headway, _verdict(each.verdict), _in(each), each.claim]
             for each in sentence.readings
         ]
-        lines += [f"*{sentence.says}*", "", *table(["reading", "chosen", "paper", "Headway", "", "row"], cells), ""]
+        heads = ["reading", "chosen", "paper", "Headway", "", "contains", "row"]
+        lines += [f"*{sentence.says}*", "", *table(heads, cells), ""]
     return [*lines, "**All claims**", ""]
+
+
+_BY_READING = (
+    "**By reading**; a reading was chosen before or after a run of it or another was seen. *Contains*: whether our "
+    "interval contains the paper's number, or meets its range."
+)
+
+
+def _in(reading: ReadingResult) -> str:
+    return f"**{text}**" if (text := contains(reading)) == "yes" else text
 
 
 def _verdict(word: Word) -> str:

@@ -11,7 +11,7 @@ from headway.report.table import seconds, short_number
 from headway_papers.reproduce.claims import Word
 from headway_papers.reproduce.findings import Exhibit, Figure
 from headway_papers.reproduce.reproduction import ClaimResult, Reproduced, SentenceResult
-from headway_papers.reproduce.text import MARKS, counted, experiment_of, result_of
+from headway_papers.reproduce.text import MARKS, contains, counted, experiment_of, result_of
 
 CSS = """
 .claims td { vertical-align: top; padding-top: 9px; padding-bottom: 9px; }
@@ -74,10 +74,10 @@ def _sentence(sentence: SentenceResult) -> str:
     rows = [
         f'{_verdict(each.verdict)}<td class="text claim">{escape(each.reading)}</td><td class="text">{each.chosen}</td>'
         f'<td class="text">{escape(str(each.paper))}</td><td class="result">{escape(each.headway)}</td>'
-        f'<td class="name"><code>{escape(each.claim)}</code></td>'
+        f'<td class="text">{contains(each)}</td><td class="name"><code>{escape(each.claim)}</code></td>'
         for each in sentence.readings
     ]
-    readings = table(["", "reading", "chosen", "paper", "Headway", "id"], range(6), rows)
+    readings = table(["", "reading", "chosen", "paper", "Headway", "contains", "id"], range(7), rows)
     before = f"<p>{escape(result_of(sentence))}</p><p>{escape(experiment_of(sentence))}</p>"
     return f'<section class="claims">\n<h2>{escape(sentence.says)}</h2>\n{before}\n{readings}\n</section>'
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ class ReadingResult(Struct, frozen=True):
     verdict: Word
     has_value: bool
     """False if no run was made for it, as a quick run leaves some out."""
+    has_papers_number: bool | None
+    """Whether our interval contains the paper's number, or meets its range; None if the paper has no number."""
 
 
 class SentenceResult(Struct, frozen=True):
@@ -193,7 +196,14 @@ def judged(abstract: Sequence[Sentence], rows: Sequence[ClaimResult]) -> tuple[S
     for sentence in abstract:
         readings = tuple(
             ReadingResult(
-                each.claim, each.reading, each.chosen, row.paper, row.headway, row.verdict, has_value=row.has_value
+                each.claim,
+                each.reading,
+                each.chosen,
+                row.paper,
+                row.headway,
+                row.verdict,
+                has_value=row.has_value,
+                has_papers_number=has_papers_number(row.paper, row.headway),
             )
             for each in sentence.readings
             if (row := by_id.get(each.claim)) is not None
@@ -201,6 +211,26 @@ def judged(abstract: Sequence[Sentence], rows: Sequence[ClaimResult]) -> tuple[S
         if readings:
             results.append(SentenceResult(sentence.says, readings, sentence.experiment))
     return tuple(results)
+
+
+_PAPER = re.compile(r"[+]?(-?[\d.,]+)(?:-([\d.,]+))?( s|x|%)?")
+_INTERVAL = re.compile(r"\[(-?[\d.,]+)( s|x|%)?, (-?[\d.,]+)(?: s|x|%)?\]")
+
+
+def has_papers_number(paper: str | float, headway: str) -> bool | None:
+    """Whether the interval that is printed in `headway` contains the paper's number, or meets its range "7.8-17.1%".
+
+    None if `paper` is no number with the interval's unit, such as "> 3 s".
+    """
+    ours = re.sub(r"^(.+), exact$", r"[\1, \1]", headway)
+    number, found = _PAPER.fullmatch(str(paper)), _INTERVAL.search(ours)
+    if number is None or (found is not None and found[2] != number[3]):
+        return None
+    if found is None:
+        return False
+    ends = (number[1], number[2] or number[1], found[1], found[3])
+    least, most, low, high = (float(each.replace(",", "")) for each in ends)
+    return low <= most and least <= high
 
 
 def _row(claim: Claim, outcome: Finding) -> ClaimResult:

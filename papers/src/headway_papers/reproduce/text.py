@@ -12,7 +12,7 @@ from rich.text import Text
 
 from headway.report.table import seconds
 from headway_papers.reproduce.claims import EXCEEDS, HOLDS, REFUTED, UNDECIDED, VERDICTS, Claim, Word
-from headway_papers.reproduce.reproduction import Reproduced, SentenceResult
+from headway_papers.reproduce.reproduction import ReadingResult, Reproduced, SentenceResult
 
 MARKS: dict[Word, str] = {HOLDS: "✓", EXCEEDS: "»", REFUTED: "✗", UNDECIDED: "?"}
 _STYLES: dict[Word, str] = {HOLDS: "green", EXCEEDS: "cyan", REFUTED: "bold red", UNDECIDED: "yellow"}
@@ -28,8 +28,15 @@ def result_of(sentence: SentenceResult) -> str:
     """The paper's number and ours by the main reading, and the verdicts of all readings."""
     main, num = sentence.main, len(sentence.readings)
     words = ", ".join(f"{count} {_PLURAL.get(word, word)}" for word, count in sentence.counts.items() if count)
-    tally = f" Of {num} readings: {words}." if num > 1 else ""
+    known = [each.has_papers_number for each in sentence.readings if each.has_papers_number is not None]
+    near = f"; the intervals of {sum(known) or 'none'} contain the paper's number" if known else ""
+    tally = f" Of {num} readings: {words}{near}." if num > 1 else ""
     return f"{main.verdict}. Paper: {main.paper}. Headway: {main.headway} ({main.reading}).{tally}"
+
+
+def contains(reading: ReadingResult) -> str:
+    """Whether our interval contains the paper's number: "yes", "no", or "" if the paper has none."""
+    return {True: "yes", False: "no", None: ""}[reading.has_papers_number if reading.has_value else None]
 
 
 def experiment_of(sentence: SentenceResult) -> str:
@@ -65,10 +72,10 @@ def _abstract(sentences: Sequence[SentenceResult]) -> Iterator[Text | Table]:
         yield Text(experiment_of(sentence))
     for sentence in sentences:
         yield Text(f"\n{sentence.says} By reading:", style="bold")
-        table = _table("reading", "chosen", "paper", "headway", "verdict", "id")
+        table = _table("reading", "chosen", "paper", "headway", "verdict", "contains", "id")
         for each in sentence.readings:
             cells = (each.reading, each.chosen, str(each.paper), each.headway)
-            table.add_row(*map(Text, cells), _marked(each.verdict), Text(each.claim))
+            table.add_row(*map(Text, cells), _marked(each.verdict), Text(contains(each)), Text(each.claim))
         yield table
     if sentences:
         yield Text("\nAll claims", style="bold")

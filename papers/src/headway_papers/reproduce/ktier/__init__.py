@@ -20,7 +20,7 @@ from headway_papers.reproduce.runner import Runner
 from headway_papers.reproduce.tasks import Task
 
 TITLE = "K-tier Llumnix: more than two priorities"
-SEEDS, QUICK_SEEDS = 4, 2
+SEEDS, QUICK_SEEDS = 5, 2
 ABSTRACT = read_abstract(__package__)
 PARITY, SUSTAINED = ids_like(CLAIMS, "parity-*", "overhead-*"), ids_like(CLAIMS, "sustained-*", "headroom-tier0")
 SEATS, TICK, SWEEP = (ids_like(CLAIMS, pattern) for pattern in ("seats-*", "tick-*", "sweep-*"))

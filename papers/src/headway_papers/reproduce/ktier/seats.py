@@ -47,7 +47,8 @@ class SeatRuns(SeedResults):
                 why = f"{', '.join(f'{fmean(each):.1f} s' for each in both)}. {sizes}"
                 times = ratios(*both)
                 if number == "p99":
-                    why += f" Cost per latency: {fmean(map(cost_improvement, times)):.0%} better."
+                    better = fmean(map(cost_improvement, times))
+                    why += f" Cost per latency: {abs(better):.0%} {'better' if better > 0 else 'worse'}."
                 findings[f"{name}-{what}-{number}"] = Finding(times, why)
         medians = {tier: self.values(("seats", 3), "tiers", str(tier), "prefill", "p50") for tier in range(3)}
         listed = ", ".join(f"{fmean(each):.2f} s" for each in medians.values())
