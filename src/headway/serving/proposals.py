@@ -67,7 +67,9 @@ async def advice(fleet: Path, records: Path, last_s: float, *options: str) -> di
 def why_none(answer: dict[str, Any]) -> str:
     """Reason why an answer has no proposals; empty if it has proposals."""
     if answer["is_withheld"]:
-        return "advice is withheld: the records do not come out when they are rehearsed as they ran"
+        mended_by = answer.get("mended_by")
+        but = "" if mended_by is None else f", but with `simulation: {{step_time_factor: {mended_by:g}}}`"
+        return f"advice is withheld: the records do not come out when they are rehearsed as they ran{but}"
     return "" if answer["proposals"] else "no change is distinguishable from today's fleet"
 
 

@@ -188,6 +188,14 @@ def test_a_twin_that_is_off_withholds_advice_and_names_the_latency(factor: float
     assert "e2e_s.mean" in off and (off["e2e_s.mean"] > 0) == (factor > 1)
     first, second, _ = sentences(answer)
     assert "E2E mean" in first and f"{100 * off['e2e_s.mean']:+.0f}%" in first and "withheld" in second
+    mended_by = answer.mended_by
+    assert (
+        mended_by == pytest.approx(factor, rel=0.01) and f"`simulation: {{step_time_factor: {mended_by:g}}}`" in second
+    )
+    mended = fleet_at(tmp_path, f"{FLEET}simulation: {{step_time_factor: {mended_by}}}\n")
+    assert not hw.advise(mended, [slow], kinds=["routing"]).answer.is_withheld
+    few: Advice = hw.advise(fleet_at(tmp_path), [slow], kinds=["routing"], max_rehearsals=4).answer
+    assert few.is_withheld and few.mended_by is None and "headway calibrate" in sentences(few)[1]
 
 
 def test_days_are_rehearsed_by_the_fleet_that_ran_and_the_step_times_of_todays(tmp_path: Path) -> None:

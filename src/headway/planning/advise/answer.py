@@ -77,7 +77,7 @@ def report(answer: Advice) -> Report:
             Section("Changes of the fleet file", changes),
         ]
     body.append(Section("The days as they ran, and rehearsed", [residuals(answer)]))
-    if answer.compared is None:
+    if answer.compared is None and not answer.is_withheld:
         body.append(Section("Not tried", [left_out(answer)]))
     return Report("advice", headline(answer), [Lines(sentences(answer)), Facts(shown)], body, answer.notes)
 

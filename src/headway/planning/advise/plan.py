@@ -18,7 +18,15 @@ from headway.planning.advise import days as days_of
 from headway.planning.advise.candidates import KINDS, NEVER_TRIED, Assemble, candidates
 from headway.planning.advise.changes import Candidate, Change, LeftOut
 from headway.planning.advise.choose import MOST_JUDGED, Chosen, choose
-from headway.planning.advise.correct import MOST_ROUNDS, StepTimeFactor, correct, means_rehearsal, measured, slower
+from headway.planning.advise.correct import (
+    MOST_ROUNDS,
+    StepTimeFactor,
+    correct,
+    means_rehearsal,
+    measured,
+    own_factor,
+    slower,
+)
 from headway.planning.advise.days import Day, Part, Split
 from headway.planning.advise.judge import Proposal, Undecided, Verdict, compare, judge, rehearsals_for
 from headway.planning.advise.trials import Outcome, Trials
@@ -29,6 +37,8 @@ from headway.workload.spec import TraceSpec
 ATTAINMENT = 0.99
 MOST_REHEARSALS = 600
 MOST_REQUESTS = 20_000
+MOST_MENDED = 3.0
+"""Largest factor on step times, or their divisor, that is named where the days do not come out."""
 
 
 class AdviceOptions(Struct, frozen=True):
@@ -87,6 +97,9 @@ class Advice(Struct, frozen=True):
     notes: tuple[str, ...]
     compared: Proposal | None = None
     """The comparison of the requested candidate, in place of proposals."""
+    mended_by: float | None = None
+    """If advice is withheld: the factor on step times (`simulation: step_time_factor`) with which the days come out.
+    None: there is none."""
 
 
 def advise(
@@ -116,9 +129,10 @@ def advise(
     as_ran = [day_rehearsal(fleet.assemble(whole(day).document(ran[day.name]))) for day in days]
     checked = check(days, rehearsals.all(as_ran), today.spec.slo)
     found = _Found(fleet, days, split, options, checked, notes)
-    if not checked.is_met or checked.step_time_factor is None:
-        return found.withheld(rehearsals)
     parts = _whole_where_short(days, split.chosen_on, options.max_requests)
+    if not checked.is_met or checked.step_time_factor is None:
+        mended_by = _mended_by(fleet, days, ran, parts, rehearsals, today.spec.slo) if checked.off else None
+        return replace(found.withheld(rehearsals), mended_by=mended_by)
     step_times = _step_times(fleet, days, ran, parts, checked.step_time_factor, rehearsals)
     trials = Trials(
         fleet.document, fleet.assemble, rehearsals, options.max_rehearsals, rehearsals.num_done, step_times.mean
@@ -168,6 +182,24 @@ def _step_times(
     most_rounds = max(min(MOST_ROUNDS, rehearsals.expected // 10 // len(parts)), 1)
     found = correct([measured(by_name[part.day], part) for part in parts], rehearse, band, most_rounds)
     return found or StepTimeFactor(1.0, 1 / band, band, {})
+
+
+def _mended_by(
+    fleet: FleetFile,
+    days: Sequence[Day],
+    ran: Mapping[str, Mapping[str, Any]],
+    parts: Sequence[Part],
+    rehearsals: Rehearsals,
+    slo: Any,
+) -> float | None:
+    """The `step_time_factor` of the fleet file with which all latencies of the days come out; None if there is none, or
+    the allowed rehearsals do not suffice to find it."""
+    if rehearsals.num_done + MOST_ROUNDS * len(parts) + len(days) > rehearsals.expected:
+        return None
+    found, own = _step_times(fleet, days, ran, parts, MOST_MENDED, rehearsals).mean, own_factor(fleet.document)
+    named = round(found * own, 3)
+    scenarios = [fleet.assemble(slower(whole(day).document(ran[day.name]), named / own)) for day in days]
+    return named if check(days, rehearsals.all(list(map(day_rehearsal, scenarios))), slo).is_met else None
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,11 @@ def headline(answer: Advice) -> str:
 
 def _on_best(answer: Advice) -> str:
     if answer.is_withheld:
-        return (
-            "Advice is withheld, as what would have been cannot be believed either; "
-            "headway calibrate fits the step times to these records."
-        )
+        withheld = "Advice is withheld, as what would have been cannot be believed either"
+        if answer.mended_by is None:
+            return f"{withheld}; headway calibrate fits the step times to these records."
+        mended = f"`simulation: {{step_time_factor: {answer.mended_by:g}}}` in the fleet file"
+        return f"{withheld}; the days come out with {mended}, for engines that are known to differ by as much."
     if (each := answer.compared) is not None:
         return f"{each.name} {_effect(each)}{_today(answer)}."
     if not answer.proposals:
@@ -174,6 +175,7 @@ def said(answer: Advice) -> Iterator[Said]:
     """The answer for a console."""
     yield from sentences(answer)
     if answer.is_withheld:
+        yield ""
         yield residuals(answer)
     if answer.proposals:
         yield ""
@@ -182,7 +184,7 @@ def said(answer: Advice) -> Iterator[Said]:
         yield ""
         yield f"{i}. {each.name}"
         yield each.diff.removesuffix("\n")
-    if answer.compared is None:
+    if answer.compared is None and not answer.is_withheld:
         yield ""
         yield left_out(answer)
     yield from (f"note: {note}" for note in answer.notes)
