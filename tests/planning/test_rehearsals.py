@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import os
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from headway.planning.rehearsals import (
     content_key,
     scenario_key,
 )
-from headway.planning.source_digests import sources
+from headway.planning.source_digests import imported_names, sources
 from headway.scenario import Scenario, Simulator, assemble
 from headway.scenario.processes import processes
 
@@ -115,6 +116,32 @@ def test_a_rehearsal_depends_on_what_simulates_and_measures_and_on_no_planner_or
     }
     assert {"sim.engine_scheduler", "report.model_error", "planning.advise.trials"} <= names, sorted(names)
     assert not names & {"planning.advise.choose", "planning.advise.text", "serving.autopilot", "gateway.server.app"}
+
+
+def test_no_import_of_a_source_is_missed() -> None:
+    """Against the syntax trees of all sources, and for what these do not have."""
+    own = """
+if x: import a.b
+x = 1; import c as d, e
+from .f import (  # (g
+    h as i,  # )
+    j,
+)
+if x:
+    from k \\
+        import l, m  # n
+from o import *
+def q(): from r import s
+"""
+    texts = [own, *(file.read_text() for file in Path(headway.__file__).parent.rglob("*.py"))]
+    for text in texts:
+        named = set[str]()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                named |= {node.module, *(f"{node.module}.{each.name}" for each in node.names if each.name != "*")}
+            elif isinstance(node, ast.Import):
+                named |= {each.name for each in node.names}
+        assert named <= set(imported_names(text))
 
 
 def test_another_version_of_a_users_policy_is_another_key(tmp_path: Path) -> None:

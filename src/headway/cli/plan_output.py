@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from msgspec import Struct
@@ -16,7 +16,6 @@ from headway.cli.output import JOBS, as_json_option, command_line, counting, pri
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
-from headway.planning.combos.plan import offer_of
 from headway.planning.combos.problem import Offer
 from headway.planning.planned import Planned
 from headway.planning.rehearsals import Resources, Source
@@ -25,6 +24,9 @@ from headway.report.render import page
 from headway.scenario import Simulator
 from headway.scenario.processes import available_cores, processes
 from headway.workload.atomic_file import write_text
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 INFEASIBLE = 3
 """Exit code of a command that finds no plan."""
@@ -122,6 +124,8 @@ def gpu_offer(
     text: str, per_server: int | None, find: Callable[[str], Gpu] = catalog.gpu, option: str = "--gpus"
 ) -> Offer:
     """Parse `type`, `type:count`, `type:count:price` or `type:count:price:interruptions`."""
+    from headway.planning.combos.plan import offer_of  # capacity plans do without combos
+
     try:
         return offer_of(text, per_server, find)
     except HeadwayError as error:

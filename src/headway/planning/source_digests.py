@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -24,15 +24,17 @@ def source_digest(module: str, folder: Path) -> bytes:
 def sources(module: str, folder: Path) -> list[Path]:
     """The files of a module and of the modules in a folder that it imports, directly or indirectly, at its top level or
     in functions."""
-    waiting, visited = [module], dict[str, Path]()
+    waiting, tried, found = [module], {module}, dict[str, Path]()
     while waiting:
         name = waiting.pop()
-        file = None if name in visited else module_file(name)
+        file = module_file(name)
         if file is not None and (name == module or file.is_relative_to(folder)):
-            visited[name] = source = _source_of(file)
+            found[name] = source = _source_of(file)
             if source.suffix == ".py":
-                waiting += sorted(neighbour_of(name, each) for each in _imported(source.read_bytes()))
-    return list(visited.values())
+                names = {neighbour_of(name, each) for each in imported_names(source.read_text("utf-8", "replace"))}
+                waiting += sorted(names - tried)
+                tried |= names
+    return list(found.values())
 
 
 def module_file(name: str) -> Path | None:
@@ -60,11 +62,17 @@ def _source_of(file: Path) -> Path:
     return source if file.suffix == ".so" and source.is_file() else file
 
 
-def _imported(source: bytes) -> Iterator[str]:
-    """Imported names that may be modules."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{each.name}" for each in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
+_IMPORT = re.compile(r"(?:\bfrom\s+\.*([\w.]+)\s+)?\bimport\s+(\((?:[^)#]|#[^\n]*)*\)|[^\n;#]*)")
+_COMMENT = re.compile(r"#[^\n]*")
+
+
+def imported_names(source: str) -> Iterator[str]:
+    """Imported names that may be modules: all of the source's syntax tree, and some of its texts. The trees of all
+    of Headway take a second."""
+    for module, names in _IMPORT.findall(source.replace("\\\n", " ")):
+        if module:
+            yield module
+        for each in _COMMENT.sub("", names.strip("() \t")).split(","):
+            name = each.partition(" as ")[0].strip()
+            if name.replace(".", "").isidentifier():
+                yield f"{module}.{name}" if module else name

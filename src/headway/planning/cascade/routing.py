@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 
 import numpy as np
@@ -96,7 +97,13 @@ def cascades(scores: Scores, weights: Sequence[float]) -> Routings:
     """The routings of a cascade (Figure 4). Thresholds are the occurring scores, 0 and 100.
 
     If there are too many thresholds, they are thinned evenly by rank. `weights`: the work of one token of each model.
+    Do not write to the arrays: the searches of several planners share them.
     """
+    return _cascades(scores, tuple(weights))
+
+
+@lru_cache(maxsize=4)
+def _cascades(scores: Scores, weights: tuple[float, ...]) -> Routings:
     stages = len(scores.models)
     most = int(min(MOST_ROUTINGS, max(MOST_CELLS // len(scores), 64)) ** (1 / max(stages - 1, 1)))
     levels = [_levels(scores.scores[:, i], most) for i in range(stages - 1)]

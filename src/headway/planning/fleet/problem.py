@@ -21,7 +21,7 @@ class SizedOption(Struct, frozen=True, forbid_unknown_fields=True):
     least: int | None
     """The fewest units with which enough requests are in time; None: no tried number suffices."""
     attainment: float | None
-    """Attainment with this many units; None: unknown."""
+    """Attainment with this many units, or the highest with the most units tried if none suffices; None: unknown."""
     reason: str = ""
     """Why no number suffices."""
     uncalibrated: tuple[str, ...] = ()

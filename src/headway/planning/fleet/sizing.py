@@ -27,6 +27,7 @@ from headway.planning.capacity.problem import (
     Situation,
     Targets,
 )
+from headway.planning.capacity.rehearsal import CapacityRehearsal
 from headway.planning.capacity.search import cheapest_fleet
 from headway.planning.combos.candidates import Efficiencies, enumerate_combos, usd_per_hour
 from headway.planning.combos.problem import (
@@ -97,20 +98,15 @@ def _together(task: SizingTask) -> SizedOptions:
         situations=(),
         max_replicas=min(MOST_UNITS, 4 * (offer.limit or MOST_UNITS)),
     )
-    num_simulated = num_found = 0
     try:
         source, resources = Source(document, Places(), template.base_dir), Resources(task.simulator, task.cache_dir)
-        for stops in (True, False):  # if no fleet meets the target, its best attainment needs whole rehearsals
-            best, done = plan_capacity(source, options, resources, stops)
-            num_simulated += done.rehearsals.num_simulated
-            num_found += done.rehearsals.num_found
-            if best.choice is not None or all(not each.points for each in best.options):
-                break
+        best, done = plan_capacity(source, options, resources, stops=True)
+        reached = _reached(best.options, done) if best.choice is None else None
     except HeadwayError as error:
         return SizedOptions((SizedOption(task.model, unknown_unit, None, None, str(error)),), 0, 0)
     if best.choice is None or best.measured is None:
         reason = best.options[0].reason if best.options else "no shape is possible"
-        sized = SizedOption(task.model, unknown_unit, None, _reached(best.options), reason)
+        sized = SizedOption(task.model, unknown_unit, None, reached, reason)
     else:
         group = Group(offer.gpu.name, best.choice.candidate.parallel.tp)
         price = usd_per_hour((group,), {offer.gpu.name: offer})
@@ -118,12 +114,13 @@ def _together(task: SizingTask) -> SizedOptions:
         sized = SizedOption(
             task.model, unit, best.choice.replicas, best.measured.attainment, uncalibrated=best.choice.uncalibrated
         )
-    return SizedOptions((sized,), num_simulated, num_found)
+    return SizedOptions((sized,), done.rehearsals.num_simulated, done.rehearsals.num_found)
 
 
-def _reached(options: Sequence[CandidateResult]) -> float | None:
-    """The highest attainment of any rehearsal."""
-    reached = [point.measured.attainment for each in options for point in each.points]
+def _reached(options: Sequence[CandidateResult], rehearsal: CapacityRehearsal) -> float | None:
+    """The highest attainment of any candidate with the most replicas that were tried, which none of them meets."""
+    tried = [(each.candidate, each.points[-1].replicas) for each in options if each.points]
+    reached = [rehearsal(*each, Situation()).attainment for each in tried]
     return max((each for each in reached if each is not None), default=None)
 
 
