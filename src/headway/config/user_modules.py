@@ -50,19 +50,20 @@ def loader_of(base_dir: Path) -> Callable[[str], ModuleType]:
 def own_modules(value: Any, base_dir: Path) -> Iterator[tuple[str, Path]]:
     """The modules that texts in a document name, as in `own:Router`, each with its folder. Texts that name no module
     are left out."""
-    if isinstance(value, str) and (module := module_of(value)):
-        try:
-            found = loader_of(base_dir)(module)
-        except Exception:  # the scenario that needs it is refused
-            return
-        if found.__file__ is not None:
-            yield found.__name__, Path(found.__file__).parent
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from own_modules(each, base_dir)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from own_modules(each, base_dir)
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, Mapping):
+            value = list(value.values())
+        if isinstance(value, list | tuple):
+            left += reversed(value)
+        elif isinstance(value, str) and ":" in value and (module := module_of(value)):
+            try:
+                found = loader_of(base_dir)(module)
+            except Exception:  # the scenario that needs it is refused
+                continue
+            if found.__file__ is not None:
+                yield found.__name__, Path(found.__file__).parent
 
 
 class _FolderFinder(MetaPathFinder):

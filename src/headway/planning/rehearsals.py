@@ -235,6 +235,8 @@ class Rehearsals:
         self.num_done = self.num_simulated = 0
         self._cache = RehearsalCache(resources.cache_dir)
         self._remembered: dict[str, Any] | None = {} if remembers else None
+        self.keeps = remembers or resources.cache_dir is not None
+        """Whether results are kept at all. If not, nothing needs a key."""
         self._lock = Lock()
         """Held while the cache or a counter is used."""
 
@@ -245,11 +247,6 @@ class Rehearsals:
     @property
     def counted(self) -> str:
         return f"{self.num_simulated} simulated, {self.num_found} found in the cache"
-
-    @property
-    def keeps(self) -> bool:
-        """Whether results are kept at all. If not, nothing needs a key."""
-        return self.resources.cache_dir is not None or self._remembered is not None
 
     def known(self, key: str, kind: Any) -> Any:
         """The result under a key; None if there is none."""
