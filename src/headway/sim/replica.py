@@ -85,7 +85,7 @@ class Replica:
 
     __slots__ = (
         "_api_server", "_cancelling", "_events", "_kernel", "_listener", "_makes_first_token", "_pausing",
-        "_reports_late", "_sends_first_token",
+        "_sends_first_token",
         "_undecided", "batch", "id", "is_up", "max_num_waiting", "max_request_tokens", "placed", "response_s",
         "scheduler", "timeline", "transit", "view",
     )  # fmt: skip
@@ -102,11 +102,10 @@ class Replica:
         self.batch = batch = Batch(
             id, pool, resources.kv_blocks, host, queue, recorder, run.seed, resources.new_adapter_slots()
         )
-        self._reports_late = late = resources.reports_late
-        self.timeline = timeline = Timeline(self, batch, resources.line, kernel, recorder.stretches, late)
+        self.timeline = timeline = Timeline(self, batch, resources.line, kernel, recorder.stretches)
         self.placed = PlacedRequests(batch, kernel.changes)
         self.transit = InTransit(batch, timeline, self.placed)
-        self.scheduler = EngineScheduler(pool.engine, kernel, timeline, self.transit, run.is_exact, resources)
+        self.scheduler = EngineScheduler(pool.engine, kernel, timeline, self.transit, run.is_exact)
         self.view = SimulatedView(resources, kernel, timeline, self.transit, run.pacer, run.network, combo, goodput_rps)
         self.response_s = pool.engine.response_overhead_s
         self._api_server = ApiServer(pool.engine.token_overhead_s)
@@ -253,8 +252,6 @@ class Replica:
             for live in self._cancelling:
                 self._cancel_running(live, now)
             self._cancelling = []
-        if self._reports_late:
-            timeline.late_s = self.scheduler.launches_for_s(now) if batch.prefill_tokens_left else 0.0
         if batch.chunk_tokens:
             self._end_prefills(now)
         checks, tick = batch.checks, batch.tick
@@ -314,7 +311,7 @@ class Replica:
 
     def _sent_s(self, live: Live, now: float) -> float:
         """Time at which the client receives a token of the iteration that ends now."""
-        return now + self.timeline.late_s + live.response_s + self._api_server.late_s
+        return now + live.response_s + self._api_server.late_s
 
     def _sends_first(self, live: Live) -> bool:
         """Whether the request's first token is sent with its KV cache, and more tokens follow."""
@@ -341,7 +338,7 @@ class Replica:
             batch.stop_decode(live)
             batch.write_segment(live, now, Cause.FINISHED)
             self.placed.uncount(live)
-            live.response_s += self.timeline.late_s + self._api_server.late_s
+            live.response_s += self._api_server.late_s
             self._listener.on_finished(live, now)
             return
         if 0 < live.turn_ends_at <= generated:

@@ -21,18 +21,6 @@ Line = Callable[[int, int, Sequence[tuple[int, int]], int, int], tuple[float, fl
 """The step times of a batch: see `perf.step.StepModel.line`."""
 
 
-class Launches:
-    """Seconds of the host to launch an iteration: without prompts, as one graph (`graph_s`); with prompts, of up to
-    `most_graph_tokens`, for which graphs were captured in parts (`parts_s`); and of more tokens (`whole_s`)."""
-
-    __slots__ = ("graph_s", "longest_s", "most_graph_tokens", "parts_s", "whole_s")
-
-    def __init__(self, graph_s: float, parts_s: float, whole_s: float, most_graph_tokens: int) -> None:
-        self.graph_s, self.parts_s, self.whole_s = graph_s, parts_s, whole_s
-        self.longest_s = max(graph_s, parts_s, whole_s)
-        self.most_graph_tokens = most_graph_tokens
-
-
 class Sleeper(Schedulable, Protocol):
     """A replica that the timeline wakes."""
 
@@ -43,45 +31,17 @@ class Timeline:
     """The epoch of a batch, and its events in the kernel."""
 
     __slots__ = (
-        "_batch",
-        "_graph_s",
-        "_lag",
-        "_line",
-        "_opened",
-        "_owner",
-        "_pack",
-        "_push",
-        "_put",
-        "_reports_late",
-        "_undecided",
-        "_wake",
-        "a_s",
-        "advances",
-        "api_server",
-        "b_s",
-        "is_due",
-        "k",
-        "k_end",
-        "kernel",
-        "late_s",
-        "next_s",
-        "slowdown",
-        "start_s",
-        "valid",
+        "_batch", "_line", "_opened", "_owner", "_pack", "_push", "_put", "_undecided", "_wake", "a_s", "advances",
+        "api_server", "b_s", "is_due", "k", "k_end", "kernel", "opened_s", "slowdown", "start_s", "valid",
         "version",
     )  # fmt: skip
 
-    def __init__(
-        self, owner: Sleeper, batch: Batch, line: Line, kernel: Kernel, stretches: Table, reports_late: bool = False
-    ) -> None:
-        """`reports_late`: the engine launches an iteration before it reports the one before: see `late_s`."""
+    def __init__(self, owner: Sleeper, batch: Batch, line: Line, kernel: Kernel, stretches: Table) -> None:
         self._owner, self._wake, self._batch = owner, owner.wake, batch
         self.kernel = kernel
         self._push, self._undecided = kernel.push, kernel.undecided
         self._pack, self._put = stretches.pack, stretches.write
         self._line = line
-        self._lag, self._reports_late = bool(batch.engine.schedule_lag), reports_late
-        self._graph_s = batch.engine.launch_overhead_s
         self.slowdown = 1.0
         """Factor on the times of `line`, from the next epoch on."""
         self.api_server: ApiServer | None = None
@@ -92,11 +52,7 @@ class Timeline:
         self.reset()
 
     def reset(self) -> None:
-        self.start_s = self.a_s = self.b_s = 0.0
-        self.next_s = 0.0
-        """When the engine schedules the epoch's second iteration: see `scheduled_s`."""
-        self.late_s = 0.0
-        """How long after the last boundary the engine reports its outputs: see `EngineScheduler.launches_for_s`."""
+        self.opened_s = self.start_s = self.a_s = self.b_s = 0.0
         self.valid: int | None = None
         """Boundary until which `a_s` and `b_s` hold; None = any."""
         self.k = self.k_end = 0
@@ -111,15 +67,10 @@ class Timeline:
         if self.k:
             self._put(self._pack(*self._opened, self.k))
         batch = self._batch
-        has_prompts, is_idle, scheduled_s, late_s = batch.chunk_tokens > 0, not self.k, now, self.late_s
-        if has_prompts and self._lag:
-            scheduled_s = self.scheduled_s(now)
-        self.next_s = now + late_s
+        self.opened_s = now
         if batch.stall_s:
             now += batch.stall_s
             batch.stall_s = 0.0
-        if late_s and not has_prompts:  # a graph is launched whole
-            now += late_s if late_s < self._graph_s else self._graph_s
         self.start_s = now
         self.k = num_decode = context = 0
         batch.is_changed = False
@@ -130,14 +81,6 @@ class Timeline:
         a_s, b_s, self.valid = self._line(
             num_decode, context, batch.chunk_shapes, batch.window_tokens, batch.num_growing
         )
-        if has_prompts and b_s:
-            launched_s, b_s = scheduled_s + b_s, 0.0
-            if launched_s > now + a_s * self.slowdown:
-                a_s = (launched_s - now) / self.slowdown
-            if is_idle and self._lag:  # an idle engine takes as long to launch this one and the next
-                self.next_s = launched_s - self._graph_s
-            elif self._reports_late and launched_s > now:
-                self.next_s = launched_s
         if batch.speculation is not None and num_decode:
             if batch.speculation.resize(num_decode):
                 batch.redraft(batch.speculation)
@@ -157,16 +100,6 @@ class Timeline:
             context,
             batch.num_waiting,
         )
-
-    def scheduled_s(self, now: float) -> float:
-        """When the engine scheduled the iteration that begins at the boundary `now`.
-
-        An engine that schedules ahead does so when it has reported the iteration before the one that ends now.
-        """
-        k = self.k
-        if not self._lag or not k:
-            return now
-        return self.next_s if k == 1 else boundary_s(self.start_s, self.a_s, self.b_s, k - 1)
 
     def close(self) -> None:
         """Record the current epoch if it has a complete iteration."""
@@ -242,12 +175,9 @@ class Timeline:
     # When to decide again.
 
     def wake_by(self, now: float, num_later: int = 0) -> None:
-        """Decide at the first boundary from `now` on, or `num_later` boundaries after it: ahead of the engine's
-        schedule."""
+        """Decide at the first boundary from `now` on, or `num_later` boundaries after it."""
         if self.k == self.k_end:
             self.request_decision()
-        elif num_later and not self.k and now <= self.next_s:
-            self.sleep_until(1)
         elif self.k_end - self.k > 1:
             k = first_boundary_at(self.start_s, self.a_s, self.b_s, now, self.k + 1, self.k_end) + num_later
             if k < self.k_end:
