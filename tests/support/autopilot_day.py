@@ -89,7 +89,8 @@ def lived_day(
     async def story() -> None:
         loop, random = asyncio.get_running_loop(), Random(seed)
         model = next(iter(file.plan.names))
-        async with served_plan(file.plan, [], make=make, throttles=throttles) as (app, gateway):
+        own = next(each.pool for each in file.plan.pools if each.pool.hosted is None)
+        async with served_plan(file.plan, [], make=make, throttles=throttles, service=own) as (app, gateway):
             asked, at_s, end_s, id = set[asyncio.Task[Any]](), 1.0, most_s, 0
             while at_s < end_s:
                 row = (at_s, prompt_tokens, output_tokens, 0, "", "", [])

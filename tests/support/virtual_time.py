@@ -212,9 +212,11 @@ async def served_plan(
     front: Front | None = None,
     make: Callable[[], Gateway] | None = None,
     throttles: Mapping[str, tuple[float, float]] | None = None,
+    service: Pool | None = None,
 ) -> AsyncIterator[tuple[Any, Any]]:
     """The gateway's application, and a function that returns the gateway. `make`: another than of the plan.
-    `throttles`: of the engines of a pool, seconds and how many times as long iterations take from then on."""
+    `throttles`: of the engines of a pool, seconds and how many times as long iterations take from then on. `service`:
+    what hosted pools are in truth, if not what the plan says."""
     gateways: list[Gateway] = []
 
     def of_plan() -> Gateway:
@@ -225,13 +227,12 @@ async def served_plan(
         return gateways[0]
 
     async with AsyncExitStack() as stack:
-        own = next(each.pool for each in plan.pools if each.pool.hosted is None)
         for served in plan.pools:
             for url in served.endpoints:
                 ordering = FcfsOrdering() if plan.policies.ordering_at == "gateway" else plan.policies.ordering()
                 await _emulate(
                     stack,
-                    served.pool if served.pool.hosted is None else own,  # a service may be any engine
+                    served.pool if served.pool.hosted is None else service or served.pool,
                     ordering,
                     url,
                     reasoning_tokens,

@@ -8,10 +8,9 @@ from functools import partial
 from math import exp, inf
 from typing import Final, NamedTuple
 
-from mypy_extensions import mypyc_attr
-
 from headway.core.decision import Placement
 from headway.core.record import Ended
+from headway.core.subclasses import mypyc_attr
 from headway.core.view import Bounds, FleetView, ReplicaView, RequestView
 from headway.policies.engine_pace import EngineSpeed, ObservedRatio
 from headway.policies.routing.slo_misses import (

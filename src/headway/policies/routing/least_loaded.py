@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from mypy_extensions import mypyc_attr
-
 from headway.core.decision import Placement
+from headway.core.subclasses import mypyc_attr
 from headway.core.view import FleetView, ReplicaView, RequestView
 
 _MANY: Final = 128

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from mypy_extensions import mypyc_attr
-
 from headway.core.decision import Placement
+from headway.core.subclasses import mypyc_attr
 from headway.core.view import Bounds, FleetView, ReplicaView, RequestView
 from headway.policies.routing.work_left import pending_tokens, uncached_tokens
 

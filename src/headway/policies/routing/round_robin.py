@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mypy_extensions import mypyc_attr
-
 from headway.core.decision import Placement
+from headway.core.subclasses import mypyc_attr
 from headway.core.view import FleetView, RequestView
 
 
