@@ -182,6 +182,7 @@ def test_real_advice_is_promoted_although_the_gateway_is_killed_in_every_stage(
         assert fleet.read_text() in (before, files.path(tried.change.version).read_text())
         wait.unlink()
         night.go_on()
+        until(lambda: "is judged: promote" in night.log(), 60.0)  # told again, as the killed gateway may not have
 
         assert night.killed_when(lambda: night.state()["past"]) == "promoted"
         after = fleet.read_text()

@@ -241,7 +241,9 @@ class ScriptedEngine:
                 listening.set_exception(error)
                 return
             await self._end.wait()
-            await self.stop()
+            for _ in range(3):  # a connection may have been accepted as the server closed
+                await self.stop()
+                await asyncio.sleep(0.01)
 
         self._thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
         self._thread.start()
