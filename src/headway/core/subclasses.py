@@ -1,7 +1,7 @@
 """The mark of compiled classes that classes of other modules may extend.
 
-mypyc reads it when it compiles. At run time it does nothing, and is not needed: an engine's process may have Headway
-without what Headway depends on.
+mypyc reads the mark when it compiles a class. At run time the mark does nothing, so `mypy_extensions` is not imported:
+vLLM's process may run Headway's policies without Headway's dependencies.
 """
 
 from __future__ import annotations

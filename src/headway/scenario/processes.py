@@ -73,7 +73,8 @@ def _begin() -> None:
     # A terminal sends Ctrl-C to all processes, and Python's own handler would print a traceback in each.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     warnings.simplefilter("ignore", HeadwayWarning)  # the main process has already shown them
-    gc.set_threshold(_OBJECTS_PER_COLLECTION)  # runs leave no cycles behind
+    # A run's replicas refer to each other. One collection for the objects of many runs is enough.
+    gc.set_threshold(_OBJECTS_PER_COLLECTION)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

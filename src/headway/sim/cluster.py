@@ -96,7 +96,8 @@ def simulate(
 @contextmanager
 def _rare_collections() -> Iterator[None]:
     """Collect garbage less often: a fleet of thousands of replicas has hundreds of thousands of objects, which live as
-    long as the run, and a run leaves no cycles behind."""
+    long as the run, so that collections during it free nothing. They refer to each other, and one collection frees them
+    afterwards."""
     before = gc.get_threshold()
     if not 0 < before[0] < _OBJECTS_PER_COLLECTION:  # off, or another run's
         yield

@@ -202,8 +202,8 @@ def _lines_of(adapter: Adapter, page: str) -> str:
 
 @cache
 def _line_patterns(names: tuple[str, ...]) -> list[re.Pattern[str]]:
-    """Patterns of the lines that begin with one of the names: one a namespace, which a search skips to. It takes half
-    the time of a look at each line of a page of 50 KB."""
+    """Patterns of the lines that begin with one of the names: a pattern for each namespace, such as `vllm:`. Searching
+    a page of 50 KB for them takes half as long as comparing each of its lines with the names."""
     by_namespace: dict[str, list[str]] = {}
     for name in names:
         namespace, colon, rest = name.partition(":")
