@@ -40,7 +40,7 @@ def test_a_release_has_its_files_and_their_checksums(dist: Path) -> None:
     names = {path.name for path in dist.iterdir()}
     expected = {f"{name}-{VERSION}{end}" for name in PACKAGES for end in (".tar.gz", "-py3-none-any.whl")}
     expected |= {f"headway-{VERSION}.cdx.json", "SHA256SUMS"}
-    compiled = {name for name in names if re.fullmatch(rf"headway-{VERSION}-cp3\d+-cp3\d+-manylinux_\S+\.whl", name)}
+    compiled = {name for name in names if re.fullmatch(rf"headway-{VERSION}-cp3\d+-cp3\d+-manylinux\S+\.whl", name)}
     assert names - compiled == expected | {f"headway-chart-{VERSION}.tgz"}
     assert len(compiled) <= 1
     assert subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=dist).returncode == 0

@@ -28,7 +28,7 @@ def test_every_command_of_the_readme_runs(
     programs = tmp_path / "venv" / "bin"
     clients = [] if engines.NO_LLAMA else ["openai", "xllamacpp", "gguf"]
     pip = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "--quiet", "--disable-pip-version-check"]
-    wheels = [f"{dist}/headway-{suffix}[gateway,plan]", f"{dist}/headway_papers-{suffix}"]
+    wheels = [f"{dist}/headway-{suffix}[calibrate,gateway,plan]", f"{dist}/headway_papers-{suffix}"]
     wanted = ["-c", str(ROOT / "constraints.txt"), *wheels, *clients]
     subprocess.run([*pip, "install", *wanted], check=True)
     (tmp_path / "work").mkdir()

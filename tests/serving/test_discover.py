@@ -113,7 +113,7 @@ def test_sglang_says_its_shape_and_where_events_are() -> None:
 def test_slots_of_llama_cpp_and_what_others_say() -> None:
     found = asked(LLAMA)
     assert (found.api, found.kv_capacity_tokens, found.settings) == ("llama.cpp", 4096, {"max_num_seqs": 4})
-    assert any("4,096 tokens in all" in each and "16,384" in each for each in unknown(found))
+    assert any("they share 4,096 tokens" in each and "16,384" in each for each in unknown(found))
     built_elsewhere = asked(LLAMA | {"/props": {**LLAMA["/props"], "build_info": "b0-unknown"}})
     assert (found.version, built_elsewhere.version) == ("b6600-1a2b3c", "")
     ollama, trt = asked(OLLAMA), asked(TRT)
@@ -300,6 +300,14 @@ def test_what_is_found_simulates_and_is_as_the_engines_are(
     assert found["changes"] == [] and path.read_text() == before and len(found["engines"]) == 2
 
 
+def test_an_emulated_sglang_is_an_sglang(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    with serving.closing(server := serving.emulator("--engine", "sglang")):
+        assert main(["discover", server.url, "--out", str(path)]) == 0
+    (pool,) = scenario.load(path).fleet.pools
+    assert (pool.gpu.name, pool.engine.name, pool.replicas) == ("h100-80gb-sxm", "sglang", 1)
+
+
 @pytest.mark.skipif(engines.NO_LLAMA, reason="pip install xllamacpp gguf")
 def test_a_real_llama_cpp_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, other = tmp_path / "fleet.yaml", tmp_path / "other.yaml"
@@ -321,6 +329,8 @@ def test_a_real_llama_cpp_server(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert str(pool["model"]["config"]) in other.read_text()
         with serving.closing(front := serving.gateway(path)):  # what is simulated serves as well
             serving.all_up(front, 1)
+            listed = [each["id"] for each in serving.send(front, "/v1/models").json()["data"]]
+            assert listed == ["tiny-llama", simulated.model.name]
             answer = httpx2.post(
                 f"{front.url}/v1/completions", json={"model": "tiny-llama", "prompt": "a", "max_tokens": 2}
             )

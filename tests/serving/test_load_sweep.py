@@ -24,6 +24,8 @@ from headway.serving.load_generator.drive import Sent
 from headway.serving.load_generator.results import Slo, measured
 from headway.serving.load_generator.run import Load
 from headway.serving.load_generator.sweep import PRECISION, HighestRate, Point, Sweep, next_trial, sweep
+from headway.workload.generate import generate
+from headway.workload.spec import WorkloadSpec, resolved
 from headway.workload.table import Workload
 
 SERVICE_S = 0.1
@@ -121,6 +123,15 @@ def test_the_page_has_a_row_for_each_load_and_marks_the_knee() -> None:
     assert "&lt;m&gt;" in text and "a &lt;note&gt;" in text
     bare = [None] * len(found.points)
     assert page.heads(bare) == list(page.HEADS) and "predicted" not in html(page.report(found, bare, {}, "t", []), "c")
+
+
+@pytest.mark.parametrize(("rate_rps", "num"), [(0.3, 2), (4.0, 50), (90.0, 900)])
+def test_arrivals_come_at_the_rate_of_their_load(rate_rps: float, num: int) -> None:
+    full = resolved(WorkloadSpec(prompt_tokens=9, output_tokens=2, num_requests=9, arrivals=1.0))
+    for seed in range(20):
+        arrivals_s = generate(load_sweep._spec(full, num, None, rate_rps, None, seed), seed).arrival_s
+        assert len(arrivals_s) == num and (num - 1) / np.ptp(arrivals_s) == pytest.approx(rate_rps)
+        assert np.std(np.diff(arrivals_s)) > 0.3 / rate_rps or num == 2  # at random
 
 
 def test_a_sweep_of_an_emulated_engine(

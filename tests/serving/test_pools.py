@@ -11,6 +11,7 @@ import yaml
 
 from headway import serving
 from headway.core.errors import HeadwayError
+from headway.serving import gateway
 from headway.serving.pools import DeclaredPool, bounded_combos, declared_pools, uses_engine_priority, without_engine
 
 POOL = {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15"}
@@ -41,6 +42,19 @@ def test_replicas_are_limited_by_ports(tmp_path: Path) -> None:
     decode = {**POOL, "replicas": 2, "processes": {**COMMAND, "ports": [9010, 9013]}}
     combo = {"name": "pair", "prefill": {**POOL, "processes": COMMAND}, "decode": decode}
     assert bounded_combos(_declared(tmp_path, combos=[combo]))["pair"].max_replicas == 2
+
+
+def test_the_pools_of_a_model_may_each_give_it_a_name(tmp_path: Path) -> None:
+    """Clients may ask for all names; they see the given ones, then the model's own."""
+    path = tmp_path / "fleet.yaml"
+    named = [{**POOL, "endpoints": [f"http://{name}:1"], "served_name": name} for name in ("one", "two")]
+    other = {"model": "qwen3-8b", "gpu": "h100", "endpoints": ["http://c:1"]}
+    path.write_text(yaml.safe_dump({"fleet": [*named, other]}))
+    plan = gateway.load(path)[1]
+    assert {"one", "two", "llama-3.1-8b"} <= {*plan.names["llama-3.1-8b"]} and plan.names.keys() == {
+        "llama-3.1-8b", "qwen3-8b",
+    }  # fmt: skip
+    assert plan.listed == ("one", "two", "llama-3.1-8b", "qwen3-8b")
 
 
 def test_engines_order_by_tier_unless_the_gateway_does(tmp_path: Path) -> None:

@@ -96,6 +96,8 @@ class PlanOutput(Struct, frozen=True):
                 if name:
                     self.out.mkdir(parents=True, exist_ok=True)
                 write(self.out / name, made())
+            if not found.files:
+                click.echo(f"not written: {self.out} (the answer has no fleet file)", err=True)
         if found.counted:
             click.echo(found.counted, err=True)
         return 0 if found.is_met else INFEASIBLE

@@ -360,7 +360,7 @@ class Explainer:
             if self._history.value("attempts", row) > 1:
                 notes[-1] = "these records do not say when attempts failed"
         if "first token" in found:
-            notes.append("the engine does not say how long the request queued in it: queue and prefill are one term")
+            notes.append("the engine does not say how long the request queued in it: queue and prefill are one part")
         if self._predictions.why_unknown:
             notes.append(f"nothing is expected: {self._predictions.why_unknown}")
         if decisions is None:

@@ -15,7 +15,7 @@ _MOST_CANDIDATES = 8
 def text(found: Explanation) -> str:
     """The diagnosis of one request, in one screen of text."""
     return "\n".join(
-        [*_head(found), "", *_terms(found), "", *_decisions(found), *(f"* {note}" for note in found.notes)]
+        [*_head(found), "", *_terms(found), "", *_decisions(found), *(f"note: {note}" for note in found.notes)]
     )
 
 

@@ -78,7 +78,7 @@ class ServedModels:
     def names(self) -> list[str]:
         """The model names for lists. Requests may also use other names, such as aliases."""
         cascade = self._driver.cascade
-        return [*self._plan.names, *([] if cascade is None else [cascade.config.name]), *self._driver.roster.adapters]
+        return [*self._plan.listed, *([] if cascade is None else [cascade.config.name]), *self._driver.roster.adapters]
 
     def parent_of(self, name: str) -> str | None:
         """The model of a LoRA adapter; None for other names."""

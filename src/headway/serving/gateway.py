@@ -99,7 +99,8 @@ def plan(scenario: Scenario) -> ServingPlan:
     served, replanner = _served_pools(scenario, declared, starts), replanner_of(policies)
     return ServingPlan(
         pools=served,
-        names={each.pool.model.name: each.pool.names for each in declared},
+        names=_names(declared),
+        listed=_listed(declared),
         policies=policies,
         pacer=spec.pacer,
         seed=spec.seed,
@@ -117,6 +118,24 @@ def plan(scenario: Scenario) -> ServingPlan:
         planner_messages=lambda: [] if replanner is None else replanner.messages,
         use_corrections=(lambda _: None) if replanner is None else replanner.use_corrections,
     )
+
+
+def _names(declared: Sequence[DeclaredPool]) -> dict[str, tuple[str, ...]]:
+    """The names of each model, in any of its pools."""
+    names: dict[str, dict[str, None]] = {}
+    for each in declared:
+        names.setdefault(each.pool.model.name, {}).update(dict.fromkeys(each.pool.names))
+    return {model: tuple(found) for model, found in names.items()}
+
+
+def _listed(declared: Sequence[DeclaredPool]) -> tuple[str, ...]:
+    """The names that clients see. A hosted pool's `served_name` is the service's own."""
+    found: dict[str, dict[str, None]] = {}
+    for each in declared:
+        given = found.setdefault(each.pool.model.name, {})
+        if each.spec.served_name and each.pool.hosted is None and not each.pool.is_standby:
+            given[each.spec.served_name] = None
+    return tuple(dict.fromkeys(name for model, given in found.items() for name in (*given, model)))
 
 
 def _check_starts(scenario: Scenario, declared: list[DeclaredPool], starts: Sequence[pools.Start]) -> None:

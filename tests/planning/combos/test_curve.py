@@ -81,7 +81,9 @@ def test_what_cannot_be_planned_is_one_line(tmp_path: Path, capsys: pytest.Captu
     few = [*ASKED, "--no-cache", "--no-progress", "-o", str(tmp_path / "plan.yaml")]
     few[1] = "a800-pcie:1"
     assert main(["plan", "combos", str(file), *few]) == 3
-    assert "no size keeps enough requests in time" in capsys.readouterr().out and not (tmp_path / "plan.yaml").exists()
+    said = capsys.readouterr()
+    assert "no size keeps enough requests in time" in said.out and not (tmp_path / "plan.yaml").exists()
+    assert f"not written: {tmp_path / 'plan.yaml'}" in said.err
 
 
 def test_python_plans_for_a_curve_as_the_command_does(planned: tuple[dict[str, Any], Path, Path]) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from headway import catalog
+from headway.cli import main
 from headway.core.errors import HeadwayError
 from headway.planning.fleet.document import of_trace
 from headway.planning.fleet.requests import FleetRequests, check_workload, names_of, redrawn
@@ -15,6 +19,11 @@ from headway.workload.files import from_parquet
 from headway.workload.spec import SessionsSpec, TraceSpec, WorkloadSpec
 from headway.workload.table import Workload
 
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
+    "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
+}  # fmt: skip
 HEADS = "arrival_s,prompt_tokens,output_tokens,model"
 
 
@@ -95,3 +104,26 @@ def test_a_trace_is_a_scenario_with_a_pool_for_each_model(tmp_path: Path) -> Non
     assert all(each["engine"] == "vllm-0.15" for each in document["fleet"])
     with pytest.raises(HeadwayError, match="--model chat=MODEL"):
         of_trace(path, {})
+
+
+@pytest.mark.parametrize("served_name", ["", "house"])
+def test_a_models_config_is_that_of_the_records_fleet_file(tmp_path: Path, served_name: str) -> None:
+    """A model of no catalog is planned for from its records alone, by the folder or by its file of requests."""
+    config = tmp_path / "tiny" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps(CONFIG))
+    pool = {"model": {"config": str(config)}, "served_name": served_name, "gpu": "h100", "engine": "vllm"}
+    served = {"name": "chat", "fleet": [pool, {"model": "qwen3-8b", "gpu": "h100", "engine": "vllm"}]}
+    lengths = {"prompt_tokens": 9, "output_tokens": 2, "num_requests": 20, "arrivals": 5.0}
+    workload = {**lengths, "models": {served_name or "tiny": 1, "qwen3-8b": 1}}
+    path = tmp_path / "chat.yaml"
+    path.write_text(yaml.safe_dump({**served, "workload": workload}))
+    assert main(["simulate", str(path), "--out", str(tmp_path / "day")]) == 0
+    for trace in (tmp_path / "day", tmp_path / "day" / "requests.parquet"):
+        document = of_trace(trace, {})
+        assert {str(each["model"]): each.get("served_name") for each in document["fleet"]} == {
+            str({"config": str(config), "assume": False}): served_name or "tiny",
+            "qwen3-8b": None,
+        }
+    with pytest.raises(HeadwayError, match=f"unknown model '{served_name or 'tiny'}'"):
+        of_trace(Path(shutil.copy(tmp_path / "day" / "requests.parquet", tmp_path)), {})

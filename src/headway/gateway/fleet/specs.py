@@ -128,6 +128,8 @@ class ServingPlan(Struct, frozen=True):
     pools: tuple[ServedPool, ...]
     names: dict[str, tuple[str, ...]]
     """The names that requests may use, by model."""
+    listed: tuple[str, ...]
+    """The names of the list of models: of each model the names that its pools are given, then its own."""
     policies: Policies
     pacer: Pacer
     seed: int

@@ -94,7 +94,7 @@ def _read(url: str, owner: str, page: str, fetch: Fetch) -> dict[str, Any]:
     """The fields found on the pages that belong to the engine's product."""
     if "vllm:" in page or owner == "vllm":
         return _vllm(url, page, fetch)
-    if owner == "headway":
+    if owner == "headway" and "sglang:" not in page:  # an emulated SGLang engine has this owner, too
         return {"api": "openai", "product": "Headway", "version": _text(_json(fetch("/version")), "version")}
     for path in ("/server_info", "/get_server_info"):
         info = _json(fetch(path))
@@ -192,16 +192,16 @@ def unknown(engine: FoundEngine) -> Iterator[str]:
         yield "tensor parallelism"
     if engine.kv_capacity_tokens is None:
         yield "the size of the KV cache"
-    elif engine.api == "llama.cpp" and (slots := engine.settings.get("max_num_seqs", 1)) > 1:
-        tokens = engine.kv_capacity_tokens
-        yield (
-            f"whether its slots share one KV cache: {tokens:,} tokens in all, as without --parallel, are assumed; "
-            f"slots with a cache each hold {slots * tokens:,}"
-        )
     if "max_num_seqs" not in engine.settings:
         yield "the most sequences at once"
     if not engine.version:
         yield "the version"
+    tokens, slots = engine.kv_capacity_tokens, engine.settings.get("max_num_seqs", 1)
+    if engine.api == "llama.cpp" and tokens is not None and slots > 1:
+        yield (
+            f"whether its slots share one KV cache (assumed: they share {tokens:,} tokens, as without --parallel; "
+            f"slots with a cache each hold {slots * tokens:,})"
+        )
 
 
 def _json(body: bytes | None) -> Page:
