@@ -63,6 +63,11 @@ def table_of(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     return Table(heads, [[cell(value) for value in row] for row in rows], words)
 
 
+def sentence(note: str) -> str:
+    """A note with a capital and one full stop."""
+    return f"{note[:1].upper()}{note[1:].removesuffix('.')}."
+
+
 def or_dash(value: T | None, show: str | Callable[[T], str] = "{}") -> str:
     """A value in a format or as a function shows it; a dash for None."""
     if value is None:

@@ -65,7 +65,7 @@ th:first-child, td:first-child { padding-left: 2px; }
 tbody tr:hover { background: var(--raised); }
 td.best { color: var(--best); font-weight: 650; }
 td.same { color: var(--best); text-decoration: underline dotted; text-underline-offset: 3px; }
-td.text { white-space: normal; text-align: left; }
+td.text { white-space: normal; text-align: left; min-width: 24ch; }
 .swatch { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 8px; }
 .chips { position: sticky; top: 0; z-index: 2; display: flex; flex-wrap: wrap; gap: 6px; padding: 10px 0;
   margin-top: 26px; background: var(--paper); border-bottom: 1px solid var(--rule); }

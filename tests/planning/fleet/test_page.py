@@ -126,6 +126,13 @@ def test_the_text_marks_what_is_not_calibrated() -> None:
     assert text.rstrip().splitlines()[-3:] == list(made().sentences) or "Serve qwen3-8b" in text
 
 
+@pytest.mark.parametrize("note", ["step times are for vllm-0.25 as version 0.25.1", "The plan has little to spare."])
+def test_a_note_is_one_sentence(note: str) -> None:
+    wanted = f"{note[0].upper()}{note[1:].rstrip('.')}."
+    plan = made(notes=(note,))
+    assert wanted in text_of(said(plan), 220).splitlines() and f">{wanted}<" in page(report(plan, "day"), "")
+
+
 def test_the_decision_is_the_first_picture() -> None:
     text = page(report(made(), "day", Path("/plans/fleet.yaml")), "headway plan fleet day.csv")
     assert re.search(r"<h2>([^<]+)</h2>", text)[1] == "The decision"  # type: ignore[index]

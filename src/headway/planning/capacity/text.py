@@ -14,7 +14,7 @@ from headway.planning.capacity.problem import (
     RehearsalMetrics,
     Targets,
 )
-from headway.report.blocks import Heading, Said, Table, or_dash
+from headway.report.blocks import Heading, Said, Table, or_dash, sentence
 from headway.report.model_error import so_much_longer
 from headway.report.table import dollars, percent, seconds, short_number
 
@@ -79,7 +79,7 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
         if plan.monotone is False:
             verdicts = _verdicts(plan.choice)
             yield f"More replicas did not always do better, so all cheaper numbers were rehearsed ({verdicts})."
-    yield from (f"{note[:1].upper()}{note[1:].removesuffix('.')}." for note in plan.notes)
+    yield from map(sentence, plan.notes)
 
 
 def _likely(each: LikelyTarget, over: str) -> str:

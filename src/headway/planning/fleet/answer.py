@@ -12,7 +12,7 @@ from headway.planning.fleet.problem import FleetPlan, FleetPoint, PointKind
 from headway.planning.fleet.text import MODEL_HEADS, describe, model_rows, options_table, points_table, said, share
 from headway.planning.planned import Planned
 from headway.planning.rehearsals import Resources, Source
-from headway.report.blocks import Block, Chart, Code, Lines, Report, Section, Table
+from headway.report.blocks import Block, Chart, Code, Lines, Report, Section, Table, sentence
 from headway.report.charts import Figure, layout, limit
 from headway.report.page import COLORS, QUIET
 from headway.report.table import dollars
@@ -74,7 +74,7 @@ def report(plan: FleetPlan, title: str, out: Path | None = None) -> Report:
 def _body(plan: FleetPlan, out: Path | None) -> Iterator[Block]:
     if plan.points:
         yield Section("The decision", [Chart("decision", _TITLE, decision(plan), _CAPTION)])
-    yield Lines([f"{note[:1].upper()}{note[1:]}." for note in plan.notes], "note")
+    yield Lines([sentence(note) for note in plan.notes], "note")
     if plan.points:
         models = Table(MODEL_HEADS, model_rows(plan), words=("model", "GPUs"))
         yield Section("The plan, by model", [models])

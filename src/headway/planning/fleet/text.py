@@ -8,7 +8,7 @@ from math import floor
 from headway.metrics.seeds import Estimate
 from headway.planning.fleet.allocation import Parts, by_model
 from headway.planning.fleet.problem import WORTH, FleetPlan, FleetPoint, FleetRun, SizedOption, SplitVerdict
-from headway.report.blocks import Heading, Said, Table, or_dash
+from headway.report.blocks import Heading, Said, Table, or_dash, sentence
 from headway.report.model_error import so_much_longer
 from headway.report.table import dollars, seconds, short_number
 
@@ -188,7 +188,7 @@ def said(plan: FleetPlan) -> Iterator[Said]:
         yield points_table(plan)
     for note in plan.notes:
         yield ""
-        yield f"{note[:1].upper()}{note[1:].removesuffix('.')}."
+        yield sentence(note)
     yield ""
     first, *rest = plan.sentences
     yield Heading(first)

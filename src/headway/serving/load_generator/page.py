@@ -82,7 +82,7 @@ def report(
     ]
     loads = Table(heads(predicted), rows(found, predicted), words=(0, 1))
     sections = [Section("Latency against throughput", [Charts(charts)]), Section("Loads", [loads])]
-    return Report("load", title, [Facts(about), Lines(notes, "note")], sections)
+    return Report("load", f"{title[:1].upper()}{title[1:]}", [Facts(about), Lines(notes, "note")], sections)
 
 
 def _picture(found: Sweep, predicted: Sequence[Predicted | None], kind: str) -> dict[str, Any]:
@@ -109,7 +109,11 @@ def _picture(found: Sweep, predicted: Sequence[Predicted | None], kind: str) -> 
     if knee is not None:
         traces.append(_trace("knee", [knee], [_mean(knee, kind)], 3, mode="markers", size=15, symbol="star"))
     legend = {"orientation": "h", "y": -0.2, "x": 0}
-    return {"data": traces, "layout": layout("requests/s, measured", "seconds", 380, showlegend=True, legend=legend)}
+    above = {
+        "type": "log"
+    }  # a closed loop of many clients waits a hundred times longer than an open one below the knee
+    axes = layout("requests/s, measured", "seconds", 380, showlegend=True, legend=legend, yaxis=above)
+    return {"data": traces, "layout": axes}
 
 
 def _mean(point: Point, kind: str) -> float | None:
