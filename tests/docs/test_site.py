@@ -50,6 +50,17 @@ def test_no_link_leaves_the_site(site: Path) -> None:
 
 
 @pytest.mark.ci
+def test_nothing_is_loaded_from_another_host(site: Path) -> None:
+    """Nor a library for diagrams, which the theme loads for blocks of `mermaid`."""
+    elsewhere = re.compile(
+        r'<(?:script|img|iframe|link rel="(?:stylesheet|preload)")[^>]*(?:src|href)="?(?:https?:)?//'
+    )
+    for page in site.glob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not elsewhere.search(text) and 'class="mermaid"' not in text, page.name
+
+
+@pytest.mark.ci
 def test_a_source_file_is_named_once(site: Path) -> None:
     page = (site / "add-a-step-time-term.html").read_text(encoding="utf-8")
     assert "in <code>src/headway/perf/step.py</code>" in page and "step.py (" not in page
