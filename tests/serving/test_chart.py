@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import headway
+import kube_schemas
 from headway import serving
 from headway.cli import main
 
@@ -68,6 +69,15 @@ def test_the_chart_makes_what_the_export_makes(chart: Any, tmp_path: Path, name:
         annotations = objects["Deployment", "headway"]["spec"]["template"]["metadata"].pop("annotations")
         assert len(annotations["headway/fleet-sha256"]) == 64
     assert made == exported
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_a_cluster_refuses_no_key_of_the_chart(chart: Any, tmp_path: Path, name: str) -> None:
+    document, options = FLEETS[name]
+    _, values = _exported(tmp_path, document, *options)
+    trials: list[dict[str, Any]] = [{"kind": "gateway"}, {"kind": "picker"}]
+    every = [_rendered(chart, **each) for each in ({**values, **PLATFORM}, *trials)]
+    assert [fault for made in every for fault in kube_schemas.faults(made.values())] == []
 
 
 PLATFORM = {

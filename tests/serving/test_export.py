@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+import kube_schemas
 import serving
 from headway.cli import main
 from headway.gateway.fleet.specs import ServingPlan
@@ -77,7 +78,7 @@ def test_what_has_to_exist_before_is_said(tmp_path: Path, capsys: pytest.Capture
     assert "before: kubectl -n llm create secret generic hub --from-literal=token=...\n" in told
 
 
-@pytest.mark.parametrize(
+EXPORTS = pytest.mark.parametrize(
     ("document", "options"),
     [
         ({"fleet": [POOL]}, ()),
@@ -89,6 +90,9 @@ def test_what_has_to_exist_before_is_said(tmp_path: Path, capsys: pytest.Capture
         (SGLANG, ()),
     ],
 )
+
+
+@EXPORTS
 def test_manifests_are_valid_for_kubernetes_own_models(
     tmp_path: Path, document: dict[str, Any], options: tuple[str, ...]
 ) -> None:
@@ -99,6 +103,24 @@ def test_manifests_are_valid_for_kubernetes_own_models(
     for (kind, name), manifest in _export(tmp_path, document, *options).items():
         read = api.deserialize(json.dumps(manifest), groups[manifest["apiVersion"]] + kind, "application/json")
         assert api.sanitize_for_serialization(read) == manifest, (kind, name)
+
+
+@EXPORTS
+def test_manifests_have_no_key_that_a_cluster_refuses(
+    tmp_path: Path, document: dict[str, Any], options: tuple[str, ...]
+) -> None:
+    assert list(kube_schemas.faults(_export(tmp_path, document, *options).values())) == []
+
+
+def test_a_refused_key_is_found(tmp_path: Path) -> None:
+    """In the depth of a pod, where Kubernetes' client says nothing; and a kind that no release has."""
+    made = _export(tmp_path, {"fleet": [POOL]})
+    engines, gateway = made["StatefulSet", "chat"], made["Deployment", "headway"]
+    engines["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["periodSecond"] = 5
+    gateway["apiVersion"] = "apps/v1beta9"
+    found = list(kube_schemas.faults([engines, gateway]))
+    assert len(found) == 2 * len(kube_schemas.RELEASES)
+    assert any("periodSecond" in each for each in found) and any("v1beta9" in each for each in found)
 
 
 def test_vllm_gets_the_options_of_the_fleet(tmp_path: Path) -> None:
