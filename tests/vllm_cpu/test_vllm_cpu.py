@@ -16,6 +16,7 @@ pytest.importorskip("zmq")
 
 from gateway_in_process import Reply, send_request
 from headway.gateway.gateway import Gateway
+from headway.gateway.kv_events.agreement import MIN_SAMPLES
 from vllm_cpu.servers import BLOCK, MARKS, Server, fleet, make_model, show
 
 pytestmark = MARKS
@@ -137,3 +138,27 @@ def test_more_is_found_than_by_turns(servers: tuple[Path, list[Server]]) -> None
 
     by_turns, by_cache = (asyncio.run(rate(*each)) for each in (("round-robin", 1000), ("lmetric", 2000)))
     assert by_cache > by_turns
+
+
+def test_several_choices_say_nothing_about_events(servers: tuple[Path, list[Server]]) -> None:
+    """vLLM reports the cached tokens of one choice, which found what a sibling had computed. Judged as the prompt's,
+    they would differ from each correct expectation, and the events would be doubted."""
+    folder, engines = servers
+
+    async def story() -> None:
+        async with routed(folder, engines, "lmetric") as (gateway, app):
+            chance, cached = random.Random(7), list[int]()
+            for _ in range(2 * NUM_ENGINES * MIN_SAMPLES):
+                user = {"role": "user", "content": " ".join(chance.choices(WORDS, k=100))}
+                messages = [{"role": "system", "content": " ".join(WORDS)}, user]
+                body = {"model": "llama-3.1-8b", "messages": messages, "max_tokens": 4, "n": 4}
+                details = (await chat(app, body))["usage"]["prompt_tokens_details"] or {}
+                cached.append(details.get("cached_tokens") or 0)
+            assert gateway.cache_feeds is not None
+            feeds = gateway.cache_feeds.of.values()
+            show(f"cached of prompts with the same first {len(' '.join(WORDS))} tokens and four choices: {cached[4:]}")
+            assert min(cached[4:]) > len(" ".join(WORDS))
+            assert {feed.state for feed in feeds} == {"live"}, [feed.why for feed in feeds]
+            assert all(feed.agreement.share in (None, 1.0) for feed in feeds)
+
+    asyncio.run(story())

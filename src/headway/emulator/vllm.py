@@ -174,7 +174,8 @@ class CompletionsEndpoint:
             for choice in others
         ]
         if self.config.reports_cached_tokens:
-            completion.cached_tokens = lambda: generated[0].live.cached_tokens
+            told = generated[0 if completion.stream else -1]
+            completion.cached_tokens = lambda: told.live.cached_tokens
         try:
             await send_answer(completion, generated, send, self._kv_transfer_params(completion))
         finally:

@@ -463,7 +463,8 @@ class Gateway:
             if request.replica is not None:
                 if self.cache_feeds is not None:
                     replica = self.replicas[request.replica.id]
-                    if expected := replica.take_expected(live):
+                    expected = replica.take_expected(live)
+                    if expected and not request.answer.has_several:
                         self.cache_feeds.answered(replica, expected, live.cached_tokens)
                 if request.answer.response_id is not None:
                     num_tokens = live.prompt_tokens + live.generated_tokens

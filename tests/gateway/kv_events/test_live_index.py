@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -28,6 +29,7 @@ from headway.emulator.engine import EmulatedEngine
 from headway.emulator.kv_events import KvEventsConfig
 from headway.emulator.vllm import application as emulator
 from headway.gateway.gateway import Gateway
+from headway.gateway.kv_events.agreement import MIN_SAMPLES
 from headway.gateway.kv_events.checked_tokenizer import PROBES
 from headway.gateway.server.admin import replica_state
 from headway.gateway.server.app import application
@@ -338,5 +340,26 @@ def test_a_request_is_looked_up_by_its_tokens(tmp_path: Path, is_local: bool, mo
             assert (await send(app, longer, "/v1/chat/completions")).status == 200
             assert seen[0][holder] == 192 and seen[0][1 - holder] == 0, "12 full blocks of 202 tokens"
             assert len(asked) == (0 if is_local else 2)
+
+    asyncio.run(story())
+
+
+def test_several_choices_say_nothing_about_events(tmp_path: Path) -> None:
+    """vLLM reports the cached tokens of one choice, which found what a sibling had computed. Judged as the prompt's,
+    they would differ from correct expectations, and the events would be doubted."""
+    chance = random.Random(3)
+    system = [chance.randrange(3, 30_000) for _ in range(32)]
+
+    async def story() -> None:
+        async with fleet(tmp_path, 1, routing="lmetric") as (gateway, app, engines, told):
+            cached = []
+            for _ in range(MIN_SAMPLES + 2):
+                prompt = [*system, *(chance.randrange(3, 30_000) for _ in range(160))]
+                reply = await send(app, {"prompt": prompt, "max_tokens": 2, "n": 4})
+                details = json.loads(reply.body)["usage"]["prompt_tokens_details"]
+                cached.append(details["cached_tokens"])
+            assert min(cached) > 2 * len(system), "no choice found what a sibling had computed"
+            await eventually(lambda: agree(gateway, engines))
+            assert [each.why for each in told if each.what == "cache"][-1] == "live"
 
     asyncio.run(story())
