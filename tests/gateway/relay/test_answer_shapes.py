@@ -326,6 +326,18 @@ def test_tokens_of_several_whole_choices(inside: Inside, more: dict[str, Any], t
     assert _metric(inside, 'kind="output"') == before + tokens
 
 
+def test_choices_are_not_compared_with_the_times_of_one_sequence(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their tokens are counted together, so they would seem to decode as many times as fast."""
+    compared: list[Any] = []
+    monkeypatch.setattr(inside.gateway.telemetry.drift, "add", lambda *args: compared.append(args))
+    assert _ask(inside, _streamed(*SAID, FINISH, END, DONE)).status == 200
+    assert len(compared) == 1
+    assert _ask(inside, _streamed(*_several((0, "a"), (1, "b"), (0, "end"), (1, "end")), DONE), n=2).status == 200
+    assert len(compared) == 1
+
+
 def test_a_fleet_of_one_model_needs_no_name(inside: Inside) -> None:
     reply = _ask(inside, [whole()], stream=False, model=None)
     assert reply.status == 200 and sum(len(engine.bodies) for engine in inside.engines) == 1
