@@ -73,12 +73,24 @@ LLAMA = {
 OLLAMA = {
     "/v1/models": {"data": [{"id": "qwen3:8b", "owned_by": "library"}, {"id": "llama3.1:8b", "owned_by": "library"}]},
     "/api/version": {"version": "0.12.3"},
+    "/api/show": {
+        "details": {"format": "gguf", "family": "qwen3", "parameter_size": "8.2B", "quantization_level": "Q4_K_M"},
+        "model_info": {
+            "general.architecture": "qwen3",
+            "general.parameter_count": 8190735360,
+            "qwen3.context_length": 40960,
+            "qwen3.embedding_length": 4096,
+        },
+    },
+    "/api/tags": {"models": [{"name": "llama3.1:8b", "size": 4}, {"name": "qwen3:8b", "size": 5225388164}]},
+    "/api/ps": {"models": [{"name": "qwen3:8b", "model": "qwen3:8b", "context_length": 4096}]},
 }
 TRT = {"/v1/models": {"data": [{"id": "gpt-oss-20b", "owned_by": "tensorrt_llm"}]}, "/version": {"version": "1.2.0"}}
 
 
 def asked(pages: Mapping[str, Any], url: str = "http://a:8000") -> FoundEngine:
-    def fetch(path: str) -> bytes | None:
+    def fetch(path: str, body: Any = None) -> bytes | None:
+        assert (path == "/api/show") == (body is not None)
         page = pages.get(path)
         return None if page is None else page.encode() if isinstance(page, str) else json.dumps(page).encode()
 
@@ -119,11 +131,16 @@ def test_slots_of_llama_cpp_and_what_others_say() -> None:
     ollama, trt = asked(OLLAMA), asked(TRT)
     assert (ollama.product, ollama.version, ollama.api) == ("Ollama", "0.12.3", "openai")
     assert ollama.other_models == ("llama3.1:8b",)
+    assert ollama.sizes == {"n_params": 8190735360, "n_embd": 4096, "n_ctx_train": 40960, "size": 5225388164}
+    assert ollama.context_tokens == 4096  # as it is loaded
+    bare = asked({key: OLLAMA[key] for key in ("/v1/models", "/api/version")})
+    assert (bare.product, bare.sizes, bare.context_tokens) == ("Ollama", {}, None)
     assert (trt.product, trt.version) == ("TensorRT-LLM", "1.2.0")
     gateway = asked({"/v1/models": {"data": [{"id": "qwen3-8b", "owned_by": "headway"}]}, "/version": {"version": "9"}})
     assert (gateway.product, gateway.version, gateway.api) == ("Headway", "9", "openai")
     (pool,) = pools([ollama])
     assert pool.entry["api"] == "openai" and "engine" not in pool.entry and "llama3.1:8b" in pool.notes["endpoints"]
+    assert "8,190,735,360 weights" in pool.notes["model"]
 
 
 @pytest.mark.parametrize(
@@ -144,8 +161,11 @@ def test_a_server_without_models_is_none(pages: dict[str, Any]) -> None:
 @pytest.mark.parametrize("odd", ["[]", "null", "{", '{"version": 3}', '{"total_slots": "many"}', '{"tp_size": null}'])
 def test_odd_pages_leave_things_unknown(odd: str) -> None:
     pages = dict.fromkeys(("/version", "/metrics", "/props", "/server_info", "/api/version"), odd)
-    found = asked({"/v1/models": {"data": [{"id": "house-model"}]}, **pages})
+    listed = {"/v1/models": {"data": [{"id": "house-model"}]}}
+    found = asked({**listed, **pages})
     assert found.model == "house-model" and found.kv_capacity_tokens is None
+    ollama = asked({**listed, **OLLAMA, **dict.fromkeys(("/api/show", "/api/tags", "/api/ps"), odd)})
+    assert (ollama.product, ollama.sizes) == ("Ollama", {})
     (pool,) = pools([found])
     assert pool.entry["endpoints"] == ["http://a:8000"]
 

@@ -46,7 +46,8 @@ def shape_of(engine: FoundEngine) -> FoundModel:
         except HeadwayError:
             continue
     if not why:
-        why = "not in the catalog: served; simulated with `model: {config: FOLDER}` and a gpu"
+        stated = f" ({_shown(engine.sizes)})" if engine.sizes else ""
+        why = f"not in the catalog{stated}: served; simulated with `model: {{config: FOLDER}}` and a gpu"
     else:
         why = f"not in the catalog, and {why}: served; simulated with `model: {{config: FILE{GGUF}}}` and a gpu"
     return FoundModel(None, engine.model, why)

@@ -19,9 +19,9 @@ def fetcher(url: str, api_key: str | None, timeout_s: float) -> Fetch:
     """Fetches pages of the engine at `url`. A page that fails counts as missing, except the list of models:
     HeadwayError."""
 
-    def fetch(path: str) -> bytes | None:
+    def fetch(path: str, body: Any = None) -> bytes | None:
         try:
-            with urllib.request.urlopen(request(url + path, api_key), timeout=timeout_s) as answer:
+            with urllib.request.urlopen(request(url + path, api_key, body), timeout=timeout_s) as answer:
                 return bytes(answer.read(MOST_BYTES))
         except urllib.error.HTTPError as error:
             error.close()

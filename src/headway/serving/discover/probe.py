@@ -6,6 +6,7 @@
 | /metrics | vLLM | block size, KV blocks, prefix caching, data parallel ranks |
 | /version | vLLM, TensorRT-LLM, Ollama (/api/version), Headway's gateway | version |
 | /server_info, /get_server_info | SGLang | version, parallelism, limits, KV tokens, KV events |
+| /api/show, /api/tags, /api/ps | Ollama | sizes of the model, bytes of its weights, context of the loaded one |
 | /props | llama.cpp | slots, context, version, file of the weights |
 
 A property that the engine does not report is unknown. No defaults of other engines are used.
@@ -15,17 +16,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 from msgspec import Struct, field
 
 from headway.core.errors import HeadwayError
 from headway.gateway.settings import Api
 
-Fetch = Callable[[str], bytes | None]
-"""Returns the body of a page by its path; None if the engine has no such page. Raises HeadwayError if the engine cannot
-be reached."""
+
+class Fetch(Protocol):
+    def __call__(self, path: str, body: Any = None) -> bytes | None:
+        """The body of a page, or the answer to a JSON body; None if the engine has no such page. Raises HeadwayError if
+        the engine cannot be reached."""
+
+
 Page = Mapping[str, Any]
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _UNKNOWN_BUILD = "b0-unknown"
@@ -75,6 +80,8 @@ def probe(url: str, fetch: Fetch) -> FoundEngine:
     page = (fetch("/metrics") or b"").decode("utf-8", "replace")
     owner = str(models[0].get("owned_by", ""))
     found = _read(url, owner, page, fetch)
+    if found.get("product") == "Ollama":
+        found |= _ollama(str(models[0]["id"]), fetch)
     base = [each for each in models if not each.get("parent")] or models
     adapters = tuple(str(each["id"]) for each in models if each.get("parent"))
     running = [float(each) for each in _RUNNING.findall(page)]
@@ -84,7 +91,7 @@ def probe(url: str, fetch: Fetch) -> FoundEngine:
         "other_models": tuple(str(each["id"]) for each in base[1:]),
         "weights": found.get("weights") or _text(base[0], "root") or base[0]["id"],
         "context_tokens": found.get("context_tokens") or _whole(base[0], "max_model_len"),
-        "sizes": _sizes(base[0].get("meta")),
+        "sizes": found.get("sizes") or _sizes(base[0].get("meta")),
         "is_idle": not any(running) if running else None,
     }
     return FoundEngine(url, **{**found, **more})
@@ -179,6 +186,29 @@ def _llama_cpp(props: Page) -> dict[str, Any]:
         "kv_capacity_tokens": context,  # the sum over all slots; see `unknown`
         "settings": {"max_num_seqs": slots} if slots else {},
     }
+
+
+def _ollama(model: str, fetch: Fetch) -> dict[str, Any]:
+    """The sizes of a model, and the context of the loaded one: Ollama's default is shorter than the model's."""
+    info = _json(fetch("/api/show", {"model": model})).get("model_info")
+    info = info if isinstance(info, dict) else {}
+    arch = _text(info, "general.architecture")
+    keys = {
+        "n_params": "general.parameter_count",
+        "n_embd": f"{arch}.embedding_length",
+        "n_ctx_train": f"{arch}.context_length",
+    }
+    told = {name: info.get(key) for name, key in keys.items()} | {
+        "size": _listed(fetch("/api/tags"), model).get("size")
+    }
+    return {"sizes": _sizes(told), "context_tokens": _whole(_listed(fetch("/api/ps"), model), "context_length")}
+
+
+def _listed(body: bytes | None, model: str) -> Page:
+    """The entry of a model in one of Ollama's lists; empty if it is not in it."""
+    entries = _json(body).get("models")
+    named = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
+    return next((each for each in named if model in (each.get("name"), each.get("model"))), {})
 
 
 def _sizes(meta: Any) -> dict[str, int]:
