@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from headway.report.blocks import Chart, Charts, Code, Facts, Heading, Legend, Lines, Report, Section, Table
 from headway.report.render import WIDTH, page, text
 
@@ -58,3 +60,12 @@ def test_headings_skip_no_level() -> None:
     )
     levels = [int(level) for level in re.findall(r"<h(\d)", made)]
     assert levels == [1, 2, 2, 2, 2, 3, 3]
+
+
+def test_text_is_not_displayed_where_a_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, a console of rich shows its output beside the result: an empty box for each text that is made."""
+    said = [Heading("Whole fleets"), TABLE]
+    plain = text(said, 80)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *_: pytest.fail("displayed"))
+    assert text(said, 80) == plain and "l40s" in plain

@@ -50,7 +50,9 @@ def text(said: Iterable[Said], width: int | None = None, color: bool = False) ->
 
 def printed(shown: Iterable[RenderableType], width: int, color: bool) -> str:
     """What a console of `width` characters shows."""
-    console = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
+    console = Console(
+        width=width, file=StringIO(), force_terminal=color, force_jupyter=False, no_color=not color, highlight=False
+    )
     with console.capture() as captured:
         for each in shown:
             console.print(each)

@@ -102,7 +102,9 @@ def _table(*heads: str) -> Table:
 
 def printed(what: Group, width: int, color: bool) -> str:
     """The console output at this width, without trailing spaces."""
-    terminal = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
+    terminal = Console(
+        width=width, file=StringIO(), force_terminal=color, force_jupyter=False, no_color=not color, highlight=False
+    )
     with terminal.capture() as captured:
         terminal.print(what)
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"

@@ -247,7 +247,7 @@ def _checked(
         del completed["variants"]
     spec = strict_yaml.convert(completed, Spec, places)
     if len({str(pool.model) for pool in spec.fleet}) > 1:
-        raise places.error(("fleet",), "several models; a capacity plan is for one")
+        raise places.error(("fleet",), "several models; a capacity plan is for one: name it (--model), or use `headway plan fleet` for all")
     first = spec.fleet[0]
     with places.at("fleet", 0, "model"):
         if isinstance(first.model, str):
