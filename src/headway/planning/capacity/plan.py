@@ -247,7 +247,10 @@ def _checked(
         del completed["variants"]
     spec = strict_yaml.convert(completed, Spec, places)
     if len({str(pool.model) for pool in spec.fleet}) > 1:
-        raise places.error(("fleet",), "several models; a capacity plan is for one: name it (--model), or use `headway plan fleet` for all")
+        what = (
+            "several models; a capacity plan is for one: name it (--model), or plan for all with `headway plan fleet`"
+        )
+        raise places.error(("fleet",), what)
     first = spec.fleet[0]
     with places.at("fleet", 0, "model"):
         if isinstance(first.model, str):
