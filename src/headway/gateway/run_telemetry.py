@@ -21,6 +21,7 @@ from headway.gateway.telemetry.loop_delay import LoopDelay
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.telemetry.rolling_stats import RollingStats
+from headway.gateway.telemetry.slowest import SlowestRequests
 from headway.gateway.telemetry.trial import Trial
 
 _RECORDS_PER_PART = 20_000
@@ -52,12 +53,13 @@ class RunTelemetry:
         self.trial: Trial | None = None
         """Counts requests by periods, if a change may be tried."""
         self.rolling_stats: RollingStats | None = None
+        self.slowest: SlowestRequests | None = None
         if decision_log is not None or self.settings.has_dashboard:
             self.decisions = decisions = DecisionObserver(request_id, time() - clock.now, is_live=True)
             if decision_log is not None:
                 decisions.listeners.append(decision_log)
             if self.settings.has_dashboard:
-                self.rolling_stats = RollingStats(decisions, lambda: self.usd)
+                self.rolling_stats, self.slowest = RollingStats(decisions, lambda: self.usd), SlowestRequests()
         cascade = plan.policies.cascade
         self._cascade, self._judge_usd = ("", 0.0) if cascade is None else (cascade.name, cascade.judge_usd)
         self._records_timer: asyncio.TimerHandle | None = None
@@ -99,6 +101,9 @@ class RunTelemetry:
             self.trial.ended(live, outcome, now)
         if self.rolling_stats is not None:
             self.rolling_stats.count_end(live, outcome, now)
+        if self.slowest is not None and outcome is Outcome.FINISHED:
+            name = "" if replica is None else replica.name
+            self.slowest.add(live, request.request_id or str(live.id), name, now)
         if self.recording.enabled:
             cascade = "" if live.stage_index < 0 else self._cascade
             self.recording.add(

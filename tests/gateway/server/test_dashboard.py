@@ -150,6 +150,10 @@ def test_the_page_fits_a_small_screen(running: tuple[serving.Process, list[servi
         until(lambda: shown(page)["asks"])
         page.value('at("key").value = "boss"; at("login").requestSubmit()')
         until(lambda: shown(page)["tiers"] == {"0": "5"})
+        rows = "[...document.querySelectorAll('#slowest tr')].map(row => row.dataset.request)"
+        slowest = send(front, "/dashboard/data", headers=KEY).json()["slowest"]
+        assert page.value(rows) == [each["request"] for each in slowest][:10] and len(slowest) == 5
+        assert {each["replica"] for each in slowest} <= {"pool/0", "pool/1"} and slowest[0]["ttft_s"] is None
         for width in (360, 768, 1280):
             page.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
             assert page.value("document.documentElement.scrollWidth") <= width

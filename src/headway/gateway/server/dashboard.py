@@ -86,6 +86,7 @@ async def _data(request: Request, gateway: Gateway) -> Response:
         tenants=tenants[:_MOST_TENANTS],
         num_tenants=sum(bool(tenant.tenant) for tenant in tenants),
         series=stats.series(now, dict(await collected(stats.medians(now), 1))),
+        slowest=[] if (slowest := gateway.telemetry.slowest) is None else slowest.last(now),
         decisions=stats.decisions,
         reload=gateway.reloads.last,
         autopilot=None if gateway.autopilot is None else gateway.autopilot.state(),

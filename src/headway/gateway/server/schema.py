@@ -22,6 +22,7 @@ from headway.gateway.telemetry.rolling_stats import (
     TenantStats,
     TierStats,
 )
+from headway.gateway.telemetry.slowest import SlowRequest
 from headway.gateway.upstream.chunks import Chunk
 
 # Errors.
@@ -365,6 +366,8 @@ class DashboardData(Struct, forbid_unknown_fields=True):
     """Tenants with the most tokens over the last minutes."""
     num_tenants: Num
     series: SlotSeries
+    slowest: list[SlowRequest] = []
+    """The slowest requests that finished in the last minutes."""
     decisions: list[Decision] = []
     reload: Reload | None = None
     """The last reload of the fleet file."""
