@@ -12,7 +12,7 @@ pytest.importorskip("httptools")
 from headway.gateway import descriptors, errors, names
 from headway.gateway.kv_events import engine_blocks, feeds, subscriber
 from headway.gateway.relay import json_body, request
-from headway.gateway.server import access_log, bodies, connection_memory, framing, http_protocol
+from headway.gateway.server import access_log, bodies, framing, http_cycle, http_protocol
 from headway.gateway.settings import Settings
 from headway.gateway.telemetry import metrics
 from headway.gateway.upstream import client
@@ -33,9 +33,9 @@ ROWS = {
     f"{json_body.MAX_DEPTH} levels",
     "rest of a request that is answered early": f"{http_protocol._LINGER_BYTES // MIB} MiB, "
     f"{http_protocol._LINGER_S:g} s, dropped unread",
-    "requests sent ahead on a connection": f"{connection_memory.MAX_HELD_BYTES // KIB} KiB and one read "
-    f"({connection_memory.READ_BYTES // KIB} KiB)",
-    "answers that their client does not read": f"{connection_memory.MAX_UNREAD_BYTES // KIB} KiB and one answer; then "
+    "requests sent ahead on a connection": f"{http_cycle.MAX_HELD_BYTES // KIB} KiB and one read "
+    f"({http_cycle.READ_BYTES // KIB} KiB)",
+    "answers that their client does not read": f"{http_cycle.MAX_UNREAD_BYTES // KIB} KiB and one answer; then "
     "no further request is begun",
     "a client that does not read": f"closed unless it reads {http_protocol._LEAST_READ_BYTES // KIB} KiB in each "
     f"{http_protocol._UNREAD_TIMEOUT_S:g} s",
@@ -63,8 +63,8 @@ def test_the_text_has_the_limits_of_the_code() -> None:
         f"{subscriber.MAX_WAITING_BYTES // MIB} MiB wait here at most, in batches of "
         f"{subscriber.MAX_BATCH_BYTES // MIB} MiB; names of blocks over "
         f"{engine_blocks.MAX_HASH_BYTES} bytes are refused",
-        f"requests sent ahead, and a body until it is read {connection_memory.MAX_HELD_BYTES // KIB} KiB and one read "
-        f"of {connection_memory.READ_BYTES // KIB} KiB",
+        f"requests sent ahead, and a body until it is read {http_cycle.MAX_HELD_BYTES // KIB} KiB and one read "
+        f"of {http_cycle.READ_BYTES // KIB} KiB",
         f"at most eight blocks for one of an engine's GPU ({feeds._LEAST_BLOCKS:,} blocks at least)",
         f"the head of the present request 6 x {framing.MAX_HEAD_BYTES // KIB} KiB",
     ):

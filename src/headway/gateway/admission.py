@@ -114,7 +114,19 @@ class Admission:
                 rate_hold = RateHold(caller, most.total)
                 if self.charges is not None:
                     budget_hold = self.charges.hold(caller.owner, features.model, most)
-            request = self._admit(features, new_request, caller.tenant, deadline_s, caller.owner)
+            if self.is_closing:
+                raise ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
+            service, model = self._models.answering(features)
+            longest = service.longest_tokens
+            if (cascade := self._driver.cascade) is not None and model == cascade.config.name:
+                longest = max(longest, *[stage.service.longest_tokens for stage in cascade.stages])
+            live = self._live(features, model, caller.tenant, deadline_s, longest)
+            if features.response_id is not None:
+                live.allowed = self._keepers(features.response_id, caller.owner, service)
+            self._check_room(features, live, service, longest)
+            request = new_request(live)
+            request.owner = caller.owner
+            self._driver.arrived(request)
         except BaseException as error:
             if rate_hold is not None:
                 rate_hold.give_back()
@@ -125,32 +137,6 @@ class Admission:
             raise
         request.rate_hold, request.budget_hold = rate_hold, budget_hold
         request.num_chars = 0 if features.has_media else features.num_chars
-        return request
-
-    def _admit(
-        self,
-        features: Features,
-        new_request: Callable[[Live], InFlightRequest],
-        tenant: str,
-        deadline_s: float | None,
-        owner: str,
-    ) -> InFlightRequest:
-        if self.is_closing:
-            raise ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
-        service, model = self._models.answering(features)
-        cascade = self._driver.cascade
-        stages = cascade.stages if cascade is not None and model == cascade.config.name else ()
-        longest = service.longest_tokens
-        for stage in stages:
-            longest = max(longest, stage.service.longest_tokens)
-        live = self._live(features, model, tenant, deadline_s, longest)
-        live.keeps_model = features.keeps_model
-        if features.response_id is not None:
-            live.allowed = self._keepers(features.response_id, owner, service)
-        self._check_room(features, live, service, longest)
-        request = new_request(live)
-        request.owner = owner
-        self._driver.arrived(request)
         return request
 
     def _check_room(self, features: Features, live: Live, service: Service, longest_tokens: int) -> None:
@@ -214,6 +200,7 @@ class Admission:
             tenant=tenant,
             lora=features.model if self._driver.roster.adapters and self._models.parent_of(features.model) else "",
         )
+        live.keeps_model = features.keeps_model
         if self.reasons.get(model):
             live.phase = Phase.REASONING
         return live

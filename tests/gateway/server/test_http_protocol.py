@@ -17,8 +17,7 @@ from uvicorn.server import ServerState
 
 import serving
 from gateway_in_process import Inside
-from headway.gateway.server.connection_memory import ConnectionMemory
-from headway.gateway.server.http_cycle import HttpCycle
+from headway.gateway.server.http_cycle import ConnectionMemory, HttpCycle
 from headway.gateway.server.http_protocol import HttpProtocol
 from scripted import DONE, GOOD_WHOLE, OK, chunk, framed, whole
 

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.gateway.telemetry.histogram import Histogram
+from headway.gateway.telemetry.metrics import Histogram
 
 BOUNDS = (0.1, 1.0, 10.0)
 

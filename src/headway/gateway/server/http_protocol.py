@@ -23,10 +23,9 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from headway.gateway.errors import ApiError
-from headway.gateway.server.connection_memory import MAX_HELD_BYTES, ConnectionMemory
 from headway.gateway.server.framing import BODY, END, HEAD, MAX_HEADERS, RequestFraming
 from headway.gateway.server.hosts import ExpectedHosts
-from headway.gateway.server.http_cycle import HttpCycle
+from headway.gateway.server.http_cycle import MAX_HELD_BYTES, ConnectionMemory, HttpCycle
 
 _ASGI: Any = {"version": "3.0", "spec_version": "2.3"}
 _HEAD_TIMEOUT_S = 30.0

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Protocol
 
 from headway.control.live import Live
 from headway.core.record import Outcome
 from headway.gateway.names import KnownNames
 from headway.gateway.telemetry.definitions import DEFINITIONS
-from headway.gateway.telemetry.histogram import Histogram
 
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _LE = (*map(str, _BOUNDS_S), "+Inf")
@@ -47,6 +49,52 @@ _MAX_EXEMPLAR_CHARS = 128 - len("request_id")
 """OpenMetrics limits the length of an exemplar's labels."""
 HistogramCounts = tuple[str, str, int, str, dict[int, int], float]
 """(model, pool, tier, phase, counts by bin, sum of the observations). The phase is "" for the gateway's overhead."""
+
+
+class Histogram:
+    """Counts of observations by bin, and their sum.
+
+    `bounds` are the inclusive upper bounds of the bins, in ascending order; one more bin is open at the top. Only bins
+    that hold an observation take memory, so that fine bins are cheap.
+    """
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts: defaultdict[int, int] = defaultdict(int)
+        self.total = 0.0
+
+    def observe(self, value: float, num: int = 1) -> int:
+        """Count one value `num` times, and return its bin."""
+        index = bisect_left(self._bounds, value)
+        self.counts[index] += num
+        self.total += value * num
+        return index
+
+    def merge(self, counts: Mapping[int, int], total: float) -> None:
+        """Add the counts and the sum of another histogram that has the same bounds."""
+        for index, num in counts.items():
+            self.counts[index] += num
+        self.total += total
+
+    def clear(self) -> None:
+        self.counts.clear()
+        self.total = 0.0
+
+    def cumulative(self) -> list[int]:
+        """The number of observations in each bin and all lower bins."""
+        return list(accumulate(self.counts.get(index, 0) for index in range(len(self._bounds) + 1)))
+
+    def quantile(self, share: float) -> float | None:
+        """The geometric middle of the bin that holds this quantile; None without observations."""
+        rank, so_far = math.ceil(share * sum(self.counts.values())), 0
+        for index in sorted(self.counts):
+            so_far += self.counts[index]
+            if so_far >= rank:
+                low, high = self._bounds[max(index - 1, 0)], self._bounds[min(index, len(self._bounds) - 1)]
+                return math.sqrt(low * high)
+        return None
 
 
 def latencies_s(live: Live, now: float) -> tuple[float, float | None, float | None]:

@@ -14,8 +14,7 @@ from headway.control.decisions import Decision, DecisionObserver
 from headway.control.live import Live
 from headway.core.record import Outcome
 from headway.gateway.names import KnownNames
-from headway.gateway.telemetry.histogram import Histogram
-from headway.gateway.telemetry.metrics import LAST_TIER, has_slo, latencies_s, met_slos
+from headway.gateway.telemetry.metrics import LAST_TIER, Histogram, has_slo, latencies_s, met_slos
 
 SLOT_S = 5.0
 NUM_SLOTS = 60
