@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -120,9 +120,9 @@ class ConfigKeys(dict[str, Any]):
             shown = f"{shown[:60]}... ({len(value)} values)" if isinstance(value, list | dict) else f"{shown[:60]}..."
         return HeadwayError(f"{self.file}: {name} is {shown}; expected {expected}")
 
-    def not_understood(self, also_read: Iterable[str] = ()) -> list[str]:
+    def not_understood(self) -> list[str]:
         """Keys on which sizes may depend, and that were not read."""
-        read = self.read | set(also_read) | set(self.get("_parts") or ())
+        read = self.read | set(self.get("_parts") or ())
         return [key for key, value in self.items() if key not in read and self._matters(key, value)]
 
     def _matters(self, key: str, value: Any) -> bool:

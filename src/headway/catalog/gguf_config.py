@@ -140,11 +140,11 @@ class _Translation:
             raise HeadwayError(f"{self._file}: {self._arch}.{key} {named}; expected a whole number")
         return value
 
-    def _per_layer(self, key: str, default: int | None = None) -> list[int]:
+    def _per_layer(self, key: str) -> list[int]:
         """A number for each layer, from a number or a list."""
         value = self._keys.get(key)
         if not isinstance(value, list):
-            return [self._count(key, default)] * self._num_layers
+            return [self._count(key)] * self._num_layers
         if len(value) < self._num_layers:
             raise HeadwayError(
                 f"{self._file}: {self._arch}.{key} has {len(value)} values for {self._num_layers} layers"

@@ -76,15 +76,19 @@ def spell(key: Key) -> str:
 def read(path: Path) -> tuple[dict[str, Any], Places]:
     """The mapping in a YAML file, with durations in seconds, and the origins of its values. Raises HeadwayError for
     other content."""
+    return parse(text_of(path), str(path))
+
+
+def text_of(path: Path) -> str:
+    """A file's text. Raises HeadwayError if there is none."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise HeadwayError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise HeadwayError(f"{path}: is a folder; expected a file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise HeadwayError(f"{path}: cannot be read as text: {error}") from None
-    return parse(text, str(path))
 
 
 def parse(text: str, file: str) -> tuple[dict[str, Any], Places]:

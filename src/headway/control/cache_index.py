@@ -223,13 +223,12 @@ class CacheIndex:
         block_size_tokens: int,
         gpu_blocks: int,
         guesses: bool,
-        slower_blocks: float = inf,
         adds_placed: bool = False,
     ) -> None:
         self._block = block_size_tokens
         self.guesses, self.adds_placed = guesses, adds_placed
         self.gpu = SegmentBlocks(gpu_blocks)
-        self.slower = SegmentBlocks(slower_blocks)
+        self.slower = SegmentBlocks(inf)
         self._placed = SegmentBlocks(gpu_blocks)
         """Blocks of placed prompts that no event has reported yet."""
         self.groups: list[LayerGroup] = []

@@ -123,9 +123,9 @@ class Speculative(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         kept = self.acceptance if rate is None else by_rate(rate, self.num_speculative_tokens)
         return kept if self.match_share == 1.0 else tuple(self.match_share * each for each in kept)
 
-    def tokens_per_iteration(self, batch_size: int = 1, rate: float | None = None) -> float:
+    def tokens_per_iteration(self, batch_size: int = 1) -> float:
         """Mean tokens that a sequence gains per iteration of a batch of this size."""
-        return 1.0 + sum(self.survival(rate)[: self.num_drafted(batch_size)])
+        return 1.0 + sum(self.survival()[: self.num_drafted(batch_size)])
 
 
 def by_rate(rate: float, num_tokens: int) -> tuple[float, ...]:

@@ -80,16 +80,7 @@ class Gateway:
         self.shadows = None if plan.shadow is None else Shadows(plan.shadow, plan.seed)
         self.driver = self._make_driver(recording)
         self.models = ServedModels(self.driver, self.fleet, plan)
-        self.health = HealthMonitor(
-            self.replicas,
-            self.settings,
-            self._replica_up,
-            self.driver.roster.replica_down,
-            self.driver.fail_over,
-            self._load_read,
-            self._replica_ejected,
-            lambda: self.clock.now,
-        )
+        self.health = self._make_health()
         self.driver.holds.is_lost = self.health.is_lost
         self.driver.on_prefill_sent = self.health.succeeded
         self.ejections: dict[int, str] = {}
@@ -103,16 +94,7 @@ class Gateway:
         self._prompt_blocks = PromptBlocks()
         self.cache_feeds = self._make_cache_feeds()
         self.charges = self._make_charges()
-        self.admission = Admission(
-            self.clock,
-            self.driver,
-            self.models,
-            self.settings,
-            self.quarantine,
-            self.responses,
-            self.charges,
-            None if self.cache_feeds is None else self._prompt_blocks,
-        )
+        self.admission = self._make_admission()
         self.batches = self._make_batches()
         self.reloads = Reloads()
         self.request_reload: Callable[[str], Awaitable[Reload]] | None = None
@@ -152,6 +134,30 @@ class Gateway:
         )
         driver.control.fallbacks.max_held = settings.max_held
         return driver
+
+    def _make_health(self) -> HealthMonitor[LiveReplica]:
+        return HealthMonitor(
+            self.replicas,
+            self.settings,
+            self._replica_up,
+            self.driver.roster.replica_down,
+            self.driver.fail_over,
+            self._load_read,
+            self._replica_ejected,
+            lambda: self.clock.now,
+        )
+
+    def _make_admission(self) -> Admission:
+        return Admission(
+            self.clock,
+            self.driver,
+            self.models,
+            self.settings,
+            self.quarantine,
+            self.responses,
+            self.charges,
+            None if self.cache_feeds is None else self._prompt_blocks,
+        )
 
     def _make_metrics_page(self) -> MetricsPage:
         return MetricsPage(

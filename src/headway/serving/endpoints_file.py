@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from headway.config.strict_yaml import Key, Places, compose
+from headway.config.strict_yaml import Key, Places, compose, text_of
 from headway.core.errors import HeadwayError
 from headway.gateway.server.admin import is_address
 
@@ -21,15 +21,7 @@ _KEY, _TARGETS = "endpoints_file", "targets"
 
 def read(path: Path) -> tuple[str, ...]:
     """The distinct addresses in the file. Raises HeadwayError if it has none, or has other content."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise HeadwayError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise HeadwayError(f"{path}: is a folder; expected a file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise HeadwayError(f"{path}: cannot be read as text: {error}") from None
-    found = tuple(dict.fromkeys(_addresses(compose(text, str(path)), path)))
+    found = tuple(dict.fromkeys(_addresses(compose(text_of(path), str(path)), path)))
     if not found:
         raise HeadwayError(f"{path}: lists no address; expected at least one, http://host:port")
     return found

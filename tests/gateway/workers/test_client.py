@@ -74,7 +74,9 @@ def test_a_refused_request_raises_the_error_for_its_client() -> None:
     async def story(other: _Scheduler) -> None:
         submitted = asyncio.create_task(other.client.submit(read_request(CHAT, BODY, {}), "", "id"))
         await asyncio.sleep(0)
-        other.client._receive([protocol.RequestRefused(0, 429, "too many", "queue_full", None, 3)])
+        other.client._receive(
+            [protocol.RequestRefused(0, protocol.ClientError(429, "too many", "queue_full", None, 3))]
+        )
         with pytest.raises(ApiError) as refused:
             await submitted
         assert (refused.value.status, refused.value.retry_after_s) == (429, 3) and not other.client.requests
@@ -181,9 +183,8 @@ def test_successes_are_reported_once_for_many_and_failures_one_by_one() -> None:
         health.succeeded(replica)
         kinds = [type(message).__name__ for message in other.sent]
         assert kinds == ["RequestSucceeded", "RequestFailed", "RequestFailed", "RequestSucceeded"]
-        assert [(each.status, each.is_unreachable) for each in other.of(protocol.RequestFailed)] == [
-            (503, False),
-            (0, True),
-        ]
+        reported = [each.error.error() for each in other.of(protocol.RequestFailed)]
+        assert [type(each) for each in reported] == [RefusedError, UnreachableError]
+        assert isinstance(reported[0], RefusedError) and reported[0].status == 503
 
     _run(story)

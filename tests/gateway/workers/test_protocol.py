@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("httptools")
@@ -14,12 +16,15 @@ pytest.importorskip("httptools")
 from headway.control.live import Live
 from headway.core.record import Outcome
 from headway.core.request import Phase
+from headway.gateway.errors import ApiError
 from headway.gateway.scheduling.in_flight import RESUMES, ReleaseReason
 from headway.gateway.scheduling.request_state import AnswerState, Assignment
 from headway.gateway.settings import Settings
+from headway.gateway.upstream import errors
 from headway.gateway.upstream.client import Client
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.engine import EngineEndpoint
+from headway.gateway.upstream.errors import EngineError, RefusedError
 from headway.gateway.workers import protocol
 from headway.gateway.workers.protocol import Link, WorkerConfig, frame, receive_config
 
@@ -30,7 +35,7 @@ FROM_WORKER: list[Any] = [
     protocol.ProgressReport(1, PROGRESS, ANSWER),
     protocol.Released(1, ReleaseReason.PREFILLED, PROGRESS, ANSWER),
     protocol.AnswerScored(1, None),
-    protocol.RequestFailed(0, "reset", 503, False, True),
+    protocol.RequestFailed(0, protocol.ReportedError("BrokenOffError", "reset", after_tokens=3)),
     protocol.RequestSucceeded(2),
     protocol.MetricsReport([("m", "p", 0, "", {1: 2}, 0.5)]),
     protocol.WorkerLeaving(),
@@ -41,7 +46,7 @@ FROM_WORKER: list[Any] = [
 FROM_SCHEDULER: list[Any] = [
     protocol.Assigned(1, None, *STATE),
     protocol.Assigned(1, 0, *STATE, slot=3, prefill_replica=2),
-    protocol.RequestRefused(1, 429, "too many", "queue_full", None, 1),
+    protocol.RequestRefused(1, protocol.ClientError(429, "too many", "queue_full", None, 1)),
     protocol.RequestEnded(1, Outcome.REJECTED, 7),
     protocol.AbortRequest(1, "it moves", 2),
     protocol.ReplicaInfo(0, "p", "m", "http://h:1", "key", True, protocol.EngineState(None, 4096), "vllm"),
@@ -86,6 +91,31 @@ def test_messages_arrive_however_their_frames_are_cut(size: int) -> None:
             assert received == messages and link.has_received
 
     asyncio.run(story())
+
+
+def _kinds(kind: type[EngineError] = EngineError) -> Iterator[type[EngineError]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)
+
+
+@pytest.mark.parametrize("kind", list(_kinds()), ids=lambda kind: kind.__name__)
+def test_an_engines_error_is_the_same_at_the_scheduler(kind: type[EngineError]) -> None:
+    error = kind(503, b"busy") if issubclass(kind, RefusedError) else kind("reset")
+    error.after_tokens = 7
+    message = protocol.RequestFailed(0, protocol.ReportedError.of(error))
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=protocol.RequestFailed).error.error()
+    assert isinstance(error, type(received)) and (type(received) is kind or not hasattr(errors, kind.__name__))
+    assert str(received) == str(error) and received.after_tokens == 7
+    assert received.is_untouched == error.is_untouched
+    assert getattr(received, "status", None) == getattr(error, "status", None)
+
+
+def test_the_error_of_a_refused_request_is_the_same_at_the_worker() -> None:
+    error = ApiError(429, "too many", "rate_limited", "model", 3, "tokens")
+    message = protocol.RequestRefused(1, protocol.client_error_of(error))
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=protocol.RequestRefused).error
+    assert vars(ApiError(*msgspec.structs.astuple(received))) == vars(error)
 
 
 def test_messages_of_one_turn_of_the_loop_share_a_frame() -> None:

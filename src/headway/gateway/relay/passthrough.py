@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from headway.gateway.errors import DECODE_ERRORS, ApiError
-from headway.gateway.upstream import loose_json
+from headway.gateway.upstream import loose_json, sse
 from headway.gateway.upstream.chunks import Usage
 from headway.gateway.upstream.errors import EngineError, error_in, reported
 
@@ -130,7 +130,7 @@ class Passthrough:
     def measure_whole(self, data: bytes) -> Usage | None:
         """Token counts of an answer that was not streamed; None if not reported. Raises EngineError if it is an
         error."""
-        value = _decoded(data)
+        value = sse.decoded(data)
         self.unread = "" if isinstance(value, dict | list) else loose_json.NOT_OBJECT
         if value is loose_json.UNREAD:
             self.unread = loose_json.NOT_JSON
@@ -141,13 +141,6 @@ class Passthrough:
         answer_id = value.get("id")
         self.id = answer_id if isinstance(answer_id, str) else None
         return usage_in(value)
-
-
-def _decoded(data: bytes) -> Any:
-    try:
-        return msgspec.json.decode(data)
-    except DECODE_ERRORS:
-        return loose_json.parse(data)
 
 
 def usage_in(value: Mapping[str, Any]) -> Usage | None:

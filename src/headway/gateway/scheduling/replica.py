@@ -155,6 +155,9 @@ class LiveReplica(EngineEndpoint):
     times: EngineTimes | None = None
     slots: Slots | None = None
     """The slots that the gateway assigns; None if the engine assigns its own."""
+    _load = Load()
+    seen_s = -inf
+    """Time at which the engine's load was last read."""
     num_slots: int | None = None
     """Requests that the engine runs at a time, if it reports the number (llama.cpp)."""
     on_prompt: Callable[[Live], None] | None = None
@@ -162,6 +165,8 @@ class LiveReplica(EngineEndpoint):
     prompt."""
     on_placed: Callable[[LiveReplica, Live], None] | None = None
     """Called when a request is placed here, if other gateways must know."""
+    _known_adapters: frozenset[str] | None = None
+    """The adapters of which `on_adapters` was last told."""
     _other_ordering: str | None = None
     """The ordering that the engine last reported, if it is not the wanted ordering."""
     _matched_request = -1
@@ -203,7 +208,6 @@ class LiveReplica(EngineEndpoint):
         self.latency_of: Callable[[str, str], float] = Network().latency_s
         """Seconds between two regions, each way."""
         self.lifetime = Lifetime(self.role, clock.now)
-        self._swapping = pool if pool.engine.preemption == "swap" else None
         self._queued = ordering if isinstance(ordering, QueuedOrdering) else None
         self._pacer, self._clock, self._stale_s = pacer, clock, stale_s
         self.reservations: dict[int, ReplicaReservation] = {}
@@ -214,16 +218,12 @@ class LiveReplica(EngineEndpoint):
         self._expected: dict[int, tuple[int, list[int]]] = {}
         """Maps each request to (its prompt tokens, the tokens that are in the cache according to events)."""
         self._declared_adapters = frozenset(pool.lora_names)
-        self._known_adapters = self.adapters
         self.on_adapters: Callable[[], None] = _ignore
         """Called when the engine's list of LoRA adapters has changed."""
         self.recent_loras = RecentAdapters(0 if pool.lora is None else pool.lora.max_loras)
         self.cache_index = CacheIndex(self.block_size_tokens, kv_blocks, guesses=True, adds_placed=True)
         """The contents of the engine's prefix cache. Until events feed it, a guess from the requests placed here."""
         self.engine_ordering = engine_ordering
-        self._load = Load()
-        self.seen_s = -inf
-        """Time at which the engine's load was last read."""
 
     async def read_details(self, timeout_s: float) -> None:
         """Read the names of model and adapters and, if the replica has them, its bootstrap port and number of slots."""
@@ -472,9 +472,9 @@ class LiveReplica(EngineEndpoint):
         """KV blocks in host memory, from the scraped share of the pool engine's host memory; 0 for an engine that does
         not swap."""
         share = self.load.host_share
-        if share is None or self._swapping is None:
+        if share is None or self._pool.engine.preemption != "swap":
             return 0
-        return round(share * host_memory(self._swapping).capacity_tokens) // self.block_size_tokens
+        return round(share * host_memory(self._pool).capacity_tokens) // self.block_size_tokens
 
     @property
     def head_demand_blocks(self) -> int:

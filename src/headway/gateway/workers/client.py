@@ -15,6 +15,8 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Any
 
+from msgspec import structs
+
 from headway.control.fallback import FellBack
 from headway.control.live import NEVER, WAITING, Live
 from headway.core.record import Outcome
@@ -29,16 +31,10 @@ from headway.gateway.telemetry.loop_delay import LoopDelay
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.engine import EngineEndpoint, count_prompt
-from headway.gateway.upstream.errors import (
-    BrokenOffError,
-    EngineError,
-    ExhaustedError,
-    RefusedError,
-    UnreachableError,
-)
+from headway.gateway.upstream.errors import EngineError, ExhaustedError
 from headway.gateway.upstream.health import Refusals
 from headway.gateway.workers import protocol
-from headway.gateway.workers.protocol import Link, Released
+from headway.gateway.workers.protocol import Link, Released, ReportedError
 
 log = logging.getLogger("headway.gateway")
 _REPORT_PERIOD_S = 0.02
@@ -322,9 +318,7 @@ class RemoteScheduler:
             request.copy.go_on_after(message.part)
 
     def _refused(self, request: PendingRequest, message: protocol.RequestRefused) -> None:
-        request.complete_reply(
-            ApiError(message.status, message.message, message.code, message.param, message.retry_after_s)
-        )
+        request.complete_reply(ApiError(*structs.astuple(message.error)))
 
     def _ended(self, request: PendingRequest, message: protocol.RequestEnded) -> None:
         request.retry_after_s, request.is_shed = message.retry_after_s, message.is_shed
@@ -410,11 +404,7 @@ class RemoteHealth:
         if isinstance(error, ExhaustedError):
             return
         self._reported_s.pop(replica.id, None)
-        status = error.status if isinstance(error, RefusedError) else 0
-        unreachable, broken_off = isinstance(error, UnreachableError), isinstance(error, BrokenOffError)
-        self._link.send(
-            protocol.RequestFailed(replica.id, str(error), status, unreachable, broken_off, error.after_tokens)
-        )
+        self._link.send(protocol.RequestFailed(replica.id, ReportedError.of(error)))
 
     def has_other(self, replica: EngineEndpoint) -> bool:
         return True  # only the scheduler knows the other replicas

@@ -26,6 +26,8 @@ from headway.gateway.settings import Api, Judge, Key, Settings
 from headway.gateway.telemetry.logs import LogOptions
 from headway.gateway.telemetry.loop_delay import Delay
 from headway.gateway.telemetry.metrics import HistogramCounts, ResponseCount
+from headway.gateway.upstream import errors
+from headway.gateway.upstream.errors import EngineError, RefusedError
 from headway.limits.rates import RateLimit
 
 _Kind = TypeVar("_Kind", bound=Struct)
@@ -125,14 +127,36 @@ class AnswerScored(Struct, array_like=True, tag=3, gc=False):
     score: float | None
 
 
+_KINDS: dict[str, type[EngineError]] = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, EngineError)
+}
+
+
+class ReportedError(Struct, array_like=True, gc=False):
+    """An `EngineError`, without the body of a refusal."""
+
+    kind: str
+    """Name of the error's class, or of the nearest base class in `upstream.errors`."""
+    message: str
+    status: int = 0
+    """HTTP status; 0 without an answer."""
+    after_tokens: int = 0
+
+    @classmethod
+    def of(cls, error: EngineError) -> ReportedError:
+        kind = next(each.__name__ for each in type(error).__mro__ if each.__name__ in _KINDS)
+        return cls(kind, str(error), error.status if isinstance(error, RefusedError) else 0, error.after_tokens)
+
+    def error(self) -> EngineError:
+        kind = _KINDS[self.kind]
+        error = kind(self.status, b"") if issubclass(kind, RefusedError) else kind()
+        error.args, error.after_tokens = (self.message,), self.after_tokens
+        return error
+
+
 class RequestFailed(Struct, array_like=True, tag=4, gc=False):
     replica: int
-    message: str
-    status: int
-    """HTTP status; 0 without an answer."""
-    is_unreachable: bool
-    is_broken_off: bool
-    after_tokens: int = 0
+    error: ReportedError
 
 
 class RequestSucceeded(Struct, array_like=True, tag=5, gc=False):
@@ -238,15 +262,26 @@ class Assigned(Struct, array_like=True, tag=0, gc=False):
     """(requested model, reason why another model answers); None if the requested model answers."""
 
 
-class RequestRefused(Struct, array_like=True, tag=1, gc=False):
-    """A request is not accepted; contains the error for its client."""
+class ClientError(Struct, array_like=True, gc=False):
+    """The error for a client: arguments of `ApiError`, by their names there."""
 
-    number: int
     status: int
     message: str
     code: str
-    param: str | None
-    retry_after_s: int | None
+    param: str | None = None
+    retry_after_s: int | None = None
+    reason: str = ""
+
+
+client_error_of = _copier(ClientError)
+"""The arguments of an `ApiError`."""
+
+
+class RequestRefused(Struct, array_like=True, tag=1, gc=False):
+    """A request is not accepted."""
+
+    number: int
+    error: ClientError
 
 
 class RequestEnded(Struct, array_like=True, tag=2, gc=False):

@@ -23,7 +23,6 @@ from headway.gateway.relay.failover import reason_here
 from headway.gateway.scheduling.in_flight import RESUMES, InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.upstream.engine import EngineEndpoint
-from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
 from headway.gateway.workers import protocol
 from headway.gateway.workers.protocol import Assigned, Link, ProgressReport, Released
 
@@ -292,8 +291,7 @@ class WorkerSession:
             self._send_held(request)
 
     def _refuse(self, number: int, answer: ApiError) -> None:
-        refused = number, answer.status, answer.message, answer.code, answer.param, answer.retry_after_s
-        self.link.send(protocol.RequestRefused(*refused))
+        self.link.send(protocol.RequestRefused(number, protocol.client_error_of(answer)))
 
     def _apply(self, request: RemoteRequest, message: ProgressReport | Released) -> None:
         """Update the request, unless it has ended or is not at a replica."""
@@ -359,13 +357,7 @@ class WorkerSession:
         self._send_held(request)
 
     def _failed(self, message: protocol.RequestFailed) -> None:
-        error: EngineError = UnreachableError() if message.is_unreachable else EngineError()
-        if message.is_broken_off:
-            error = BrokenOffError()
-        if message.status:
-            error = RefusedError(message.status, b"")
-        error.args, error.after_tokens = (message.message,), message.after_tokens
-        self._gateway.health.failed(self._gateway.replicas[message.replica], error)
+        self._gateway.health.failed(self._gateway.replicas[message.replica], message.error.error())
 
     def _succeeded(self, message: protocol.RequestSucceeded) -> None:
         self._gateway.health.succeeded(self._gateway.replicas[message.replica])
