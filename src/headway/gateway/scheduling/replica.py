@@ -165,8 +165,8 @@ class LiveReplica(EngineEndpoint):
     prompt."""
     on_placed: Callable[[LiveReplica, Live], None] | None = None
     """Called when a request is placed here, if other gateways must know."""
-    _known_adapters: frozenset[str] | None = None
-    """The adapters of which `on_adapters` was last told."""
+    on_adapters: Callable[[], None] | None = None
+    """Called when the engine's list of LoRA adapters has changed."""
     _other_ordering: str | None = None
     """The ordering that the engine last reported, if it is not the wanted ordering."""
     _matched_request = -1
@@ -218,8 +218,7 @@ class LiveReplica(EngineEndpoint):
         self._expected: dict[int, tuple[int, list[int]]] = {}
         """Maps each request to (its prompt tokens, the tokens that are in the cache according to events)."""
         self._declared_adapters = frozenset(pool.lora_names)
-        self.on_adapters: Callable[[], None] = _ignore
-        """Called when the engine's list of LoRA adapters has changed."""
+        self._known_adapters = self.adapters
         self.recent_loras = RecentAdapters(0 if pool.lora is None else pool.lora.max_loras)
         self.cache_index = CacheIndex(self.block_size_tokens, kv_blocks, guesses=True, adds_placed=True)
         """The contents of the engine's prefix cache. Until events feed it, a guess from the requests placed here."""
@@ -230,7 +229,8 @@ class LiveReplica(EngineEndpoint):
         await super().read_details(timeout_s)
         if self.adapters != self._known_adapters:
             self._known_adapters = self.adapters
-            self.on_adapters()
+            if self.on_adapters is not None:
+                self.on_adapters()
         if self.is_single_phase:
             await self.read_bootstrap_port(self.role, timeout_s)
         if self.slots is not None:
