@@ -89,7 +89,7 @@ _CHECKS: dict[str, _Check] = {
     "Objective": (_is_text, "a text"),
     "Ranking": (_is_text, "a text"),
 }
-"""(test of a value, text of what is expected) by annotation, without `| None`."""
+"""Maps an annotation, without `| None`, to (test of a value, name of the expected values)."""
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:
@@ -112,8 +112,8 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def checks_of(function: Callable[..., Any]) -> Iterable[tuple[str, tuple[Callable[[Any], bool], str, bool]]]:
-    """Returns, for each checked argument, its name, its test, the text of what is expected, and whether None is
-    allowed."""
+    """Returns, for each checked argument, its name, its test, the name of the expected values, and whether None
+    is allowed."""
     for parameter in inspect.signature(function).parameters.values():
         annotation = str(parameter.annotation)
         check = _CHECKS.get(annotation.removesuffix(" | None"))

@@ -265,7 +265,7 @@ def only_variant(scenario: Scenario) -> Scenario:
 
 
 def _first_policies(spec: Spec) -> str:
-    """The flags that choose the first policy of each kind that lists several."""
+    """Command-line flags for the error message: one for each kind with several policies, naming the first of them."""
     kinds = {"--routing": listed(spec.policies.routing), "--ordering": listed(spec.policies.ordering)}
     first = {flag: each[0] for flag, each in kinds.items() if len(each) > 1}
     names = {flag: each if isinstance(each, str) else each.get("name") for flag, each in first.items()}

@@ -110,7 +110,7 @@ class Search:
         return found
 
     def _choose_base(self, weights: tuple[float, float, float]) -> None:
-        """Choose base weights that are at most these weights, if the present ones are not or are old."""
+        """Choose base weights, each at most the given weight. Recent base weights stay if they are low enough."""
         v, w, x = weights
         least = self._least_weights
         if v < least[0] or w < least[1] or x < least[2]:

@@ -73,8 +73,8 @@ class DemandBacktest(Struct, frozen=True, forbid_unknown_fields=True):
     bias: float
     """Mean logarithm of actual over forecast."""
     coverage: dict[str, float]
-    """Maps each quantile to the share of the held-out hours whose demand does not exceed it; each day is compared with
-    quantiles from the other days."""
+    """Maps each quantile to the share of held-out hours with a demand of at most the quantile. A day's quantiles come
+    from the other days."""
     wape_by_method: dict[str, float]
 
 

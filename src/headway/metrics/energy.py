@@ -70,6 +70,6 @@ class FleetPower:
         return read_s
 
     def _of(self, name: str, kind: Ints) -> Floats:
-        """One field of the replica of each stretch; a single value if all replicas agree."""
+        """A field of the replicas, for each stretch. An array of one value if all replicas have the same."""
         values = np.array(list(map(attrgetter(name), self._kinds)), dtype=np.float64)
         return values[kind] if len(values) > 1 else values

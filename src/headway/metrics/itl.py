@@ -98,7 +98,7 @@ class _KeptRuns:
 
 
 def _rows_by_set(segments: TokenSegments, rows: Rows, groupings: Sequence[Codes]) -> Iterator[tuple[Rows, list[Key]]]:
-    """The rows of some replicas' segments by set. Sets that contain all rows come together."""
+    """The rows of each set, with the set's (grouping, code). All sets that contain every row share one entry."""
     request = segments.table["request"][rows]
     whole: list[Key] = []
     for which, group in enumerate(groupings):

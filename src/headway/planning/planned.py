@@ -29,7 +29,8 @@ class Planned:
     files: Mapping[str, Made] = field(default_factory=dict)
     """The plan as scenario files, by name. "" is the name of a single file, which the user names."""
     report: Callable[[Path | None], Report] | None = None
-    """Creates the page, given the path of the plan's file, if it was written; None: there is no page."""
+    """Creates the page. The argument is the path of the plan's file, None if no file was written. A plan without a page
+    has no `report`."""
     counted: str = ""
     """A text on how much was simulated."""
 

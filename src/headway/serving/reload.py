@@ -74,7 +74,8 @@ class FleetFile:
         return changed.policies
 
     def _checked(self, path: Path, present: ServingPlan) -> tuple[Scenario, Scenario, ServingPlan]:
-        """(the file as it is, the file with `change`, the changed file's plan to replace the current plan)."""
+        """Read the file. Returns its scenario, the scenario after `change`, and the plan that would replace the current
+        one. Raises HeadwayError if the file cannot be served, or needs a restart."""
         found = read(path)
         before, after = self._read.spec, found.spec
         places = found.places

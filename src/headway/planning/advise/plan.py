@@ -60,7 +60,8 @@ class FleetFile:
     assemble: Assemble
     """The scenario of a document with requests. Raises HeadwayError if it cannot be run."""
     why_not_served: Callable[[Mapping[str, Any]], str] | None = None
-    """Why `headway serve` would reject a document without requests; None: the current file cannot be served."""
+    """Returns the reason for which `headway serve` would reject a document; "" if there is none. None if the current
+    file cannot be served either."""
 
 
 class Tried(Struct, frozen=True):

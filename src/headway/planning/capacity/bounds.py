@@ -175,7 +175,7 @@ class _UnloadedReplica:
         return min(self.line(0, 0, [(size, 0)] * (budget // size))[0] / (size * (budget // size)) for size in sizes)
 
     def _decoding_s(self, requests: ArrivingRequests) -> Floats:
-        """Decode seconds of each request: its share of the steps of the fullest batches that fit."""
+        """A lower bound on the decode seconds of each request: its share of the steps if all batches are full."""
         most = min(self.engine.max_num_seqs, max(1, floor(self.kv_tokens / requests.computed_tokens.min())))
         sizes = {min(2**i, most) for i in range(most.bit_length() + 1)}
         fixed_s = min(self.line(n, 0)[0] / n for n in sizes)

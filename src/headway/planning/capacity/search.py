@@ -200,7 +200,7 @@ def _gains(before: RehearsedSize, after: RehearsedSize) -> bool:
 
 
 def _is_worse(before: RehearsedSize, after: RehearsedSize) -> bool:
-    """Whether a target that both numbers of replicas miss is missed by clearly more in `after`."""
+    """Whether both numbers of replicas miss some target, and `after` misses it by clearly more than `before`."""
     for name in set(before.misses) & set(after.misses):
         old, new = getattr(before.measured, name), getattr(after.measured, name)
         sign = -1 if name == "attainment" else 1

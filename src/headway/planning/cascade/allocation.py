@@ -87,7 +87,7 @@ class GpuBudget:
         return np.asarray(np.tensordot(np.array(self.usd_per_hour), np.indices(self.shape), axes=1).ravel())
 
     def grid(self, table: Floats) -> Floats:
-        """A table over cells as an array with an axis for each type, limited to the remaining GPUs."""
+        """The values of the cells within the remaining GPUs, as an array with one axis for each GPU type."""
         return table.reshape(self.shape)[tuple(slice(n + 1) for n in self.left)]
 
 

@@ -39,8 +39,8 @@ MIN_DISTANCE = 0.02
 NEAR = 0.5
 """Points of quality by which candidates with the best plan's replicas may exceed it."""
 EVALUATIONS, PRICED_EVALUATIONS = 12, 4
-"""Rounds of evaluations to find a routing's deployment with the smallest sum of latencies: in total, and for each price
-of a second."""
+"""Rounds of the search for a routing's deployment with the smallest sum of latencies; and rounds for each price of a
+second."""
 USD_PER_S = 0.03, 300.0
 """Range of the price of a second in a sum of cost and latencies, $/h: from cost alone to latency alone."""
 NUM_PRICES = 12

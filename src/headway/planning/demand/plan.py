@@ -189,10 +189,10 @@ class _DemandPlanner:
         )
 
     def _model_chance(self) -> tuple[float | None, list[str]]:
-        """The minimum probability that the step times are good enough, and notes on this probability.
+        """The required probability that the step times are good enough, and notes on this probability.
 
-        The probability is divided evenly between demand and step times, unless step times leave less even at a low
-        load.
+        The wanted probability is the product of two factors, for demand and for step times. They are equal, unless the
+        step times reach only a lower probability even at a low load.
         """
         candidate, replicas, low = self.choice.candidate, self.choice.replicas or 1, Situation(load=LOW_LOAD)
         found = likely_targets(self.rehearsal, candidate, replicas, self.rehearsal(candidate, replicas, low))

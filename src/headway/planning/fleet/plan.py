@@ -50,8 +50,8 @@ R = TypeVar("R")
 ROUTINGS: tuple[str, ...] = ("least-loaded", "least-kv", "headway")
 ATTAINMENT = 0.99
 SEEDS, FEWER_SEEDS, FEW_REQUESTS = 5, 3, 20_000
-"""Default seeds, and the default for more requests than the third value. The choice does not depend on time, so a busy
-machine gives the same plan."""
+"""Default number of seeds: the first value for at most `FEW_REQUESTS` requests, otherwise the second. It does not
+depend on the speed of the machine."""
 DROPPED = ("fleet", "combos", "policies", "variants", "faults", "roles", "cascade", "gateway", "provisioning",
            "gpu_limits")  # fmt: skip
 """Sections of the scenario that rehearsals of a plan ignore."""
@@ -431,7 +431,7 @@ def _unservable(rows: Workload, models: Sequence[Model], spec: Spec, attainment:
 
 
 def _left_out(document: Mapping[str, Any], options: FleetOptions) -> list[str]:
-    """A note that the scenario's own policies are not used, if it has any."""
+    """A note if the scenario has policies of its own, which the plan does not use."""
     if not document.get("policies") and not document.get("variants"):
         return []
     routers = ", ".join(options.routings)

@@ -202,9 +202,10 @@ def _guess(
 
 
 def _by_speed(ranked: Sequence[tuple[float, int, str, str]], is_given: bool) -> _Guess:
-    """The nearest GPU by speed alone; a processor if one is about as near, as small models are as fast on either.
+    """The catalog's GPU with the nearest speed. A processor is preferred if its speed is about as near, because small
+    models are about as fast on a processor as on a GPU.
 
-    No GPU of the catalog was measured with llama.cpp, so a speed that none fits is left to a calibration.
+    No GPU of the catalog was measured with llama.cpp. If no speed is near, the user must calibrate.
     """
     nearest, _, _, _ = min(ranked)
     alike = [each for each in ranked if each[0] <= nearest + LIKELY]
