@@ -94,7 +94,7 @@ class KeptValues:
         """Maps each position to the time until which the value holds unless the replica changes."""
         self._ends: list[tuple[float, int]] = []
         """Heap of (end time, position); may contain outdated entries with times before those in `_ends_s`. Empty with
-        `grows`: a value that no longer holds is then at most the current one, and is corrected as values that grew."""
+        `grows`: an outdated value is then at most the current value, and `_order` corrects it."""
         self._order: list[tuple[Any, int]] = []
         """Heap of (value, position), if the least value is asked for. A value that grew is corrected only when it
         reaches the top of the heap, so few updates change the heap."""

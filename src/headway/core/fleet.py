@@ -279,8 +279,8 @@ class Hosted(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_context_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Maximum prompt plus answer tokens. Unset: no known limit."""
     prompt_cache_block_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """In simulations: size of the leading blocks whose KV prompts share, cached forever, with unchanged speed. OpenAI
-    documents 128. Without it: no prompt is cached."""
+    """In simulations: tokens of a block of the prompt cache (OpenAI documents 128). The cache keeps all blocks forever,
+    and does not change the speed. Without it: no prompt is cached."""
 
 
 class ScheduledMinimum(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -27,7 +27,7 @@ from headway.planning.rehearsals import Rehearsal, counted
 E2E = "e2e_s"
 KEYS = (E2E, "tpot_s", "ttft_s")
 LEAST_ERROR = 0.023
-"""Error of step times that were fitted to the same engine on other requests: docs/calibrate.md, over all iterations."""
+"""Error of step times fitted to the same engine on other requests (docs/calibrate.md, the row over all iterations)."""
 LEVEL = 0.9
 MOST_ROUNDS = 5
 """Maximum number of rehearsals of each part."""
