@@ -41,7 +41,7 @@ class DemandOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     months: float = 1.0
     """Number of forecast months, of 730 hours each."""
     methods: tuple[str, ...] = METHODS
-    """Forecasters from which the held-out days select."""
+    """Forecasters to choose from. The one with the smallest error on the held-out days is used."""
     quantiles: tuple[float, ...] = QUANTILES
     begins: str | None = None
     """The first forecast hour. None: the midnight after the records' end."""

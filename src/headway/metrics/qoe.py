@@ -196,8 +196,8 @@ class AnswerParts:
         return np.asarray(tick - joined + given)
 
     def _tick_of(self, tokens: Ints) -> Ints:
-        """The first tick of each part by which it has this many tokens; the tick after the part's last tick if the part
-        never has that many."""
+        """For each part: the first tick at whose end the part has generated `tokens`. If it never does: the tick after
+        its last one."""
         every = np.arange(len(self.request))
         low, high = self._joined + 1, self.left + 1
         while (low < high).any():

@@ -22,7 +22,7 @@ MOST_COPIES = 16
 GRAPH_CALLS = 16
 BF16_OPERANDS = ("gemm", "moe", "prefill_attention", "decode_attention", "mla_attention")
 SLACK = 1.05
-"""Factor on memory for alignment and queries."""
+"""Factor on the bytes of operands, with room for alignment and for queries."""
 GRAPHED = ("gemm", "moe", "prefill_attention", "decode_attention", "mla_attention", "device_copy")
 """Operators captured in CUDA graphs. Engines launch the sampler's kernels one by one."""
 
