@@ -42,7 +42,6 @@ from headway.policies import resolve
 if TYPE_CHECKING:
     from headway.forecast.demand import DemandForecast
 
-_path = click.Path(path_type=Path)
 _positive = click.IntRange(min=1)
 DEFAULT_NUM_REQUESTS = 2000
 
@@ -91,18 +90,18 @@ _OF_WORKLOADS = ("trace", "limit", "rate_scale", "concurrency", "workload", "rat
 
 
 @command.command()
-@click.argument("scenario", type=_path, required=False)
+@click.argument("scenario", type=PATH, required=False)
 @click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file: chat.")
 @trace_options
 @synthetic_options
 @click.option("--model", help="A model of the catalog.")
 @click.option(
-    "--model-config", type=_path, help="A Hugging Face config.json in place of --model, its folder, or a GGUF file."
+    "--model-config", type=PATH, help="A Hugging Face config.json in place of --model, its folder, or a GGUF file."
 )
 @assume_option
 @gpu_file_option
 @click.option("--engine", help="An engine of the catalog: vllm, sglang, ... Default: the file's, else simulated.")
-@click.option("--coefficients", type=_path, help="A file of headway calibrate, for the first GPU listed.")
+@click.option("--coefficients", type=PATH, help="A file of headway calibrate, for the first GPU listed.")
 @click.option("--max-num-seqs", type=_positive, help="Sequences that a replica runs at once.")
 @click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration.")
 @click.option("--warmup-s", type=SECONDS, help="Targets ignore requests that arrive before.")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from headway.cli.flags import gpu_file_option
-from headway.cli.output import SECONDS_ABOVE_0, list_option
+from headway.cli.output import PATH, SECONDS_ABOVE_0, list_option
 from headway.cli.plan_output import PlanOutput, gpu_offer, plan_options, scenario_source
 from headway.core.counts import MOST_SEEDS
 from headway.core.errors import HeadwayError
@@ -20,11 +20,9 @@ from headway.planning.cascade.request import CascadeOptions
 from headway.planning.combos.plan import own_gpus
 from headway.planning.combos.problem import Offer
 
-_path = click.Path(path_type=Path)
-
 
 @click.command()
-@click.argument("scenario", type=_path, required=False)
+@click.argument("scenario", type=PATH, required=False)
 @click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file: cascadia.")
 @click.option("--quality", type=click.FloatRange(0, 100), help="Mean score to reach, at the least p95 latency.")
 @click.option(

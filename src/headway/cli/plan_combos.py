@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from headway.cli.flags import gpu_file_option, listed_routers, with_gpus
-from headway.cli.output import POSITIVE, list_option
+from headway.cli.flags import F, gpu_file_option, listed_routers, together, with_gpus
+from headway.cli.output import PATH, POSITIVE, list_option
 from headway.cli.plan_output import PlanOutput, gpu_offer, jobs_option, plan_options
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
@@ -22,11 +22,31 @@ from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS
 from headway.planning.rehearsals import Source
 from headway.scenario import Simulator
 
-_path = click.Path(path_type=Path)
+
+def profile_options(help_text: str) -> Callable[[F], F]:
+    """How combos are profiled. `help_text`: of the option for the number of requests."""
+    return together(
+        (
+            click.option(
+                "--attainment",
+                type=click.FloatRange(min=0, max=1, min_open=True),
+                default=ATTAINMENT,
+                show_default=True,
+                help="Share of requests in time at which a rate counts as served.",
+            ),
+            click.option(
+                "--profile-requests",
+                type=click.IntRange(20, MOST_OTHER),
+                default=MOST_REQUESTS,
+                show_default=True,
+                help=help_text,
+            ),
+        )
+    )
 
 
 @click.command()
-@click.argument("scenarios", nargs=-1, type=_path, required=True)
+@click.argument("scenarios", nargs=-1, type=PATH, required=True)
 @list_option("--gpus", required=True, help="type:count:$/h:interruptions/h, as in h800:8:2.8,h20:8:0.6:0.05.")
 @list_option("--rps", help="Requests per second to plan for, one number for each SCENARIO; default: its arrivals.")
 @click.option(
@@ -54,19 +74,8 @@ _path = click.Path(path_type=Path)
     help="Rank combos by the tokens that they serve per dollar, or by Cauchy's Eq. 15.",
 )
 @click.option("--top", type=POSITIVE, help="Plan with so many combos of each service, the best ones; default: all.")
-@click.option(
-    "--attainment",
-    type=click.FloatRange(min=0, max=1, min_open=True),
-    default=ATTAINMENT,
-    show_default=True,
-    help="Share of requests in time at which a rate counts as served.",
-)
-@click.option(
-    "--profile-requests",
-    type=click.IntRange(20, MOST_OTHER),
-    default=MOST_REQUESTS,
-    show_default=True,
-    help="Most requests of one simulation of a short profile; the plan is rehearsed with up to 16 times as many.",
+@profile_options(
+    "Most requests of one simulation of a short profile; the plan is rehearsed with up to 16 times as many."
 )
 @click.option(
     "--curve",

@@ -35,7 +35,7 @@ SCENARIOS = (".yaml", ".yml")
 
 
 @click.command()
-@click.argument("trace", type=click.Path(path_type=Path), required=False)
+@click.argument("trace", type=PATH, required=False)
 @click.option(
     "--have", required=True, help="GPUs at hand, as type:count:$/h: a100:8,h100:16:2.8. Count and price may be missing."
 )

@@ -8,38 +8,21 @@ from typing import Any
 import click
 
 from headway.cli.flags import gpu_file_option
-from headway.cli.output import as_json_option
-from headway.cli.plan_output import PlanOutput, scenario_source
-from headway.core.counts import MOST_OTHER
-from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS
+from headway.cli.output import PATH, as_json_option, no_progress_option
+from headway.cli.plan_combos import profile_options
+from headway.cli.plan_output import PlanOutput, cache_options, scenario_source
 from headway.planning.combos.reprofile import ReprofileOptions, planned
-
-_path = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("fleet", type=_path)
-@click.argument("requests", type=_path)
-@click.option(
-    "--attainment",
-    type=click.FloatRange(min=0, max=1, min_open=True),
-    default=ATTAINMENT,
-    show_default=True,
-    help="Share of requests in time at which a rate counts as served.",
-)
-@click.option(
-    "--profile-requests",
-    type=click.IntRange(20, MOST_OTHER),
-    default=MOST_REQUESTS,
-    show_default=True,
-    help="Most requests of one simulation of a short profile; the last ones have four times as many.",
-)
+@click.argument("fleet", type=PATH)
+@click.argument("requests", type=PATH)
+@profile_options("Most requests of one simulation of a short profile; the last ones have four times as many.")
 @gpu_file_option
-@click.option("-o", "--out", type=_path, help="Write FLEET with the new goodputs; may be FLEET itself.")
-@click.option("--cache", type=_path, help="Folder of cached simulations; default: the user's cache folder.")
-@click.option("--no-cache", is_flag=True, help="Simulate without the cache.")
+@click.option("-o", "--out", type=PATH, help="Write FLEET with the new goodputs; may be FLEET itself.")
+@cache_options
 @as_json_option("Print JSON in place of a table.")
-@click.option("--no-progress", is_flag=True, help="No progress bar.")
+@no_progress_option
 def goodput(
     fleet: Path, requests: Path, attainment: float, profile_requests: int, gpu_file: Path | None, **outputs: Any
 ) -> int:

@@ -12,7 +12,17 @@ from msgspec import Struct
 
 from headway import catalog
 from headway.cli.flags import ray_option, scenario_file, together, with_gpus
-from headway.cli.output import JOBS, as_json_option, command_line, counting, print_json, print_said, user_cache
+from headway.cli.output import (
+    JOBS,
+    PATH,
+    as_json_option,
+    command_line,
+    counting,
+    no_progress_option,
+    print_json,
+    print_said,
+    user_cache,
+)
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
@@ -30,16 +40,20 @@ if TYPE_CHECKING:
 
 INFEASIBLE = 3
 """Exit code of a command that finds no plan."""
-_path = click.Path(path_type=Path)
 
+cache_options = together(
+    (
+        click.option("--cache", type=PATH, help="Folder of cached simulations; default: the user's cache folder."),
+        click.option("--no-cache", is_flag=True, help="Simulate without the cache."),
+    )
+)
 plan_options = together(
     (
-        click.option("-o", "--out", type=_path, help="Write the plan as a scenario that headway simulate runs."),
-        click.option("--html", type=_path, help="Write the plan as an HTML page, and plotly.js beside it."),
-        click.option("--cache", type=_path, help="Folder of cached simulations; default: the user's cache folder."),
-        click.option("--no-cache", is_flag=True, help="Simulate without the cache."),
+        click.option("-o", "--out", type=PATH, help="Write the plan as a scenario that headway simulate runs."),
+        click.option("--html", type=PATH, help="Write the plan as an HTML page, and plotly.js beside it."),
+        cache_options,
         as_json_option("Print JSON in place of tables."),
-        click.option("--no-progress", is_flag=True, help="No progress bar."),
+        no_progress_option,
     )
 )
 

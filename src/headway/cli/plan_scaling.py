@@ -9,7 +9,7 @@ import click
 
 from headway.api.plans import assembling
 from headway.cli.flags import gpu_file_option, listed, slo_of, slo_option
-from headway.cli.output import SECONDS_ABOVE_0, SEEDS, list_option
+from headway.cli.output import PATH, SECONDS_ABOVE_0, SEEDS, list_option
 from headway.cli.plan_output import PlanOutput, jobs_option, plan_options, scenario_source, write
 from headway.core.duration import seconds
 from headway.core.errors import HeadwayError
@@ -22,7 +22,7 @@ from headway.serving.export.autoscalers import autoscalers
 
 
 @click.command()
-@click.argument("scenario", type=click.Path(path_type=Path), required=False)
+@click.argument("scenario", type=PATH, required=False)
 @click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file: sageserve.")
 @click.option(
     "--demand",
@@ -47,7 +47,7 @@ from headway.serving.export.autoscalers import autoscalers
 @click.option("--no-clairvoyant", is_flag=True, help="Leave out the plan that knows the demand.")
 @click.option(
     "--manifest",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write the autoscaler of Kubernetes or KEDA, where one suffices (5% more GPU-hours at most).",
 )
 @gpu_file_option

@@ -7,17 +7,15 @@ from typing import Any
 
 import click
 
-from headway.cli.output import as_json_option, list_option
+from headway.cli.output import PATH, as_json_option, list_option, no_progress_option
 from headway.cli.plan_output import PlanOutput, scenario_source
 from headway.core.counts import MOST_SEEDS
 from headway.core.errors import HeadwayError
 from headway.planning.tiers.rehearsal import TierOptions, planned
 
-_path = click.Path(path_type=Path)
-
 
 @click.command()
-@click.argument("scenario", type=_path, required=False)
+@click.argument("scenario", type=PATH, required=False)
 @click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file.")
 @list_option("--tiers", default="1,2,3,4,6,8", show_default=True, help="Numbers of tiers to try.")
 @list_option("--decay", default="0.5,1,2", show_default=True, help="Decays of the headroom to try.")
@@ -32,7 +30,7 @@ _path = click.Path(path_type=Path)
     help="An acceptable loss of attainment.",
 )
 @as_json_option("Print JSON in place of a table.")
-@click.option("--no-progress", is_flag=True, help="No progress bar.")
+@no_progress_option
 def tiers(scenario: Path | None, preset: str | None, as_json: bool, no_progress: bool, **flags: Any) -> int:
     """Find how many tiers of service a workload needs, and how steeply their headroom should fall.
 
