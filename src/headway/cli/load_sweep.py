@@ -119,15 +119,15 @@ def _spec(
 
 
 def _drawn_at(rate_rps: float, num: int, seed: int) -> float:
-    """The rate of the Poisson process whose `num` arrivals of this seed come at `rate_rps`.
+    """The rate of the Poisson process whose `num` arrivals of this seed take `num / rate_rps` seconds, first to last.
 
     The rate of few arrivals differs from their process's, of 50 by 14% (standard deviation). The loads of a sweep are
-    judged by their rates, so they have them exactly.
+    judged by their rates, so they have them exactly, and none answers more than was sent.
     """
     if num < 2:
         return rate_rps
     arrivals_s = Poisson(rate_rps).times(stream(seed, "arrivals"), num, None)
-    return rate_rps * float(arrivals_s[-1] - arrivals_s[0]) * rate_rps / (num - 1)
+    return rate_rps * float(arrivals_s[-1] - arrivals_s[0]) * rate_rps / num
 
 
 def _folder(point: Point) -> str:
