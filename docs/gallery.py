@@ -83,7 +83,7 @@ def main() -> None:
             take(browser, Path(folder, page).as_uri(), IMAGES / f"{name}.png", width, height)
         subprocess.run([sys.executable, ROOT / "bench" / "staleness.py", IMAGES / "staleness.png"], check=True)
         with dashboard(Path(folder)) as url:
-            take(browser, url, IMAGES / "dashboard.png", 1280, 1240)
+            take(browser, url, IMAGES / "dashboard.png", 1280, 1430)
 
 
 def take(browser: str, url: str, picture: Path, width: int, height: int) -> None:
