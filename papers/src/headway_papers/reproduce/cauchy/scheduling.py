@@ -57,7 +57,7 @@ def searches(seeds: Sequence[int], quick: bool, figure_2: bool, table_3: bool, t
     for seed in seeds if figure_2 else ():
         for pair in (*COMBINED, *(f"{name}-{name}" for name in GPUS)):
             for within, routing in WITHIN.items():
-                is_judged = within == "opportunistic" or (within == "strict" and pair not in COMBINED)
+                is_judged = within == "opportunistic" or (within == "strict") is (pair not in COMBINED)
                 if is_judged or seed == seeds[0]:
                     add(("pair", pair, within, seed), [split("pair", pair)], routing)
     for num in TABLE_3 if table_3 or thresholds else ():
@@ -146,10 +146,10 @@ class PairRuns(SeedResults):
         """Goodput by seed."""
         return self.values(("pair", pair, within), "rps")
 
-    def gains(self, key: str, baseline: str) -> list[float]:
+    def gains(self, key: str, baseline: str, within: str = "opportunistic") -> list[float]:
         """Gain of two pairs by type over one pair of each type with the baseline's scheduler."""
         first, second = (self.rps(f"{name}-{name}", baseline) for name in key.split("-"))
-        return [2 * both / (a + b) - 1 for both, a, b in zip(self.rps(key), first, second, strict=True)]
+        return [2 * both / (a + b) - 1 for both, a, b in zip(self.rps(key, within), first, second, strict=True)]
 
     def _with(self, key: str, within: str) -> float:
         """Gain of splitting by type if both sides use the same scheduler, with the first seed."""
@@ -173,6 +173,9 @@ class PairRuns(SeedResults):
             )
             findings[f"fig2-{key}"] = Finding(self.gains(key, "strict"), why)
             findings[f"fig2-{key}-own"] = Finding(self.gains(key, "opportunistic"), why)
+            findings[f"fig2-{key}-empty"] = Finding(
+                self.gains(key, "strict", "empty"), f"A pair serves {fmean(self.rps(key, 'empty')):.1f} requests/s."
+            )
         return findings
 
     def figure(self) -> Figure:
