@@ -162,7 +162,7 @@ def test_an_instance_serves_more_flat_out_than_in_time() -> None:
     assert runs.theta(served, 0.5)[LLAMA_2] == pytest.approx(0.5 * served["most"][LLAMA_2])
 
 
-TAUS = ("fcfs", *(f"{tau_s:g} s" for tau_s in scenes.TAUS_S))
+TAUS = ("fcfs", "edf", *(f"{tau_s:g} s" for tau_s in scenes.TAUS_S), "pf")
 
 
 def model(hours: float, **more: Any) -> dict[str, Any]:
@@ -439,8 +439,9 @@ def test_orderings_trade_the_tiers_as_the_paper_has_it() -> None:
     assert values["pf-normal"] == pytest.approx([0.3, 0.3])
     assert values["pf-fast-q3"] == pytest.approx([0.75, 0.75]) == values["pf-normal-q3"]
     assert values["order-fast"] == values["order-normal"] == [True, True]
-    assert [values[f"dpa-fast-tau{tau}"][0] for tau in (0, 1)] == pytest.approx([0.05, 0.1])
-    assert [values[f"dpa-normal-tau{tau}"][0] for tau in (0, 1)] == pytest.approx([0.1, 0.2])
+    assert [values[f"dpa-fast-tau{tau}"][0] for tau in (0, 1)] == pytest.approx([0.1, 0.15])
+    assert [values[f"dpa-normal-tau{tau}"][0] for tau in (0, 1)] == pytest.approx([0.2, 0.3])
+    assert {tuple(values[f"order-{tier}-tau{tau}"]) for tier in ("fast", "normal") for tau in (0, 1)} == {(True, True)}
 
 
 def test_fewer_in_every_region_means_every_region() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
@@ -425,10 +426,8 @@ def _order(results: SageServeRuns) -> FindingsById:
             findings[f"{name}-{label}"] = Finding([sign * (a - b) for a, b in pairs], f"Violations: {why}.")
             change = increases(q3[tier][name], q3[tier]["fcfs"])
             findings[f"{name}-{label}-q3"] = Finding([None if v is None else sign * v for v in change], f"{quartiles}.")
-        columns = zip(*(share[tier][name] for name in ("fcfs", "edf", "dpa", "pf")), strict=True)
-        findings[f"order-{label}"] = Finding(
-            [all(sign * a < sign * b for a, b in pairwise(column)) for column in columns], f"Violations: {why}."
-        )
+        order = [share[tier][name] for name in ("fcfs", "edf", "dpa", "pf")]
+        findings[f"order-{label}"] = Finding(_falling(order, -sign), f"Violations: {why}.")
     return findings
 
 
@@ -441,7 +440,14 @@ def _taus(results: SageServeRuns) -> FindingsById:
         for tau in ("0", "1"):
             pairs = zip(shares[f"{tau} s"], shares["fcfs"], strict=True)
             findings[f"dpa-{label}-tau{tau}"] = Finding([sign * (a - b) for a, b in pairs], f"Violations: {why}.")
+            order = [shares[name] for name in ("fcfs", "edf", f"{tau} s", "pf")]
+            findings[f"order-{label}-tau{tau}"] = Finding(_falling(order, -sign), f"Violations: {why}.")
     return findings
+
+
+def _falling(shares: Sequence[Sequence[float]], sign: int) -> list[bool]:
+    """By seed, whether each share is below the one before; with a negative sign, above it."""
+    return [all(sign * a > sign * b for a, b in pairwise(column)) for column in zip(*shares, strict=True)]
 
 
 def _speed(results: SageServeRuns) -> FindingsById:

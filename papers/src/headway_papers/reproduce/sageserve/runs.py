@@ -117,7 +117,8 @@ def _orders(runner: Runner) -> dict[tuple[Any, ...], Task]:
         if "order" in wanted:
             documents |= {(ORDER, name, seed): orderings.document(name, factor) for name in scenes.ORDERINGS}
         if "tau" in wanted:
-            documents[TAU, "fcfs", seed] = orderings.document("fcfs", factor)
+            others = (name for name in scenes.ORDERINGS if name != "dpa")
+            documents |= {(TAU, name, seed): orderings.document(name, factor) for name in others}
             documents |= {
                 (TAU, f"{tau_s:g} s", seed): orderings.document("dpa", factor, tau_s) for tau_s in scenes.TAUS_S
             }
