@@ -7,24 +7,24 @@ from functools import cache
 
 import pytest
 
+from headway_papers.reproduce import SYSTEMS
 from headway_papers.reproduce.claims import HOLDS, Between, Claim, EverySeed, Value
 from headway_papers.reproduce.findings import Findings
 from headway_papers.reproduce.reproduction import load
-from recorded import ALIKE, APART, FOLDER, NEAR, NUM_DRAWS, Replayed, plans_kept
+from recorded import ALIKE, APART, NEAR, NUM_DRAWS, Replayed, plans_kept
 from rules import bounds_of
 
 pytestmark = pytest.mark.ci
-STATED = ("fig1-", "example-", "eq18-")
+STATED = ("fig1-", "example-residual", "example-candidates", "eq18-")
 """How claims on formulas and printed numbers begin: no run has a part in them."""
 OF_ONE = ("answers-rr", "in-time-", "batch-done")
 """How claims begin that ask a share of one system, whatever the others have."""
-
-
-OF_SEVERAL = ("fig8-",)
-"""How claims begin that are on the mean ratio of several pairs of systems, each with labels of its own."""
+OF_SEVERAL = ("fig8-", "strategy-effect")
+"""How claims begin that are on several pairs of systems, each with labels of its own: their mean ratio, or that of the
+best system to the worst."""
 SHARES = ("%", "x", " points")
 """Units of ratios and differences of two systems."""
-RECORDED = sorted(file.name.partition(".")[0] for file in FOLDER.glob("*.json.gz"))
+RECORDED = [name for name in SYSTEMS if name != "headway"]
 
 
 @cache

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from itertools import product
 from math import isinf
+from pathlib import Path
 
 import pytest
 
@@ -22,12 +24,15 @@ from headway_papers.reproduce.claims import (
     Rule,
     Value,
 )
+from headway_papers.reproduce.kept import read_written
+from headway_papers.reproduce.markdown import around_markers
 from headway_papers.reproduce.page import CSS
 from headway_papers.reproduce.reproduction import abstract_of, full_only, has_papers_number, load
 from rules import bounds_of
 
 PAPERS = [name for name in SYSTEMS if name != "headway"]
 SEEDS = 6
+PAGES = Path(__file__).parents[3] / "docs"
 
 
 def spread(low: float, high: float) -> list[float]:
@@ -179,6 +184,18 @@ def test_a_quick_run_measures_half_of_the_abstract(name: str) -> None:
     assert left < {claim.id for claim in system.CLAIMS}
     measured = [any(each.claim not in left for each in sentence.readings) for sentence in sentences]
     assert 2 * sum(measured) >= len(measured)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_each_refuted_row_is_named_in_the_text_of_its_page(name: str) -> None:
+    """Where the text says what was varied."""
+    before, results, after = around_markers(PAGES / f"{name}.md")
+    named = re.findall(r"`([*\w.-]+)`", before + after)
+    patterns = [f"*{each}" if each.startswith("-") else each for each in named]
+    rows = read_written(results, load(name).CLAIMS).rows
+    refuted = [id for id, row in rows.items() if row.verdict == REFUTED]
+    assert refuted
+    assert not [id for id in refuted if not any(fnmatchcase(id, each) for each in patterns)]
 
 
 @pytest.mark.parametrize(("scheme", "paper"), [("light", "#ffffff"), ("dark", "#14181d")])

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -43,10 +43,16 @@ MOST_TRIED = 3
 """Tasks of a kind, one after the other, until each number of its measurement is known."""
 LATENCIES = ("prefill", "decode", "e2e")
 """Keys of one form that are no labels."""
+OF_LIST = "of list"
 FIRST_S = 4 * 3600.0
 FEW = 300
 INPUTS = ("profiled", "levels", "pair", "unpressed", "lengths", "rate", "theta", "overload", "step_times")
 """Functions whose measurements are given to all systems."""
+OF_A_CASE = (
+    "measure_case", "measure_at_own_load", "measure_throughput", "ablations", "planned_for_more", "fewer_models",
+    "paper_plan", "sarathi",
+)  # fmt: skip
+"""Functions whose tasks are cases: a label in their measurements has one effect in all of them."""
 
 
 def kind(task: Task) -> str:
@@ -80,7 +86,7 @@ class Recorder(Runner):
             name = kind(task)
             if name not in self.recorded or (self.tried[name] < MOST_TRIED and _has_none(self.recorded[name])):
                 found = json.loads(perform(_shortened(task), self.data or Path()))
-                self.recorded[name] = _filled(self.recorded.get(name), found)
+                self.recorded[name] = _completed(_filled(self.recorded.get(name), found))
                 self.tried[name] += 1
         return {name: self.recorded[kind(task)] for name, task in tasks.items()}
 
@@ -94,6 +100,18 @@ def _filled(known: Any, found: Any) -> Any:
     if isinstance(known, dict) and isinstance(found, dict):
         return {key: _filled(known.get(key), found.get(key)) for key in {**known, **found}}
     return found if known is None else known
+
+
+def _completed(value: Any) -> Any:
+    """Each label with the others' numbers where it has none, such as a latency of a model without requests."""
+    if not isinstance(value, dict):
+        return value
+    parts = {key: _completed(each) for key, each in value.items()}
+    return (
+        {key: _filled(each, reduce(_filled, parts.values())) for key, each in parts.items()}
+        if _is_by_label(parts)
+        else parts
+    )
 
 
 def _shortened(task: Task) -> Task:
@@ -164,7 +182,8 @@ class Replayed(Runner):
             return measurement
         parts = name if isinstance(name, tuple) else (name,)
         has_seed = len(parts) > 1 and isinstance(parts[-1], int)
-        label = f"{self.draw} {parts[:-1] if has_seed else parts}"
+        is_case = task.function.__name__ in OF_A_CASE
+        label = f"{self.draw} {'' if is_case else parts[:-1] if has_seed else parts}"
         noise = np.random.default_rng(crc32(f"{self.draw} {parts}".encode()))
         changed: Measurement = self._changed(measurement, (), label, noise)
         return changed
@@ -172,17 +191,18 @@ class Replayed(Runner):
     def _changed(self, value: Any, path: tuple[str, ...], label: str, noise: np.random.Generator) -> Any:
         """`path`: the keys that are no labels."""
         if isinstance(value, dict):
-            first = next(iter(value.values()), None)
             if _is_by_label(value):
+                first = next(iter(value.values()))
                 return {key: self._changed(first, path, f"{label} {key}", noise) for key in value}
             return {key: self._changed(each, (*path, key), label, noise) for key, each in value.items()}
         if isinstance(value, list):
-            return [self._changed(each, (*path, "of list"), label, noise) for each in value]
+            return [self._changed(each, (*path, OF_LIST), label, noise) for each in value]
         own = np.random.default_rng(crc32(label.encode()))
         if isinstance(value, bool):
             return bool(own.integers(2)) is (self.apart > 0) if self.apart else value
         if isinstance(value, float):
-            equal = value if "of list" in path else self.first.setdefault(path[-2:], value)
+            keys = tuple(key for key in path if key != OF_LIST)[-2:]
+            equal = value if path[-1] == OF_LIST else self.first.setdefault(keys, value)
             return equal * np.exp(self.apart * own.uniform(-1.0, 1.0)) * noise.lognormal(0.0, NOISE)
         return value
 

@@ -27,6 +27,11 @@ class SeedResults:
         return [reduce(getitem, path, self.results[*key, seed]) for seed in self.seeds]
 
 
+def of_runs(runs: Sequence[Measurement], key: str) -> list[float]:
+    """A number of runs, by seed."""
+    return [run[key] for run in runs]
+
+
 def ratios(a: Sequence[float], b: Sequence[float]) -> list[float]:
     """a divided by b, by seed."""
     return [x / y for x, y in zip(a, b, strict=True)]

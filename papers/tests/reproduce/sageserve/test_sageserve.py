@@ -286,13 +286,6 @@ def test_signs(kind: str, name: str, more: dict[str, float], claim: str, value: 
     assert judged(made(kind, name, **more))[claim] == pytest.approx([value, value])
 
 
-PARITY = {"unified-tail", "unified-tail-llama-2", "unified-e2e", "lt-u-tail", "lt-ua-tail", "leak-hours", "per-request"}
-PARITY |= {"batch-wait", "chiron-tail"}
-"""Claims that two equal systems meet."""
-OF_ONE = {"batch-done", "step-prefill", "step-decode", "step-error", "ilp-time", "ilp-time-large", "arima-time"}
-"""Claims on one system."""
-
-
 def test_a_smoothed_series_has_the_mean_of_its_hours_and_of_its_week(tmp_path: Path) -> None:
     values = np.random.default_rng(0).exponential(1.0, 7 * 24 * 60)
     smooth = smoothed.weekly_profile(values)
@@ -313,18 +306,6 @@ def test_the_artifacts_plans_leave_out_the_next_twenty_minutes() -> None:
     assert "out_above" not in scaling[LT_I] and scaling[LT_UA]["out_above"] == 0.5
     assert scaling[scenes.REACTIVE_50]["out_above"] == 0.5 and "out_above" not in scaling[REACTIVE]
     assert not scaling[scenes.REACTIVE_50]["pending_guard"]
-
-
-def test_equal_systems_meet_no_claim_of_a_difference() -> None:
-    found = made()
-    for seed in SEEDS:
-        for each in scenes.ORDERINGS:
-            found[runs.ORDER, each, seed] = {"violations": {"0": 0.4, "1": 0.2}, "q3_s": {"0": 4.0, "1": 4.0}}
-        for each in TAUS:
-            found[runs.TAU, each, seed] = {"violations": {"0": 0.4, "1": 0.2}}
-    values = judged(found)
-    met = {claim.id for claim in sageserve.CLAIMS if claim.rule.judge(values[claim.id]).holds}
-    assert met == PARITY | OF_ONE
 
 
 def late_plans(kind: str, late: dict[str, float], hours: dict[str, float]) -> dict[tuple[Any, ...], Measurement]:

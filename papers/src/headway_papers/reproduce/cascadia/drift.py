@@ -58,14 +58,15 @@ def drift(q_min: float, rate_rps: float, seeds: list[int]) -> Measurement:
         "cascade-serve": tighten_until_met(first, latencies, planners.single(planners.cascade_serve)).plan,
         "stand-alone": planners.stand_alone(first.problem, DEEPSEEK[-1], latencies, bounds_of(first), EFFORT),
     }
-    results: Measurement = {name: [] for name in (*plans, "cascadia")} | {"plans": [], "rate_rps": rate_rps}
+    runs: Measurement = {name: [] for name in (*plans, "cascadia")}
+    followed_plans = list[list[str]]()
     for seed in seeds:
         rows, ends_s = _workload(rate_rps, seed)
         for name, plan in plans.items():
             records = _simulated(first, rows, plan, _fixed(first, plan), seed)
             own = _measured(records, ends_s)
             own["sustained_rps"] = [_sustained_rps(trace, q_min, rate_rps, plan, seed) for trace in (1, 2, 3)]
-            results[name].append(own)
+            runs[name].append(own)
         planner = _replanner(first, plans["static"], rate_rps, seed)
         records = _simulated(first, rows, plans["static"], _following(first, planner), seed)
         own = _measured(records, ends_s)
@@ -73,11 +74,9 @@ def drift(q_min: float, rate_rps: float, seeds: list[int]) -> Measurement:
         own["sustained_rps"] = [
             _sustained_rps(trace, q_min, rate_rps, plan, seed) for trace, plan in enumerate(followed, 1)
         ]
-        results["cascadia"].append(own)
-        results["plans"].append(
-            [[each.at_s, each.why, list(each.plan.thresholds), each.changes] for each in planner.new_plans]
-        )
-    return results
+        runs["cascadia"].append(own)
+        followed_plans.append([f"at {each.at_s:.0f} s ({each.why})" for each in planner.new_plans])
+    return {"runs": runs, "plans": followed_plans}
 
 
 def _plan_at(time_s: float, first: CascadePlan, new_plans: Sequence[NewPlan]) -> CascadePlan:

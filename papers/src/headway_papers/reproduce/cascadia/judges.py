@@ -28,7 +28,7 @@ from headway.workload.quality import Scores
 from headway.workload.quality_judges import GPT_4O_MINI, LLAMA_70B, JudgeNoise, LinearJudge, misjudged, trained
 from headway.workload.sources import TraceSource
 from headway.workload.table import LENGTH, Workload
-from headway_papers.reproduce.cascadia.runs import sustained_rps
+from headway_papers.reproduce.cascadia.runs import run
 from headway_papers.reproduce.cascadia.setup import NUM_GPUS, changed, planning_case, with_fresh_requests
 from headway_papers.reproduce.tasks import Measurement
 
@@ -42,6 +42,7 @@ ERRORS = (5.0, 10.0, 20.0)
 ROUNDS = 6
 OFF = (JudgeError(-9.0, 8.0), JudgeError(9.0, 8.0))
 """Judges with scores that are too low, as those of Table 6's weaker judges at a score of 96, or equally too high."""
+PLANNED = BY_JUDGE, _, INFORMED = "planned by its scores", "planned by true scores", "planned knowing it"
 JUDGE_GPUS = 4
 JUDGES = {"llama-3.1-8b": 1, "llama-3.1-70b": 4}
 """Models that judge on these GPUs, with their tensor parallelism."""
@@ -64,27 +65,26 @@ def weaker(rate_rps: float, seed: int) -> Measurement:
         "llama-3.1-70b": LLAMA_70B,
         "bias alone": JudgeNoise(bias=GPT_4O_MINI.bias),
     }
-    results: Measurement = {}
+    plans, most = Measurement(), Measurement()
     for name, error in judges.items():
         scores = reference if error is None else misjudged(reference, error, seed)
-        results[name] = _planned(_plan(case, scores, latencies), reference, scores)
-        results[name]["most"] = max(scores.quality([level]) or 0.0 for level in range(101))
+        plans[name] = _planned(_plan(case, scores, latencies), reference, scores)
+        most[name] = max(scores.quality([level]) or 0.0 for level in range(101))
         if error is not None:
             search = Search(
                 case.problem, latencies, bounds_of(case), EFFORT, informed_routings(reference, scores, case)
             )
             known = best_plan_of(search, search.run(case.problem.target), "cascadia")
-            results[f"{name}, known"] = _planned(known, reference, scores)
+            plans[f"{name}, known"] = _planned(known, reference, scores)
             less = replace(case, problem=case.problem.with_target(QualityFloor(80.0 * (1 + error.bias))))
-            results[f"{name}, less"] = _planned(_plan(less, scores, latencies), reference, scores)
-    return results
+            plans[f"{name}, less"] = _planned(_plan(less, scores, latencies), reference, scores)
+    return {"plans": plans, "most": most}
 
 
 def _planned(chosen: CascadePlan, reference: Scores, scores: Scores) -> Measurement:
     return {
         "share": chosen.stages[-1].processing_ratio,
         "latency_s": chosen.latency_s,
-        "gpus": chosen.stages[-1].num_gpus,
         "quality": reference.quality_of(scores.final_stage(chosen.thresholds)),
     }
 
@@ -101,16 +101,19 @@ def wrong(rate_rps: float, seed: int) -> Measurement:
         judge = changed(case, judge_bias=regret.judge_error.bias, judge_noise=regret.judge_error.noise)
         fresh = rehearse(with_fresh_requests(judge, seed), regret.informed.plan, seed)
         kept.append((fresh.quality or 0.0) - 80.0)
-    return {
-        "slower": (low.by_judge.rehearsed.p95_s or 0.0) / (low.informed.rehearsed.p95_s or 1.0),
-        "short_points": 80.0 - (high.by_judge.rehearsed.quality or 0.0),
-        "kept": min(kept),
-        "runs": [
-            [each.rehearsed.quality, each.rehearsed.p95_s, each.short_points, each.slower_s]
-            for regret in (low, high)
-            for each in (regret.by_judge, regret.by_truth, regret.informed)
-        ],
+    plans = {
+        f"{regret.judge_error.bias:+g}": {
+            name: {
+                "quality": each.rehearsed.quality,
+                "p95_s": each.rehearsed.p95_s,
+                "short_points": each.short_points,
+                "slower_s": each.slower_s,
+            }
+            for name, each in zip(PLANNED, (regret.by_judge, regret.by_truth, regret.informed), strict=True)
+        }
+        for regret in (low, high)
     }
+    return {"plans": plans, "kept": min(kept)}
 
 
 def _plan(case: PlanningRequest, scores: Scores, latencies: StageLatencies) -> CascadePlan:
@@ -145,17 +148,7 @@ def route_llm(trace: int, rate_rps: float, q_min: float, noise: float, seeds: li
             break
         target += q_min - rehearsed.quality + 0.05
     assert last is not None
-    fresh = [with_fresh_requests(case, seed) for seed in seeds]
-    runs = [rehearse(each, last, seed, policy) for each, seed in zip(fresh, seeds, strict=True)]
-    throughputs = [
-        sustained_rps(each, simulated(each, last, seed, policy)[1], last)
-        for each, seed in zip(fresh, seeds, strict=True)
-    ]
-    return {
-        "p95_s": [rehearsed.p95_s for rehearsed in runs],
-        "quality": [rehearsed.quality for rehearsed in runs],
-        "throughput_rps": throughputs,
-    }
+    return {"runs": [run(case, last, seed, policy) for seed in seeds]}
 
 
 def prefixes(rate_rps: float, seed: int) -> Measurement:
@@ -167,7 +160,8 @@ def prefixes(rate_rps: float, seed: int) -> Measurement:
         for rate in (0.0, HIT_RATE)
     )
     same = [stage.num_gpus for stage in without.stages] == [stage.num_gpus for stage in with_.stages]
-    return {"saved": 1 - with_.latency_s / without.latency_s, "same_gpus": same}
+    plans = {"without": {"latency_s": without.latency_s}, "with": {"latency_s": with_.latency_s}}
+    return {"plans": plans, "same_gpus": same}
 
 
 def budget(q_min: float, p95_s: float, rate_rps: float) -> Measurement:
@@ -182,7 +176,7 @@ def budget(q_min: float, p95_s: float, rate_rps: float) -> Measurement:
 
 
 def judge_on_gpus(q_min: float, rate_rps: float, seeds: list[int]) -> Measurement:
-    """The p95 by seed, if a judge has `JUDGE_GPUS` of the GPUs and answers queue for it, by the judge's model.
+    """The p95 of runs by seed, if a judge has `JUDGE_GPUS` of the GPUs and answers queue for it, by the judge's model.
 
     "elsewhere": the models have the same GPUs less, and the judge is as fast as in all other rows.
 
@@ -190,7 +184,7 @@ def judge_on_gpus(q_min: float, rate_rps: float, seeds: list[int]) -> Measuremen
     as in a run of the plan. Their wait delays the request, but not the load of later stages.
     """
     case = planning_case("deepseek", 1, q_min, rate_rps, num_gpus=NUM_GPUS - JUDGE_GPUS)
-    p95_s: dict[str, list[float]] = {}
+    runs: dict[str, list[Measurement]] = {}
     waits_s = {"elsewhere": case.problem.judge_s}
     for name, tp in JUDGES.items():
         pool = Pool("judge", catalog.model(name), case.problem.gpu, case.problem.engine, Parallel(tp), JUDGE_GPUS // tp)
@@ -200,11 +194,11 @@ def judge_on_gpus(q_min: float, rate_rps: float, seeds: list[int]) -> Measuremen
         for seed in seeds:
             _, records = simulated(with_fresh_requests(own, seed), chosen, seed)
             latency_s, wait_s = _with_judging(records, pool, alone_s, own.policies)
-            p95_s.setdefault(name, []).append(float(np.quantile(latency_s, 0.95)))
+            runs.setdefault(name, []).append({"p95_s": float(np.quantile(latency_s, 0.95))})
             waits_s[name] = wait_s
     chosen = tighten_until_met(case, StageLatencies(evaluator_of(case))).plan
-    p95_s["elsewhere"] = [rehearse(with_fresh_requests(case, seed), chosen, seed).p95_s or 0.0 for seed in seeds]
-    return {"p95_s": p95_s, "judging_s": waits_s}
+    runs["elsewhere"] = [{"p95_s": run(case, chosen, seed)["p95_s"]} for seed in seeds]
+    return {"runs": runs, "judging_s": waits_s}
 
 
 def _with_judging(records: Records, pool: Pool, judge_s: float, policies: Policies) -> tuple[np.ndarray, float]:

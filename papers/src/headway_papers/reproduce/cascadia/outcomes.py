@@ -134,7 +134,7 @@ def _measured(
             "lengths": lengths,
             "further": lengths == "alike" and not runner.quick,
         }
-        call = Call(runs.measure, arguments | {"rate_rps": rates[cascade, trace]["rate_rps"]})
+        call = Call(runs.measure_case, arguments | {"rate_rps": rates[cascade, trace]["rate_rps"]})
         tasks["case", lengths, cascade, trace, q_min] = call
     measured = runner.run(tasks)
     return {(cascade, trace, q_min): each for (_, _, cascade, trace, q_min), each in measured.items()}, rates
@@ -148,7 +148,9 @@ def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[st
     largest = [cases[case]["plans"]["cascadia"] for case in CASES[:3]]
     falls = [[each["ratios"][-1] for each in largest], [each["gpus"][-1] for each in largest]]
     moves = all(values[0] >= values[1] >= values[2] and values[0] > values[2] for values in falls)
-    judged = [reductions(each["no judge"], _values(each, "cascadia", "p95_s")) for each in cases.values()]
+    judged = [
+        reductions(*(_values(each, name, "p95_s") for name in (runs.NO_JUDGE, "cascadia"))) for each in cases.values()
+    ]
     slo, throughput = (
         {other: _times(cases, other, key) for other in SYSTEMS[1:]} for key in ("p95_s", "throughput_rps")
     )
@@ -457,7 +459,7 @@ def _sarathi(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> dict
     }
     by_case, chunks, faster = dict[Case, list[float]](), list[str](), list[list[float]]()
     for case, measured in zip(claims.QUALITY_90, runner.run(tasks).values(), strict=True):
-        by_chunk = measured["throughput_rps"]
+        by_chunk = {chunk: _values(measured, chunk, "throughput_rps") for chunk in measured["runs"]}
         chunks.append(max(by_chunk, key=lambda chunk: fmean(by_chunk[chunk])))
         by_case[case] = ratios(_values(cases[case], "cascadia", "throughput_rps"), by_chunk[chunks[-1]])
         faster.append(ratios(by_chunk[chunks[-1]], _values(cases[case], "stand-alone", "throughput_rps")))
@@ -482,16 +484,18 @@ def _optimality(runner: Runner) -> Findings:
         for seed in runner.seeds
     }
     measured = list(runner.run(tasks).values())
-    effort = [run["all_evaluations"] / max(run["evaluations"], 1) for run in measured]
-    plan_s, exhaustive_s = (fmean(run[key] for run in measured) for key in ("plan_s", "exhaustive_s"))
+    pairs = [(run["searches"]["ours"], run["searches"]["exhaustive"]) for run in measured]
+    effort = [every["evaluations"] / ours["evaluations"] for ours, every in pairs]
+    gaps = [None if (s := ours["latency_s"]) is None else s / every["latency_s"] - 1 for ours, every in pairs]
+    plan_s, exhaustive_s = (fmean(search["cpu_s"] for search in searches) for searches in zip(*pairs, strict=True))
     why = (
         f"By GPUs ({' and '.join(map(str, runs.OPTIMALITY_GPUS))}) and seed; {measured[0]['num_requests']} requests "
         f"to a stage at most, {runs.NUM_ROUTINGS} routings, sets of one shape. By run: effort {_listed(effort)}, "
-        f"gap {_listed([100 * run['gap'] for run in measured])}%."
+        f"gap {_listed([100 * gap for gap in gaps if gap is not None])}%."
     )
     return Findings(
         {
-            "optimality": Finding([run["gap"] for run in measured], why),
+            "optimality": Finding(gaps, why),
             "search-effort": Finding(effort, f"{why} CPU time: {plan_s:.2g} s against {exhaustive_s:.2g} s."),
         }
     )

@@ -46,17 +46,18 @@ SIZES = (16, 32, 48, 64, 80)
 
 
 def strategies(seed: int, memory: float = 1.0) -> Measurement:
-    """Throughput by model, workload and (DP, TP, PP) on 8 GPUs (Figure 2), with a multiple of their memory."""
-    case, rps_by_strategy = _with_memory(planning_case("deepseek", 1, 80.0), memory), Measurement()
+    """Throughput by model and lengths, and by (DP, TP, PP), on 8 GPUs (Figure 2), with a multiple of their memory."""
+    case, by_workload = _with_memory(planning_case("deepseek", 1, 80.0), memory), Measurement()
     for model in case.problem.models[:2]:
         for name, mean in OUTPUTS.items():
             rows = _rows(PROMPT_TOKENS, mean, 600, seed)
+            by_shape = by_workload[f"{model.name}, {name}"] = Measurement()
             for tp, pp in ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (1, 8)):
                 dp = GPUS // (tp * pp)
                 rps = _throughput(case, model.name, dp, tp, pp, rows)
                 if rps is not None:
-                    rps_by_strategy[f"{model.name} {name} {dp} {tp} {pp}"] = rps
-    return rps_by_strategy
+                    by_shape[f"({dp}, {tp}, {pp})"] = {"rps": rps}
+    return by_workload
 
 
 def table_1(seed: int, memory: float = 1.0) -> Measurement:
@@ -66,7 +67,10 @@ def table_1(seed: int, memory: float = 1.0) -> Measurement:
     """
     case = _with_memory(planning_case("llama", 1, 80.0), memory)
     rows = _rows(1600, 16, 300, seed)
-    return {f"{dp} {tp} {pp}": _throughput(case, case.problem.names[1], dp, tp, pp, rows) for dp, tp, pp in TABLE_1}
+    model = case.problem.names[1]
+    return {
+        "shapes": {f"{dp} {tp} {pp}": {"rps": _throughput(case, model, dp, tp, pp, rows)} for dp, tp, pp in TABLE_1}
+    }
 
 
 def half_parallelism(rate_rps: float) -> Measurement:
@@ -76,14 +80,14 @@ def half_parallelism(rate_rps: float) -> Measurement:
     """
     case = planning_case("deepseek", 1, 90.0, rate_rps)
     model, lengths = case.problem.models[1], case.problem.lengths(1, np.ones(len(case.problem.scores), bool))
+    by_memory = {f"{times:g}": evaluator_of(_with_memory(case, times)) for times in MEMORY}
+    sets = {name: ReplicaSet((Replicas(tp, 1, 12 // tp),)) for name, tp in (("own", 4), ("half", 2))}
     return {
-        f"{times:g}": [
-            evaluator_of(_with_memory(case, times)).p95_latency_s(
-                model, ReplicaSet((Replicas(tp, 1, 12 // tp),)), rate_rps, lengths
-            )
-            for tp in (4, 2)
-        ]
-        for times in MEMORY
+        times: {
+            name: {"p95_s": evaluator.p95_latency_s(model, replicas, rate_rps, lengths)}
+            for name, replicas in sets.items()
+        }
+        for times, evaluator in by_memory.items()
     }
 
 

@@ -22,7 +22,6 @@ from headway.core.record import Records
 from headway.metrics.columns import floats
 from headway.perf.params import weights_bytes
 from headway.planning.cascade import planners
-from headway.planning.cascade.candidates import plan
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.latency import bounds_of, evaluator_of
 from headway.planning.cascade.planners import EFFORT, CascadePlanner, SearchPlanner
@@ -56,6 +55,8 @@ LOADS = (1.0, 0.8, 0.6)
 MORE = 2.0
 """Multiple of the rate: plans for it show the throughput that plans for the lowest latency give up."""
 OPTIMALITY_GPUS = (8, 12)
+NO_JUDGE = "no judge"
+"""The plan of Cascadia, where judging takes no time."""
 NUM_ROUTINGS = 9
 """Routings in the comparison with exhaustive search, evenly spaced in quality."""
 
@@ -83,14 +84,13 @@ def _lone(case: PlanningRequest) -> PlanningRequest:
     return with_rate(case, 0.005)
 
 
-def measure(
+def measure_case(
     cascade: str,
     trace: int,
     q_min: float,
     rate_rps: float,
     seeds: list[int],
     lengths: AnswerLengths = "alike",
-    ablations: bool = False,
     further: bool = True,
 ) -> Measurement:
     """Every system's plan for a case, planned once and simulated with every seed.
@@ -98,9 +98,9 @@ def measure(
     `further`: include CascadeServe's other readings.
     """
     case = planning_case(cascade, trace, q_min, rate_rps, lengths=lengths)
-    latencies, began, began_cpu = _latencies(case), time.perf_counter(), time.process_time()
+    latencies, began = _latencies(case), time.process_time()
     ours = tighten_until_met(case, latencies)
-    wall_s, plan_s = time.perf_counter() - began, time.process_time() - began_cpu
+    plan_s = time.process_time() - began
     systems = {
         name: best_or_nearest(case.problem.target, trials.run())
         for name, trials in baselines(case, latencies, cascade, q_min, further)
@@ -115,9 +115,9 @@ def measure(
     }
     results: Measurement = {"runs": runs, "plans": {name: _plan_numbers(each) for name, each in systems.items()}}
     results["rehearsed"] = {"p95_s": ours.rehearsed.p95_s, "quality": ours.rehearsed.quality}
-    results |= {"plan_s": plan_s, "plan_wall_s": wall_s, "evaluations": latencies.num_evaluated}
+    results["plan_s"] = plan_s
     unjudged = changed(case, judge_s=0.0)
-    results["no judge"] = [rehearse(with_fresh_requests(unjudged, seed), ours.plan, seed).p95_s for seed in seeds]
+    runs[NO_JUDGE] = [run(unjudged, ours.plan, seed) for seed in seeds]
     results["other shape"] = _other_shape(case, ours.plan, latencies)
     return results
 
@@ -192,7 +192,7 @@ def fewer_models(trace: int, q_min: float, rate_rps: float, seeds: list[int]) ->
     best = min(within, key=lambda each: each.rehearsed.p95_s or 0.0, default=None)
     if best is None:
         return {"runs": None, "models": []}
-    runs = [run(case, best.plan, seed) for seed in seeds]
+    runs = {"fewer": [run(case, best.plan, seed) for seed in seeds]}
     return {"runs": runs, "models": [stage.model for stage in best.plan.stages], "plan": _plan_numbers(best)}
 
 
@@ -248,10 +248,10 @@ def _plan_numbers(option: RehearsedPlan) -> Measurement:
     }
 
 
-def _other_shape(case: PlanningRequest, chosen: CascadePlan, latencies: StageLatencies) -> list[list[float]]:
+def _other_shape(case: PlanningRequest, chosen: CascadePlan, latencies: StageLatencies) -> list[Measurement]:
     """The middle model's p95 as planned, and with half the tensor parallelism and twice the replicas (4.3).
 
-    One row for each of `LOADS`; empty if half does not fit.
+    One entry for each of `LOADS`; none if half does not fit.
     """
     stage, model = chosen.stages[1 if len(chosen.stages) > 1 else 0], case.problem.models[1]
     part = stage.replicas[0] if stage.replicas else None
@@ -260,17 +260,17 @@ def _other_shape(case: PlanningRequest, chosen: CascadePlan, latencies: StageLat
     half = ReplicaSet((type(part)(part.tp // 2, part.pp, 2 * part.count), *stage.replicas[1:]))
     reached = case.problem.scores.final_stage(chosen.thresholds) >= 1
     lengths = case.problem.lengths(1, reached)
-    rows = list[list[float]]()
-    for load in LOADS:
-        try:
-            both = [
-                latencies.p95_s(model, each, load * stage.rate_rps, lengths)
-                for each in (ReplicaSet(stage.replicas), half)
-            ]
-        except HeadwayError:  # the model does not fit
-            return []
-        rows.append(both)
-    return rows
+    sets = {"own": ReplicaSet(stage.replicas), "half": half}
+    try:
+        return [
+            {
+                name: {"p95_s": latencies.p95_s(model, each, load * stage.rate_rps, lengths)}
+                for name, each in sets.items()
+            }
+            for load in LOADS
+        ]
+    except HeadwayError:  # the model does not fit
+        return []
 
 
 def _latencies(case: PlanningRequest) -> StageLatencies:
@@ -281,15 +281,15 @@ def sarathi(trace: int, rate_rps: float, seeds: list[int]) -> Measurement:
     """The largest model alone with Sarathi-Serve's batching: its sustained rate for each chunk size."""
     case = planning_case("deepseek", trace, 90.0, rate_rps)
     chosen = planners.stand_alone(case.problem, case.problem.names[-1], _latencies(case), bounds_of(case), EFFORT)
-    by_chunk = {}
+    by_chunk = Measurement()
     for chunk in CHUNKS:
         engine = structs.replace(catalog.engine("sarathi"), max_num_batched_tokens=chunk, max_num_seqs=min(256, chunk))
         fresh = [with_fresh_requests(case, seed) for seed in seeds]
         by_chunk[str(chunk)] = [
-            sustained_rps(each, simulated(each, chosen, seed)[1], chosen, engine)
+            {"throughput_rps": sustained_rps(each, simulated(each, chosen, seed)[1], chosen, engine)}
             for each, seed in zip(fresh, seeds, strict=True)
         ]
-    return {"throughput_rps": by_chunk}
+    return {"runs": by_chunk}
 
 
 def optimality(seed: int, num_gpus: int, rate_rps: float) -> Measurement:
@@ -310,11 +310,18 @@ def optimality(seed: int, num_gpus: int, rate_rps: float) -> Measurement:
     best = search.best(result.objective)
     deployment = None if best is None else search.solved[best].deployment
     return {
-        "gap": None if deployment is None else deployment.latency_s / oracle.latency_s - 1,
-        "evaluations": ours.num_evaluated,
-        "all_evaluations": all_.num_evaluated,
-        "plan_s": time.process_time() - middle,
-        "exhaustive_s": middle - began,
+        "searches": {
+            "ours": {
+                "latency_s": None if deployment is None else deployment.latency_s,
+                "evaluations": float(ours.num_evaluated),
+                "cpu_s": time.process_time() - middle,
+            },
+            "exhaustive": {
+                "latency_s": oracle.latency_s,
+                "evaluations": float(all_.num_evaluated),
+                "cpu_s": middle - began,
+            },
+        },
         "num_requests": len(problem.scores) * evaluator_of(case).repeats,
     }
 
@@ -326,8 +333,3 @@ def _evenly_by_quality(problem: CascadeProblem, num: int) -> Routings:
     return Routings(
         every.thresholds[rows], every.reached[rows], every.quality[rows], every.ratios[rows], every.work[rows]
     )
-
-
-def own_plan(case: PlanningRequest) -> CascadePlan:
-    """The search's plan, without a rehearsal."""
-    return plan(case.problem, _latencies(case), bounds_of(case), EFFORT)

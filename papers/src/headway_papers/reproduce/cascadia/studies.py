@@ -9,7 +9,7 @@ from headway_papers.reproduce import charts
 from headway_papers.reproduce.cascadia import claims, drift, judges, parts, runs
 from headway_papers.reproduce.claims import Rule
 from headway_papers.reproduce.findings import Figure, Finding, Findings, PaperTable, Row
-from headway_papers.reproduce.results import increases, mean, means_by_seed, reductions
+from headway_papers.reproduce.results import increases, mean, means_by_seed, of_runs, ratios, reductions
 from headway_papers.reproduce.runner import Runner
 from headway_papers.reproduce.tasks import Call, Measurement
 
@@ -49,19 +49,22 @@ def _other_shape(runner: Runner, case: Measurement, rate_rps: float) -> Findings
     if not case["other shape"]:
         why = f"The plan is {case['plans']['cascadia']['labels'][1]}; half does not fit."
         return Findings({"other-shape": Finding([None], why)})
-    loads = [
-        f"{load:.0%} of the rate {_cost(both)}" for load, both in zip(runs.LOADS, case["other shape"], strict=True)
-    ]
+    by_load = zip(runs.LOADS, case["other shape"], strict=True)
+    loads = [f"{load:.0%} of the rate {_cost(both)}" for load, both in by_load]
     by_memory = runner.run({"half": Call(parts.half_parallelism, {"rate_rps": rate_rps})})["half"]
     memory = [f"with {times} times the GPU's memory {_cost(both)}" for times, both in by_memory.items()]
-    own_s, other_s = case["other shape"][0]
     why = f"p95 of the stage as planned and with half: at {', '.join(loads)}. On 12 GPUs {', '.join(memory)}."
-    return Findings({"other-shape": Finding([1 - own_s / other_s], why)})
+    return Findings({"other-shape": Finding([_saved(case["other shape"][0])], why)})
 
 
-def _cost(both: Sequence[float]) -> str:
-    own_s, other_s = both
-    return f"{own_s:.3g} and {other_s:.3g} s ({1 - own_s / other_s:.1%})"
+def _saved(both: Measurement) -> float:
+    """The part of the halved shape's p95 that the own shape saves."""
+    return float(1 - both["own"]["p95_s"] / both["half"]["p95_s"])
+
+
+def _cost(both: Measurement) -> str:
+    own_s, other_s = (both[name]["p95_s"] for name in ("own", "half"))
+    return f"{own_s:.3g} and {other_s:.3g} s ({_saved(both):.1%})"
 
 
 def _judge_on_gpus(runner: Runner, cases: Cases, rate_rps: float) -> Findings:
@@ -69,7 +72,7 @@ def _judge_on_gpus(runner: Runner, cases: Cases, rate_rps: float) -> Findings:
     own = [run["p95_s"] for run in cases[case]["runs"]["cascadia"]]
     call = Call(judges.judge_on_gpus, {"q_min": case[2], "rate_rps": rate_rps, "seeds": list(range(len(own)))})
     measured = runner.run({"judge on GPUs": call})["judge on GPUs"]
-    costs = {name: increases(p95_s, own) for name, p95_s in measured["p95_s"].items()}
+    costs = {name: increases([run["p95_s"] for run in each], own) for name, each in measured["runs"].items()}
     means = ", ".join(
         f"{name} {mean(costs[name]):+.1%} and {measured['judging_s'][name]:.3g} s a judgement" for name in costs
     )
@@ -96,7 +99,7 @@ def _drift(runner: Runner, rate: Measurement, cases: Cases) -> Findings:
     measured = runner.run({"drift": call})["drift"]
 
     def by_seed(system: str, key: str) -> list[float]:
-        return [each[key] for each in measured[system]]
+        return [each[key] for each in measured["runs"][system]]
 
     def below(system: str) -> list[float | None]:
         return reductions(by_seed("cascadia", "p95_s"), by_seed(system, "p95_s"))
@@ -104,8 +107,8 @@ def _drift(runner: Runner, rate: Measurement, cases: Cases) -> Findings:
     names = ("cascadia", "static", "cascade-serve", "stand-alone")
     scales = {name: [p95 / rate["lone_s"] for p95 in by_seed(name, "p95_s")] for name in names}
     why = ", ".join(f"{name} {fmean(values):.3g}" for name, values in scales.items())
-    plans = "; ".join(f"at {at:.0f} s ({why})" for at, why, _, _ in measured["plans"][0]) or "none"
-    gains = [_gain_by_segment(measured, i, names[2:]) for i in range(len(seeds))]
+    plans = "; ".join(measured["plans"][0]) or "none"
+    gains = [_gain_by_segment(measured["runs"], i, names[2:]) for i in range(len(seeds))]
     known = [fmean(run["throughput_rps"] for run in cases[case]["runs"]["cascadia"]) for case in claims.QUALITY_90]
     best = fmean(
         own / fmean(each)
@@ -127,7 +130,7 @@ def _drift(runner: Runner, rate: Measurement, cases: Cases) -> Findings:
         "drift-static": Finding(below("static"), f"Plans anew, first seed: {plans}."),
         "drift-quality": Finding([q - 90.0 for q in by_seed("cascadia", "quality")], "Of all requests of the run."),
     }
-    by_trace = {name: [[each["by_trace_s"][i] for each in measured[name]] for i in range(3)] for name in names}
+    by_trace = {name: list(zip(*by_seed(name, "by_trace_s"), strict=True)) for name in names}
     traces = ["trace 1, 8 min", "trace 2, 16 min", "trace 3, 10 min"]
     rows: list[Row] = [[name, fmean(scales[name]), fmean(by_seed(name, "quality"))] for name in names]
     return Findings(
@@ -144,10 +147,10 @@ def _drift(runner: Runner, rate: Measurement, cases: Cases) -> Findings:
     )
 
 
-def _gain_by_segment(measured: Measurement, seed: int, baselines: Sequence[str]) -> float:
+def _gain_by_segment(by_system: Measurement, seed: int, baselines: Sequence[str]) -> float:
     """Mean ratio over the segments between the sustained rates of the followed plans and the baselines."""
-    own = measured["cascadia"][seed]["sustained_rps"]
-    others = [measured[name][seed]["sustained_rps"] for name in baselines]
+    own = by_system["cascadia"][seed]["sustained_rps"]
+    others = [by_system[name][seed]["sustained_rps"] for name in baselines]
     return fmean(a / b for each in others for a, b in zip(own, each, strict=True))
 
 
@@ -176,7 +179,7 @@ def _fewer_models(runner: Runner, cases: Cases, rate_rps: float) -> Findings:
         if subset["runs"] is None:
             continue
         for system in ("stand-alone", "cascadia"):
-            pairs = zip(cases[case]["runs"][system], subset["runs"], strict=True)
+            pairs = zip(cases[case]["runs"][system], subset["runs"]["fewer"], strict=True)
             ratios.setdefault(system, []).append([theirs["p95_s"] / ours["p95_s"] for theirs, ours in pairs])
         why.append(f"quality {case[2]:g}: {', '.join(subset['models'])}")
     text = f"{'; '.join(why)}."
@@ -204,7 +207,12 @@ def of_llama(runner: Runner, cases: Cases, rates: Rates) -> Findings:
         measured = runner.repeat("prefixes", judges.prefixes, arguments, seeds)
         findings += Findings(
             {
-                "prefix-latency": Finding([each["saved"] for each in measured], "Half of each prompt in the cache."),
+                "prefix-latency": Finding(
+                    reductions(
+                        *([each["plans"][name]["latency_s"] for each in measured] for name in ("with", "without"))
+                    ),
+                    "Half of each prompt in the cache.",
+                ),
                 "prefix-plan": Finding([each["same_gpus"] for each in measured], "GPUs per model."),
             }
         )
@@ -221,16 +229,24 @@ def extended_seeds(runner: Runner, factor: int) -> Sequence[int]:
 
 def _wrong_judge(measured: list[Measurement]) -> Findings:
     """The loss of plans with a wrong judge."""
-    planned = ("by its scores", "by true scores", "knowing it")
-    names = [f"{off.bias:+g}, {name}" for off in judges.OFF for name in planned]
     rows: list[Row] = [
-        [name, *(fmean(each["runs"][i][k] for each in measured) for k in range(4))] for i, name in enumerate(names)
+        [f"{bias}, {name}", *(fmean(each["plans"][bias][name][key] for each in measured) for key in numbers)]
+        for bias, by_name in measured[0]["plans"].items()
+        for name, numbers in by_name.items()
     ]
+    low, high = (f"{off.bias:+g}" for off in judges.OFF)
+
+    def of(bias: str, name: str, key: str) -> list[float]:
+        return [each["plans"][bias][name][key] for each in measured]
+
     heads = ["judge off by, planned", "quality", "p95 (s)", "short (points)", "slower (s)"]
     shows = "Means over seeds, run with the judge."
     outcomes = {
-        "regret-low": Finding([each["slower"] for each in measured], "p95 over p95, with the judge."),
-        "regret-high": Finding([each["short_points"] for each in measured], "By true scores."),
+        "regret-low": Finding(
+            ratios(*(of(low, name, "p95_s") for name in (judges.BY_JUDGE, judges.INFORMED))),
+            "p95 over p95, with the judge.",
+        ),
+        "regret-high": Finding([80.0 - quality for quality in of(high, judges.BY_JUDGE, "quality")], "By true scores."),
         "regret-known": Finding([each["kept"] for each in measured], "It decides by the same judge's scores."),
     }
     return Findings(outcomes, [PaperTable("Table 6", "Judges that are wrong", shows, heads, rows)])
@@ -256,14 +272,16 @@ def _router(runner: Runner, cases: Cases, rates: Rates) -> Findings:
     measured = runner.run({("router", noise, case[1]): call for (noise, case), call in tasks.items()})
     lower, gains, rows = dict[float, Values](), dict[float, Values](), list[Row]()
     for noise in judges.NOISES:
-        by_case = [(cases[case]["runs"]["cascadia"], measured["router", noise, case[1]]) for case in claims.LLAMA]
+        by_case = [
+            (cases[case]["runs"]["cascadia"], measured["router", noise, case[1]]["runs"]) for case in claims.LLAMA
+        ]
         lower[noise] = means_by_seed(
-            [reductions([run["p95_s"] for run in own], router["p95_s"]) for own, router in by_case]
+            [reductions(of_runs(own, "p95_s"), of_runs(router, "p95_s")) for own, router in by_case]
         )
         gains[noise] = means_by_seed(
-            [increases([run["throughput_rps"] for run in own], router["throughput_rps"]) for own, router in by_case]
+            [increases(of_runs(own, "throughput_rps"), of_runs(router, "throughput_rps")) for own, router in by_case]
         )
-        quality = fmean(each for _, router in by_case for each in router["quality"])
+        quality = fmean(each for _, router in by_case for each in of_runs(router, "quality"))
         rows.append([f"{noise:g}", *(100 * mean(each[noise]) for each in (lower, gains)), quality])
     slo, throughput = (_rule(name) for name in ("route-llm-slo", "route-llm-throughput"))
     both = {noise: (slo.judge(lower[noise]).holds, throughput.judge(gains[noise]).holds) for noise in judges.NOISES}
@@ -295,17 +313,18 @@ def _rule(name: str) -> Rule:
 
 def _weaker_judges(measured: list[Measurement]) -> Findings:
     """Weaker judges, by both readings of the quality."""
-    outcomes, base = {}, [each["gpt-4o"] for each in measured]
-    alone = fmean(each["bias alone"]["share"] / own["share"] - 1 for each, own in zip(measured, base, strict=True))
+    outcomes, plans = {}, [each["plans"] for each in measured]
+    base = [each["gpt-4o"] for each in plans]
+    alone = fmean(each["bias alone"]["share"] / own["share"] - 1 for each, own in zip(plans, base, strict=True))
     for short, name in JUDGES.items():
         for suffix in ("", ", known"):
-            other = [each[name + suffix] for each in measured]
+            other = [each[name + suffix] for each in plans]
             shares, times = (
                 [a[key] / b[key] - 1 for a, b in zip(other, base, strict=True)] for key in ("share", "latency_s")
             )
             claim = f"judge-{short}-{{}}{suffix.replace(', ', '-')}"
-            most = fmean(each[name]["most"] for each in measured)
-            less = [each[f"{name}, less"] for each in measured]
+            most = fmean(each["most"][name] for each in measured)
+            less = [each[f"{name}, less"] for each in plans]
             why = (
                 "Requests that the larger model gets. By its own scores quality reaches "
                 f"{most:.3g} at most; its bias alone sends on {alone:+.1%}. Asked for 80 less its bias, by its own "
@@ -318,12 +337,12 @@ def _weaker_judges(measured: list[Measurement]) -> Findings:
             )
             outcomes[claim.format("routing")] = Finding(shares, why)
             outcomes[claim.format("latency")] = Finding(times, "The largest p95 of a stage, as planned.")
-    least = [min(each[name]["quality"] for name in JUDGES.values()) - 80.0 for each in measured]
+    least = [min(each[name]["quality"] for name in JUDGES.values()) - 80.0 for each in plans]
     outcomes["judge-weak-quality"] = Finding(least, "By the reference, on the requests that were planned for.")
     heads = ["judge", "to the larger model", "latency (s)", "quality"]
     rows: list[Row] = [
-        [name, *(fmean(each[name][key] for each in measured) for key in ("share", "latency_s", "quality"))]
-        for name in measured[0]
+        [name, *(fmean(each[name][key] for each in plans) for key in ("share", "latency_s", "quality"))]
+        for name in plans[0]
     ]
     shows = "Means over seeds, as planned. Known: the quality is by the reference's scores."
     return Findings(outcomes, [PaperTable("Table 6", "Weaker judges", shows, heads, rows)])
@@ -341,32 +360,24 @@ def of_parts(runner: Runner) -> Findings:
     return findings
 
 
-def _by_workload(measured: Measurement) -> dict[str, dict[str, float]]:
-    by_workload: dict[str, dict[str, float]] = {}
-    for name, rps in measured.items():
-        model, lengths, shape = name.split(" ", 2)
-        by_workload.setdefault(f"{model}, {lengths}", {})[f"({shape.replace(' ', ', ')})"] = rps
-    return by_workload
-
-
 def _strategies(measured_by_seed: list[Measurement], more_memory: Measurement) -> Findings:
     """Figure 2 and its claims."""
-    effects, varies, why = list[float](), list[bool](), ""
-    for measured in measured_by_seed:
-        by_workload = _by_workload(measured)
-        effects.append(_effect(measured))
-        best = {name: max(each, key=each.__getitem__) for name, each in by_workload.items()}
-        varies.append(len(set(best.values())) > 1)
-        why = "; ".join(f"{name}: {shape}" for name, shape in best.items())
+    loads = [_by_workload(each) for each in measured_by_seed]
+    best = [{name: max(each, key=each.__getitem__) for name, each in load.items()} for load in loads]
+    why = "; ".join(f"{name}: {shape}" for name, shape in best[-1].items())
     outcomes = {
         "strategy-effect": Finding(
-            effects,
+            [_effect(each) for each in loads],
             "Where it matters most, on 8 GPUs; shapes that do not fit are left out. Two GPUs have hardly any cache "
-            f"beside the weights of 70B: with {parts.MEMORY[-1]:g} times the memory it is {_effect(more_memory):.3g}x.",
+            f"beside the weights of 70B: with {parts.MEMORY[-1]:g} times the memory it is "
+            f"{_effect(_by_workload(more_memory)):.3g}x.",
         ),
-        "strategy-varies": Finding(varies, f"The best (DP, TP, PP): {why}."),
+        "strategy-varies": Finding(
+            [_loss_of_one(each) for each in loads],
+            "The best shape of a workload against the one shape that loses least over all, in the workload where it "
+            f"loses most. The best (DP, TP, PP), last seed: {why}.",
+        ),
     }
-    loads = [_by_workload(each) for each in measured_by_seed]
     shapes = list(dict.fromkeys(shape for each in loads[0].values() for shape in each))
     series = {
         name: [[each[name][shape] for each in loads if shape in each[name]] for shape in shapes] for name in loads[0]
@@ -377,9 +388,21 @@ def _strategies(measured_by_seed: list[Measurement], more_memory: Measurement) -
     )
 
 
-def _effect(measured: Measurement) -> float:
+def _by_workload(measured: Measurement) -> dict[str, dict[str, float]]:
+    """Requests/s by workload and shape."""
+    return {name: {shape: each["rps"] for shape, each in by_shape.items()} for name, by_shape in measured.items()}
+
+
+def _effect(by_workload: Mapping[str, Mapping[str, float]]) -> float:
     """The largest ratio of the best shape's to the worst shape's throughput."""
-    return max(max(each.values()) / min(each.values()) for each in _by_workload(measured).values())
+    return max(max(each.values()) / min(each.values()) for each in by_workload.values())
+
+
+def _loss_of_one(by_workload: Mapping[str, Mapping[str, float]]) -> float:
+    """The least that one shape for all workloads costs: best throughput over the shape's, where it is most."""
+    best = {name: max(each.values()) for name, each in by_workload.items()}
+    shapes = set.intersection(*(set(each) for each in by_workload.values()))
+    return min(max(best[name] / each[shape] for name, each in by_workload.items()) for shape in shapes)
 
 
 def _table_1(measured_by_seed: list[Measurement], more_memory: Measurement) -> Findings:
@@ -403,7 +426,7 @@ def _table_1(measured_by_seed: list[Measurement], more_memory: Measurement) -> F
 
 def _pairs(measured: Measurement) -> list[tuple[float, float]]:
     """The paper's and our throughput of each shape."""
-    return [(real, measured[" ".join(map(str, shape))]) for shape, real in parts.TABLE_1.items()]
+    return [(real, measured["shapes"][" ".join(map(str, shape))]["rps"]) for shape, real in parts.TABLE_1.items()]
 
 
 def _factor(pairs: Sequence[tuple[float, float]]) -> float:

@@ -27,7 +27,9 @@ LESS_OVERHEAD_S = 0.003
 def tasks() -> dict[Key, SimulationTask]:
     """Ten requests, one second apart, for each length and degree; degree 0 is one bulk transfer. Nothing is random.
     "less": eight streams with `LESS_OVERHEAD_S`."""
-    documents = {(length, degree): _scenario(length, degree) for length in SHOWN for degree in (0, *DEGREES)}
+    documents: dict[Key, dict[str, Any]] = {
+        (length, degree): _scenario(length, degree) for length in SHOWN for degree in (0, *DEGREES)
+    }
     documents |= {(length, "less"): _scenario(length, 8, LESS_OVERHEAD_S) for length in SHOWN}
     return {("transfer", *key): SimulationTask(document, 0, measure) for key, document in documents.items()}
 

@@ -29,9 +29,6 @@ BURST = ids_like(CLAIMS, "*") - PARITY - SUSTAINED - SEATS - TICK - SWEEP - {RAR
 AT_ONCE = ids_like(CLAIMS, "*-at-once")
 FULL_ONLY = SWEEP | TICK | AT_ONCE
 """Claims whose values vary with the seed or the length of a burst as much as the rules allow."""
-SEEDS_OF_TICK = 5
-"""Maximum number of seeds of the tick experiment, because each run takes ten times as long as with one queue in front
-of the fleet."""
 __all__ = ["ABSTRACT", "CLAIMS", "FULL_ONLY", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
@@ -47,7 +44,7 @@ def run(runner: Runner) -> Findings:
     if runner.wants(*SEATS):
         tasks |= ktier_seats.tasks(seeds, quick)
     if runner.wants(*TICK):
-        tasks |= ktier_tick.tasks(seeds[:SEEDS_OF_TICK])
+        tasks |= ktier_tick.tasks(seeds)
     if runner.wants(*SUSTAINED):
         tasks |= sustained.load_tasks(seeds, quick)
     if runner.wants(RARE):
@@ -71,7 +68,7 @@ def run(runner: Runner) -> Findings:
     if runner.wants(*SEATS):
         findings += Findings(ktier_seats.SeatRuns(results, seeds).outcomes())
     if runner.wants(*TICK):
-        findings += Findings(ktier_tick.TickRuns(results, seeds[:SEEDS_OF_TICK]).outcomes())
+        findings += Findings(ktier_tick.TickRuns(results, seeds).outcomes())
     if runner.wants(RARE):
         findings += Findings({RARE: sustained.SustainedRuns(results, seeds).rare()})
     if runner.wants(*SUSTAINED):

@@ -49,11 +49,6 @@ PARTS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 """Ablations: (policies, engine) with four uniform tiers and 10,000 requests."""
 
 
-SEEDS_AT_ONCE = 2
-"""Seeds for immediate placement, because each simulation takes ten times as long as with one queue in front of the
-fleet."""
-
-
 def _settings(reading: str) -> list[tuple[str, str, int]]:
     """(mix, requests, K) of Tables 2 to 4 for this reading. With immediate placement, 15,000 requests only with K=4."""
     settings = [(mix, scale, k) for mix in MIXES for scale in SCALES for k in TABLE_TIERS]
@@ -84,7 +79,7 @@ def tasks(seeds: Sequence[int], quick: bool, readings: Sequence[str] = READINGS)
             tasks["part", name, seed] = SimulationTask(document, seed, ktier_runs.measure)
     for mix, scale, k in _settings("-at-once") if "-at-once" in readings else ():
         document = scenario(ktier_runs.at_once(k), LLUMLET, SCALES[scale], mix=mix, num_tiers=k, quick=quick)
-        for seed in seeds[:SEEDS_AT_ONCE]:
+        for seed in seeds:
             tasks["ktier-at-once", mix, scale, k, seed] = SimulationTask(document, seed, ktier_runs.measure)
     return tasks
 
@@ -123,13 +118,13 @@ class BurstRuns(SeedResults):
         if name == KTIER:
             return self.ktier("uniform", "10k", 4)
         if name == AT_ONCE:
-            return self._by("-at-once").values(("ktier-at-once", "uniform", "10k", 4))
+            return self.values(("ktier-at-once", "uniform", "10k", 4))
         return self.values(("part", name))
 
     # Claims.
 
     def outcomes(self) -> dict[str, Finding]:
-        tables = {id: each for reading in self.readings for id, each in self._by(reading)._tables(reading).items()}
+        tables = {id: each for reading in self.readings for id, each in self._tables(reading).items()}
         return {**self._differentiation(), **tables, **self._discussion()}
 
     def _differentiation(self) -> dict[str, Finding]:
@@ -167,7 +162,7 @@ class BurstRuns(SeedResults):
         for reading in self.readings:
             for tier in (0, 2):
                 path = ("tiers", str(tier), "prefill", "p50")
-                values = self._by(reading).values((f"ktier{reading}", "uniform", "10k", 3), *path)
+                values = self.values((f"ktier{reading}", "uniform", "10k", 3), *path)
                 why = (
                     "The fleet serves these requests in about half a minute, and the last third of them wait until the "
                     "others are served; in 3 s it serves a tenth."
@@ -176,10 +171,6 @@ class BurstRuns(SeedResults):
                 )
                 findings[f"k3-tier{tier}{reading}"] = Finding(values, why)
         return findings
-
-    def _by(self, reading: str) -> BurstRuns:
-        """The runs with the seeds that this reading uses."""
-        return BurstRuns(self.results, self.seeds[:SEEDS_AT_ONCE], self.quick, self.readings) if reading else self
 
     def _tables(self, reading: str) -> dict[str, Finding]:
         """Tables 2 to 4 as a whole, the abstract's numbers, and the best K, for one reading."""
@@ -272,7 +263,7 @@ class BurstRuns(SeedResults):
             for _, scale, k in [each for each in _settings(reading) if each[0] == mix]:
                 row: Row = ["at once" if reading else "in front", f"{SCALES[scale]:,}", k]
                 for metric in METRICS:
-                    value = fmean(self._by(reading).speed_ups(mix, scale, k, metric, reading))
+                    value = fmean(self.speed_ups(mix, scale, k, metric, reading))
                     row += [value, PRINTED[mix, scale, k].value(metric)]
                 rows.append(row)
         shows = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import exp, log
+from math import log
 from statistics import fmean
 
 from headway_papers.reproduce.claims import AtLeast, Claim, EverySeed, read_claims
@@ -81,13 +81,6 @@ def share_of_printed(speed_ups: Mapping[tuple[str, str, int, str], float]) -> fl
     """Mean of log(speed-up) / log(printed speed-up) over (mix, requests, K, metric). 1 equals the tables; 0 means no
     effect."""
     return fmean(log(value) / log(PRINTED[key[:3]].value(key[3])) for key, value in speed_ups.items())
-
-
-def printed_fall() -> float:
-    """Geometric mean over 36 cells of the ratio of speed-ups with 15,000 and with 10,000 requests."""
-    cells = [(mix, k, metric) for mix in MIXES for k in TABLE_TIERS for metric in LATENCIES]
-    falls = [PRINTED[m, "15k", k].value(c) / PRINTED[m, "10k", k].value(c) for m, k, c in cells]
-    return exp(fmean(map(log, falls)))
 
 
 def table_claims() -> Iterator[Claim]:
