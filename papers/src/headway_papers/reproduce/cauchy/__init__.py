@@ -13,7 +13,7 @@ from headway_papers.reproduce.findings import Finding, Findings
 from headway_papers.reproduce.runner import Runner
 
 TITLE = "Cauchy: GPU combos, tokens per dollar"
-SEEDS, QUICK_SEEDS = 3, 3
+SEEDS, QUICK_SEEDS = 5, 3
 REPEATS = 20
 """Repeats in Figure 9, whose runs take seconds, as in the paper. Profiles, searches and an hour of demand use
 `SEEDS`."""
