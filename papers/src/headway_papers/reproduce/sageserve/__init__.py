@@ -14,6 +14,7 @@ from headway_papers.reproduce.sageserve.exhibits import exhibits
 from headway_papers.reproduce.sageserve.outcomes import outcomes
 from headway_papers.reproduce.sageserve.published import SERIES
 from headway_papers.reproduce.sageserve.runs import CLAIMS
+from headway_papers.reproduce.sageserve.speed import PROFILES
 from headway_papers.reproduce.sageserve.table import SageServeRuns
 
 TITLE = "SageServe: forecast-aware scaling over regions"
@@ -28,6 +29,8 @@ def run(runner: Runner) -> Findings:
     measured, served = runs.measure_all(runner)
     results = SageServeRuns(measured, runner.seeds)
     findings = outcomes(results)
-    lacking = Finding([None] * len(runner.seeds), f"Needs {SERIES} in the folder of --data.")
-    findings |= {claim.id: lacking for claim in CLAIMS if runner.wants(claim) and claim.id not in findings}
+    for claim in CLAIMS:
+        if runner.wants(claim) and claim.id not in findings:
+            file = PROFILES if claim.id in runs.STEPS else SERIES
+            findings[claim.id] = Finding([None] * len(runner.seeds), f"Needs {file} in the folder of --data.")
     return Findings(findings, exhibits(results, served))

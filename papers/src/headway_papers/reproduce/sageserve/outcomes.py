@@ -11,7 +11,7 @@ import numpy as np
 from headway_papers.reproduce.claims import Value
 from headway_papers.reproduce.findings import Finding
 from headway_papers.reproduce.results import increases, listed_means, ratios, reductions
-from headway_papers.reproduce.sageserve import runs, scenes, speed
+from headway_papers.reproduce.sageserve import runs, scenes
 from headway_papers.reproduce.sageserve.measures import BIN_S, CAUSES, SPOT_WEIGHT
 from headway_papers.reproduce.sageserve.runs import (
     DAY,
@@ -77,7 +77,9 @@ def outcomes(results: SageServeRuns) -> FindingsById:
     if results.includes(runs.TAU):
         findings |= _taus(results)
     if results.includes(SPEED, "arima"):
-        findings |= _speed(results)
+        findings |= _hourly(results)
+    if results.includes(SPEED, "steps"):
+        findings |= _steps(results)
     return findings
 
 
@@ -450,8 +452,8 @@ def _falling(shares: Sequence[Sequence[float]], sign: int) -> list[bool]:
     return [all(sign * a > sign * b for a, b in pairwise(column)) for column in zip(*shares, strict=True)]
 
 
-def _speed(results: SageServeRuns) -> FindingsById:
-    """Errors of step times, and seconds of the hourly work."""
+def _hourly(results: SageServeRuns) -> FindingsById:
+    """Seconds of the hourly work."""
     findings: FindingsById = {}
     for claim, name in (("ilp-time", "small"), ("ilp-time-large", "large")):
         gap = max(results.values((SPEED, name), "gap"))
@@ -459,11 +461,12 @@ def _speed(results: SageServeRuns) -> FindingsById:
         findings[claim] = Finding(seconds, f"CPU seconds, at most {100 * gap:.2g}% from the optimum.")
     fitting = fmean(results.values((SPEED, "arima"), "fitting_s"))
     why = f"In the hour in which models are fitted, once a day, {fitting:.3g} s."
-    findings["arima-time"] = Finding(results.values((SPEED, "arima"), "seconds"), why)
-    if (SPEED, "steps", results.seeds[0]) not in results.results:
-        missing = Finding([None], f"Needs {speed.PROFILES} in the folder of --data.")
-        return findings | dict.fromkeys(("step-prefill", "step-decode", "step-error"), missing)
-    found = results.first(SPEED, "steps")
+    return findings | {"arima-time": Finding(results.values((SPEED, "arima"), "seconds"), why)}
+
+
+def _steps(results: SageServeRuns) -> FindingsById:
+    """Errors of step times."""
+    findings, found = FindingsById(), results.first(SPEED, "steps")
     for kind in ("prefill", "decode"):
         why = (
             f"{found[f'num_{kind}']} shapes of Llama-2-70B and Bloom on eight A100 and H100; mean absolute error"

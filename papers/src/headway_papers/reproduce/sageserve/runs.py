@@ -50,9 +50,10 @@ EQUAL_LATE_SHARES = (0.7, 0.9)
 """Further shares for LT strategies, to find their instance-hours at another scaler's lateness."""
 DAYS = ("thursday", "fleet", "chiron", "beyond", "november", "ablations", "scouts", "artifact", "bloom")
 """Groups of claims on whole days."""
-IN_QUICK = ids_like(
+STEPS = ids_like(CLAIMS, "step-*")
+IN_QUICK = STEPS | ids_like(
     CLAIMS, "unified-*", "lt-i-hours", "lt-regions", "lt-*-waste", "cold-starts", "lt-*-tail", "tail-order",
-    "burst-lt-*", "step-*",
+    "burst-lt-*",
 )  # fmt: skip
 """Claims that a quick run decides: a morning in place of a day, and an hour in place of its peak, with less load."""
 
@@ -127,15 +128,14 @@ def _orders(runner: Runner) -> dict[tuple[Any, ...], Task]:
 
 def _speed(runner: Runner) -> dict[tuple[Any, ...], Task]:
     """Step times, programs and forecasts."""
-    if not runner.wants(*_GROUPS["speed"]):
-        return {}
     tasks: dict[tuple[Any, ...], Task] = {}
-    for seed in runner.seeds:
+    is_hourly = runner.wants(*(claim for claim in _GROUPS["speed"] if claim.id not in STEPS))
+    for seed in runner.seeds if is_hourly else ():
         for name, (models, regions, gpus) in speed.SIZES.items():
             size = {"models": models, "regions": regions, "gpus": gpus}
             tasks[SPEED, name, seed] = Call(speed.program_s, {**size, "seed": seed})
         tasks[SPEED, "arima", seed] = Call(speed.forecasts_s, {"seed": seed})
-    if (path := runner.file(speed.PROFILES)) is not None:
+    if runner.wants(*STEPS) and (path := runner.file(speed.PROFILES)) is not None:
         tasks[SPEED, "steps", runner.seeds[0]] = Call(speed.step_times, {"path": str(path)})
     return tasks
 
