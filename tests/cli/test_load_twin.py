@@ -102,10 +102,19 @@ def test_the_command_sweeps_fits_and_tells_the_errors_before_and_after(
 
     monkeypatch.setattr(run, "load", load)
     out = tmp_path / "fitted.json"
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(FLEET)
     with serving.closing(engine := serving.emulator()):
         words = f"{engine.url} --calibrate {out} --gpu h100 --num-requests 40 --concurrency 8 --no-warm-up --json"
         assert main(["load", *words.split()]) == 0
-    found = json.loads(capsys.readouterr().out)
+        found = json.loads(capsys.readouterr().out)
+        words = words.replace("--gpu h100", f"--fleet {fleet} --write").replace("--json", "")
+        with monkeypatch.context() as patched:
+            patched.setattr("headway.cli.load_sweep._held_out", lambda _: {"e2e_mean": 300.0, "itl_mean": 0.1})
+            assert main(["load", *words.split()]) == 0
+        assert f"{fleet} is as it was, as loads" in capsys.readouterr().out and fleet.read_text() == FLEET
+        assert main(["load", *words.split()]) == 0
+        assert f"{fleet} names it" in capsys.readouterr().out and "coefficients: " in fleet.read_text()
     errors = found["calibration"]
     assert errors["after"]["e2e_mean"] < errors["before"]["e2e_mean"] / 3 and errors["out"] == str(out)
     assert errors["held_out"]["e2e_mean"] < errors["before"]["e2e_mean"] and out.exists()

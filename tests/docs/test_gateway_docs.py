@@ -146,11 +146,13 @@ def test_the_llama_of_the_page_is_calibrated_and_simulated(tmp_path: Path) -> No
     page = _section("discover.md", "From a running engine to a calibrated twin")
     script = page.split("```bash\n")[2].split("```")[0].replace("examples/", f"{engines.EXAMPLES}/")
     written = "".join(_run(tmp_path, {}, f"export TMPDIR='{tmp_path}'\n{script}", "least-loaded"))
-    assert "wrote llama.json; fleet.yaml names it" in written
+    assert "wrote llama.json; fleet.yaml " in written
     made, shown = (
         re.sub(r"127\.0\.0\.1:\d+|config: .*/tmp\w+", "", text)
         for text in ((tmp_path / "fleet.yaml").read_text(encoding="utf-8"), page.split("```yaml\n")[1].split("```")[0])
     )
+    if "fleet.yaml names it" not in written:  # a busy machine's fit is worse than none
+        shown = shown.replace("    coefficients: llama.json\n", "")
     assert shown.strip() in made
 
 

@@ -78,7 +78,8 @@ _sweep_options = together((
     click.option("--calibrate", "calibrate_to", type=PATH, metavar="FILE.json",
                  help="Sweep, fit the engine's step times to it, and print the error before and after."),
     click.option("--write", "is_written", is_flag=True,
-                 help="With --calibrate and --fleet: name FILE.json in the engine's pool of the fleet file."),
+                 help="With --calibrate and --fleet: name FILE.json in the engine's pool of the fleet file, if it "
+                 "predicts loads that the fit has not seen better."),
 ))  # fmt: skip
 _result_options = together(
     (

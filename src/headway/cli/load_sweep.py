@@ -156,17 +156,26 @@ def _calibrated(session: Session, twin: Twin, out: Path) -> dict[str, Any]:
     before = fitted.errors()
     source = f"headway load {session.found.url}, {session.began:%Y-%m-%d}"
     coefficients, fits = fitted.calibrated(out, source, session.found.version)
-    if session.flags["is_written"]:
+    after, unseen = fitted.errors(coefficients), _held_out(fits)
+    is_named = session.flags["is_written"] and _is_better(before, unseen or after)
+    if is_named:
         fleet: Path = session.flags["fleet"]
         write_text(fleet, fleet_file.with_coefficients(fleet, twin.pool, out))
     return {
         "before": before,
-        "after": fitted.errors(coefficients),
-        "held_out": _held_out(fits),
+        "after": after,
+        "held_out": unseen,
         "out": str(out),
+        "is_named": is_named,
         "predicted": twin.predicted(coefficients),
         "left_out": fitted.notes[len(twin.notes) :],
     }
+
+
+def _is_better(before: dict[str, float], unseen: dict[str, float]) -> bool:
+    """Whether loads that the fit has not seen are predicted better than before, on the mean over the latencies."""
+    judged = before.keys() & unseen.keys()
+    return sum(unseen[key] for key in judged) < sum(before[key] for key in judged)
 
 
 def _doubts(calibration: dict[str, Any]) -> Iterator[str]:
@@ -256,8 +265,10 @@ def _print(
                 for key, name in JUDGED.items()
             ],
         )
-        fleet = session.flags["fleet"] if session.flags["is_written"] else None
-        how = "use it with --coefficients, or coefficients: in a fleet file" if fleet is None else f"{fleet} names it"
+        how = "use it with --coefficients, or coefficients: in a fleet file"
+        if session.flags["is_written"]:
+            as_it_was = "is as it was, as loads that the fit has not seen are predicted worse than before"
+            how = f"{session.flags['fleet']} {'names it' if calibration['is_named'] else as_it_was}"
         click.echo(f"wrote {calibration['out']}; {how}")
     for note in notes:
         click.echo(f"note: {note}")
