@@ -41,11 +41,11 @@ def test_a_known_overhead_is_found_again(found: Found) -> None:
 
 @pytest.mark.ci
 def test_what_is_determined_is_told(found: Found) -> None:
-    """Time per step is; what launching kernels one by one costs is not, as no batch exceeds a captured graph."""
+    """Time per step is; what launching kernels one by one costs is in part, as only first tokens wait for it."""
     fit, _, notes = found
-    assert fit.width["step_s"] < 0.3 and fit.width["launch_layer_s"] > 0.99
-    assert fit.values["launch_layer_s"] == fit.prior["launch_layer_s"]
-    assert "not determined by these runs" in notes[0] and "launch_layer_s" in notes[0]
+    assert fit.width["step_s"] < 0.3 and fit.width["launch_layer_s"] > 0.5
+    assert fit.values["launch_layer_s"] == pytest.approx(fit.prior["launch_layer_s"], rel=0.01)
+    assert "determined in part" in notes[0] and "launch_layer_s" in notes[0]
 
 
 @pytest.mark.ci
@@ -77,7 +77,7 @@ def test_alike_runs_determine_little() -> None:
 @pytest.mark.ci
 def test_a_processor_that_nobody_measured() -> None:
     """Efficiencies a quarter of those that its kin has, and no table: served runs tell how long an iteration takes, and
-    that two models of one size do not tell what of it is memory."""
+    that two models of one size do not tell which of its efficiencies is low."""
     kernels = KNOWN.kernels
     slow = replace(
         kernels,
@@ -101,7 +101,7 @@ def test_a_processor_that_nobody_measured() -> None:
         )
         runs.append(replace(one, measured=measured, stages=(replace(one.stages[0], measured=measured),)))
     fit, _, notes = fit_served(runs, GPU, ENGINE, KNOWN, is_measured=False)
-    assert any("memory" in note and "only together" in note for note in notes)
+    assert any(("memory" in note or "compute" in note) and "only together" in note for note in notes)
     assert fit.held_out["e2e_mean"] < 5 and fit.held_out["itl_mean"] < 5
 
 

@@ -114,7 +114,7 @@ def test_what_the_page_on_slow_requests_shows_is_found(tmp_path: Path) -> None:
     files = {"why.yaml": _block("yaml", "# why.yaml", page)}
     written = _run(tmp_path, files, _block("bash", "headway emulate", page), "unknown of round-robin")
     shown = "".join(written)
-    assert "its prompt of 30,000 tokens, which takes 1.34 s on an idle engine (chat/" in shown
+    assert "its prompt of 30,000 tokens, which takes 1.36 s on an idle engine (chat/" in shown
     assert "request report: qwen3-8b, tier 0, arrived " in shown and "  router: least-loaded\n" in shown
     assert re.search(r"^queue +unknown", shown, re.MULTILINE)  # the column is as wide as its times
     unknown = re.findall(r"^  unknown of .*\n", page, re.MULTILINE)

@@ -30,7 +30,7 @@ from headway.perf.memory import kv_bytes_per_token
 from headway.perf.operators import tiled_rows
 from headway.perf.params import weights_bytes
 from headway.perf.speculation import step_model
-from headway.perf.step import StepModel, graph_tokens, runs_of_slots
+from headway.perf.step import StepModel, graph_tokens, launched_s, runs_of_slots
 
 SHAPES = [
     ("llama-2-70b", "h100", 4, 1),
@@ -72,7 +72,7 @@ def test_a_line_with_chunks_is_one_iteration(
     num = max(num, shape[3])  # one to each stage at least; fewer would leave stages idle
     a_s, b_s, iterations = step(*shape).line(num, num * context, some)
     assert a_s > step(*shape).line(num, num * context)[0]
-    assert (b_s, iterations) == (0.0, 1)
+    assert (b_s >= 0.0, iterations) == (True, 1)
 
 
 @given(shapes, sequences, contexts)
@@ -339,16 +339,17 @@ def test_launching_bounds_what_no_graph_holds(name: str, layers_s: float) -> Non
     )
     found = replace(PERFECT, overhead=overhead)
     step = StepModel(catalog.model(name), catalog.gpu("h200"), catalog.engine("simulated"), Parallel(), found)
-    assert step.line(0, 0, [(513, 0)])[0] == pytest.approx(layers_s)
-    assert step.line(0, 0, [(512, 0)])[0] < layers_s / 2
+    assert launched_s(step.line(0, 0, [(513, 0)])) == pytest.approx(layers_s)
+    assert launched_s(step.line(0, 0, [(512, 0)])) < layers_s / 2
 
 
-@pytest.mark.parametrize("tp", [2, 4, 8])
-def test_launching_scout_is_shorter_than_what_one_model_in_one_setting_showed(tp: int) -> None:
-    # Measured with a shared expert in bf16: 55 to 60 ms for 48 layers on 4 and 8 GPUs; in 8 bits, somewhat more.
-    scout = replace(catalog.model("llama-4-scout"), dtype="fp8")
-    step = StepModel(scout, catalog.gpu("h100"), catalog.engine("vllm-0.15"), Parallel(tp=tp))
-    assert 0.050 < step.line(40, 40_000, [(1000, 0)])[0] < 0.075
+@pytest.mark.parametrize("tp", [4, 8])
+def test_a_prompt_delays_the_other_tokens_of_scout_as_measured(tp: int) -> None:
+    """The launch of an iteration with a prompt begins with the iteration before it, whose tokens come first. Measured
+    in bf16: 56 to 60 ms between tokens (99th percentile, 16 requests)."""
+    step = StepModel(catalog.model("llama-4-scout"), catalog.gpu("h100"), catalog.engine("vllm-0.15"), Parallel(tp=tp))
+    before_s, launch_s = step.line(16, 16_000)[0], step.line(16, 16_000, [(1000, 0)])[1]
+    assert 0.050 < launch_s - before_s < 0.075
 
 
 def test_the_shared_expert_runs_beside_the_routed_ones_in_small_batches() -> None:

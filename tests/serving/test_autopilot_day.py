@@ -150,12 +150,13 @@ class First:
 @pytest.mark.ci
 def test_a_proposal_that_rests_on_an_engine_that_is_slower_than_its_model_is_taken_back(tmp_path: Path) -> None:
     """The second engine gets no request, so no record says that it needs a fifth longer than the model: it would answer
-    too late, and advice relies on it."""
-    path = fleet(tmp_path, "first:First", slo_s=0.36, judge_s=900.0)
+    too late, and advice relies on it. (The first engine alone answers seven of ten in time; with a second one as the
+    model says, nearly all are, and with this one fewer than six.)"""
+    path = fleet(tmp_path, "first:First", slo_s=0.673, judge_s=900.0)
     path.with_name("first.py").write_text(FIRST)
     before = path.read_text().replace("h100", "l40s")
     path.write_text(before)
-    day = lived_day(path, tmp_path / "records", **LOAD, throttles={"slow": (0.0, 1.2)})
+    day = lived_day(path, tmp_path / "records", **LOAD | {"output_tokens": 24}, throttles={"slow": (0.0, 1.2)})
     (answer,) = day.answers
     assert not answer["is_withheld"] and answer["proposals"][0]["attainment"]["low"] > 0.1
     assert [each.outcome for each in day.state.past] == ["rolled back"]

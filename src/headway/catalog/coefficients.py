@@ -116,11 +116,11 @@ class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
     sequence_s: float
     """Time per sequence and iteration."""
     launch_layer_s: float = 0.0
-    """Host time to launch a layer's kernels one by one: a lower bound for iterations too large for a captured graph."""
+    """Host time to launch a layer's kernels one by one, for iterations too large for a captured graph. The launch
+    begins when the engine schedules the iteration: see `perf.step.launched_s` and `sim.timeline`."""
     launch_part_layer_s: float = 0.0
-    """Host time to launch a layer of an iteration with prompt tokens, if graphs are captured in parts between which
-    attention runs. A lower bound for prompt-only iterations that fit into graphs. If sequences decode, the previous
-    iteration hides this time."""
+    """As `launch_layer_s`, for an iteration with prompt tokens that fits into graphs, which are captured in parts
+    between which attention runs."""
     launch_expert_layer_s: float = 0.0
     """Like `launch_layer_s`, for a layer with a mixture of experts."""
     launch_fp8_expert_s: float = 0.0

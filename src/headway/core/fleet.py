@@ -161,6 +161,9 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum queue length of a replica; further requests go to other replicas or are rejected."""
     schedule_lag: int = 0
     """1: the engine schedules one iteration ahead of execution, so a request waits one iteration longer."""
+    launch_overhead_s: float = 0.0
+    """Time of the host to schedule and launch an iteration without prompts, as one graph. It delays an iteration only
+    if the one before it ended as soon as it was launched."""
     request_overhead_s: float = 0.0
     """Time from a request's arrival until the scheduler sees it: HTTP, validation, queues between processes."""
     tokenize_s_per_token: float = 0.0

@@ -7,6 +7,7 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
 from headway.perf.hosted import Line
 from headway.perf.speculation import step_model
+from headway.perf.step import launched_s
 
 _UNKNOWN_PREFILL_S, _UNKNOWN_STEP_S = 1e-4, 0.02
 """Seconds per prompt token and per iteration without a model. Observations correct them."""
@@ -55,8 +56,8 @@ class PoolTimes:
             return self._hosted.ttft_s or _HOSTED_TTFT_S, 0.0
         if self._line is None:
             return _UNKNOWN_STEP_S, _UNKNOWN_PREFILL_S
-        least_s = self._line(0, 0, [(1, 0)], 0, 0)[0]
-        longest_s = self._line(0, 0, [(self._most_tokens, 0)], 0, 0)[0]
+        least_s = launched_s(self._line(0, 0, [(1, 0)], 0, 0))
+        longest_s = launched_s(self._line(0, 0, [(self._most_tokens, 0)], 0, 0))
         return least_s, max(longest_s - least_s, 0.0) / self._most_tokens
 
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from headway.core.fleet import Pool
 from headway.perf.speculation import AnyStepModel
+from headway.perf.step import launched_s
 
 MOMENTS = 8
 """Moments of a request's decoding at which the load is sampled."""
@@ -130,5 +131,5 @@ def _prompts(prompt_tokens: float, num: int, context: int, pool: Pool, model: An
     chunks = -(-tokens // max(1, pool.engine.max_num_batched_tokens - num))
     chunk = -(-tokens // chunks)
     decode_s = model.line(num, context, window_tokens=context)[0] if num else 0.0
-    mixed_s = sum(model.line(num, context, [(chunk, i * chunk)], context)[0] for i in range(chunks))
+    mixed_s = sum(launched_s(model.line(num, context, [(chunk, i * chunk)], context)) for i in range(chunks))
     return Seconds(chunks * decode_s, max(mixed_s - chunks * decode_s, 0.0))

@@ -81,7 +81,7 @@ class SpeculativeStepModel:
         a_s, b_s = a_s + first_a_s + DRAFT_STEP_S, b_s + first_b_s
         if num > 1:
             next_a_s, next_b_s, _ = self._draft_next.line(num_decode + len(chunks), context_tokens)
-            a_s, b_s = a_s + (num - 1) * next_a_s, b_s + (num - 1) * next_b_s
+            a_s, b_s = a_s + (num - 1) * next_a_s, b_s + (0.0 if chunks else (num - 1) * next_b_s)
         return a_s, b_s, valid
 
     def least_s(self, num_tokens: int) -> float:

@@ -78,8 +78,7 @@ class StepModel:
         waits = self._pp > 1 and is_before(engine.version, used.overhead.pipeline_waits_before)
         self._host_s = used.overhead.pipeline_step_s if waits else 0.0
         self._most_chunk_tokens = engine.max_num_batched_tokens
-        most_seqs = _on_fullest_rank(engine.max_num_seqs, parallel.dp)
-        self._graph_tokens = min(2 * most_seqs * queries, MOST_GRAPH_TOKENS)
+        self._graph_tokens = most_graph_tokens(engine, parallel, queries)
         self._slots = engine.max_num_seqs if engine.passes_by_slot else 0
         self._launch_s = 0.0 if self._slots else _launch_s(model, used.overhead)
         self._launch_parts_s = 0.0 if self._slots else model.num_layers * used.overhead.launch_part_layer_s
@@ -102,17 +101,19 @@ class StepModel:
         None = any number of iterations. `num_decode` sequences each decode a token over `context_tokens` KV tokens in
         all, and each of `chunks` computes new prompt tokens. For a model with a sliding window, `window_tokens` is the
         sum of min(context, window) over the decoding sequences and `num_growing` counts those below the window; the
-        line holds until one of them reaches the window, which the caller checks. With chunks it holds for one
-        iteration.
+        line holds until one of them reaches the window, which the caller checks.
+
+        With chunks it holds for one iteration, and `b_s` is the host's time to launch that iteration (`launched_s`).
         """
         if chunks:
             if self._dp > 1 or self._pp > 1:
-                mixed_s = self._parts_s(num_decode, context_tokens, chunks, window_tokens)
+                mixed_s, launch_s = self._parts_s(num_decode, context_tokens, chunks, window_tokens)
             else:
-                mixed_s = self._mixed_s(num_decode, context_tokens, chunks, window_tokens)
+                mixed_s, launch_s = self._mixed_s(num_decode, context_tokens, chunks, window_tokens)
             if self._prefill_factor != 1.0 or self._decode_factor != 1.0:
                 mixed_s = self._corrected_s(mixed_s, num_decode, context_tokens, window_tokens)
-            return mixed_s, 0.0, 1
+                launch_s *= self._prefill_factor
+            return mixed_s, launch_s, 1
         try:
             base_s, per_token_s, per_window_s = self._decode[num_decode]
         except KeyError:
@@ -136,18 +137,22 @@ class StepModel:
         prompts_s = mixed_s - decode_s / self._decode_factor
         return decode_s + self._prefill_factor * (prompts_s if prompts_s > 0.0 else 0.0)
 
-    def _parts_s(self, num_decode: int, context_tokens: int, chunks: Sequence[Chunk], window_tokens: int) -> float:
-        """Seconds of the slowest rank and micro-batch, with the chunks distributed over all of them."""
+    def _parts_s(
+        self, num_decode: int, context_tokens: int, chunks: Sequence[Chunk], window_tokens: int
+    ) -> tuple[float, float]:
+        """Seconds of the slowest rank and micro-batch, and to launch the longest one, with the chunks distributed over
+        all of them."""
         own = self._fullest(num_decode)
         share = own / num_decode if num_decode else 0.0
         joint_s = self._joint_s(self._dp * ceil(own) * self._queries + ceil(sum(new for new, _ in chunks) / self._pp))
         context, window = context_tokens * share, window_tokens * share
         if self._pp > 1:
             chunks = list(chain.from_iterable(_pieces(chunk, self._most_chunk_tokens) for chunk in chunks))
-        return max(
+        parts = [
             self._mixed_s(ceil(own), context, part, window, joint_s)
             for part in spread_over_ranks(chunks, self._dp * self._pp)
-        )
+        ]
+        return max(step_s for step_s, _ in parts), max(launch_s for _, launch_s in parts)
 
     def _fullest(self, num_decode: int) -> float:
         """Mean number of sequences in the fullest micro-batch of the fullest rank."""
@@ -164,7 +169,8 @@ class StepModel:
         chunks: Sequence[Chunk],
         window_tokens: float,
         joint_s: float = 0.0,
-    ) -> float:
+    ) -> tuple[float, float]:
+        """Seconds of the GPU, and of the host to launch its work."""
         costs = self._attention
         pair_s, read_s, up_s, half_tile = costs.pair_s, costs.read_s, costs.up_s, costs.half_tile
         attention_s = context_tokens * costs.decode_s
@@ -179,19 +185,13 @@ class StepModel:
             for new, before in chunks:
                 attention_s += (windowed_pairs(new, before, self._window) + new * half_tile) * costs.pair_window_s
         if self._slots:
-            return self._slot_passes_s(num_decode, chunks) + attention_s
+            return self._slot_passes_s(num_decode, chunks) + attention_s, 0.0
         num_rows = num_decode * self._rows_of_sequence + len(chunks)
         try:
             step_s = self._tokens[num_tokens] + self._rows[num_rows] + attention_s + joint_s
         except KeyError:
             step_s = self._tokens_s(num_tokens) + self._rows_s(num_rows) + attention_s + joint_s
-        if num_tokens > self._graph_tokens:
-            least_s = self._launch_s
-        elif num_decode:
-            return step_s  # the host launches the parts while the previous iteration runs
-        else:
-            least_s = self._launch_parts_s
-        return least_s if step_s < least_s else step_s
+        return step_s, self._launch_s if num_tokens > self._graph_tokens else self._launch_parts_s
 
     def _compute_decode(self, num_decode: int) -> tuple[float, float, float]:
         factor = self._decode_factor
@@ -257,6 +257,12 @@ class StepModel:
         return self._rows[num_rows]
 
 
+def launched_s(step: tuple[float, float, int | None]) -> float:
+    """Seconds of an iteration with prompts whose launch begins with it: those of the GPU or of the host, which work at
+    the same time. `step`: what `StepModel.line` returned."""
+    return step[0] if step[0] > step[1] else step[1]
+
+
 def _launch_s(model: Model, overhead: Overhead) -> float:
     """Host time to launch the kernels of an iteration one by one."""
     expert_s = overhead.launch_expert_layer_s
@@ -265,6 +271,11 @@ def _launch_s(model: Model, overhead: Overhead) -> float:
     if model.moe is not None and model.moe.shared_intermediate_size:
         expert_s += overhead.launch_shared_expert_s
     return num_dense_layers(model) * overhead.launch_layer_s + num_moe_layers(model) * expert_s
+
+
+def most_graph_tokens(engine: Engine, parallel: Parallel, queries: int = 1) -> int:
+    """Tokens of the largest captured graph."""
+    return min(2 * _on_fullest_rank(engine.max_num_seqs, parallel.dp) * queries, MOST_GRAPH_TOKENS)
 
 
 def graph_tokens(num_tokens: int, queries: int = 1) -> int:

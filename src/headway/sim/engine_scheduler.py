@@ -7,32 +7,49 @@ decides the next iteration, which repeats until something changes. The *horizon*
 from __future__ import annotations
 
 from heapq import heappop
+from typing import Protocol
 
-from headway.control.live import Live
+from headway.control.live import WAITING, Live
 from headway.core.fleet import Engine
-from headway.core.record import boundary_s
 from headway.sim.batching import BATCHING_RULES
 from headway.sim.in_transit import InTransit
 from headway.sim.kernel import COMMAND, Kernel
 from headway.sim.preemption import make_room
-from headway.sim.timeline import Timeline, first_boundary_at
+from headway.sim.timeline import Launches, Timeline, first_boundary_at
+
+
+class Launched(Protocol):
+    """What knows launch times, which are computed at their first use."""
+
+    @property
+    def launches(self) -> Launches: ...
 
 
 class EngineScheduler:
     """Decides what one replica runs, and for how long. With `is_exact`, each iteration is decided separately."""
 
     __slots__ = (
-        "_batch", "_batching_rule", "_changes", "_has_frontend", "_is_exact", "_kernel", "_lag", "_queue", "_timeline",
-        "_transit", "request_s", "tokenize_s",
+        "_batch", "_batching_rule", "_changes", "_has_frontend", "_is_exact", "_kernel", "_lag", "_launched",
+        "_launches", "_queue", "_timeline", "_transit", "request_s", "tokenize_s",
     )  # fmt: skip
 
-    def __init__(self, engine: Engine, kernel: Kernel, timeline: Timeline, transit: InTransit, is_exact: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        kernel: Kernel,
+        timeline: Timeline,
+        transit: InTransit,
+        is_exact: bool,
+        launched: Launched,
+    ) -> None:
         self._batch, self._queue = transit.batch, transit.batch.queue
         self._timeline, self._transit = timeline, transit
         self._kernel, self._changes = kernel, kernel.changes
         self._is_exact = is_exact
         self._batching_rule = BATCHING_RULES[engine.batching]
         self._lag = engine.schedule_lag
+        self._launched = launched
+        self._launches: Launches | None = None
         self.request_s, self.tokenize_s = engine.request_overhead_s, engine.tokenize_s_per_token
         """Frontend time per request, and per prompt token."""
         self._has_frontend = bool(self._lag or self.request_s or self.tokenize_s)
@@ -69,14 +86,14 @@ class EngineScheduler:
         if self._changes.is_read:
             self._changes.ids.append(batch.replica)
         if queue.inbox:
-            self._open_inbox(now)
+            queue.take_ready(timeline.scheduled_s(now), now)
         if queue.entries or batch.prefilling:
             if queue.has_moving_ranks and queue.entries:
                 if queue.quantum is not None:
                     batch.renew_quanta(queue.quantum)
                 if queue.moving_ordering is not None:
                     queue.rerank(now)
-            timeline.advances = self._batching_rule(batch, now)
+            timeline.advances = self._batching_rule(batch, timeline.ended_at(now))
             if queue.set_aside:
                 queue.take_back()
         else:
@@ -99,6 +116,12 @@ class EngineScheduler:
         timeline.close()
         timeline.reset()
         batch.is_changed = False
+        if self._queue.inbox:
+            num = len(self._queue.entries)
+            self._queue.take_ready(now, now)  # nothing was scheduled ahead
+            if len(self._queue.entries) > num:
+                self.schedule(now)
+                return
         if batch.must_recheck:
             timeline.wake_by(now)
         elif self._queue.first() is not None and not (transit.num_arriving or transit.expected or transit.leaving):
@@ -146,13 +169,77 @@ class EngineScheduler:
                 n = first_boundary_at(t.start_s, t.a_s, t.b_s, min(changes), t.k + 1, t.k + n) - t.k
         return n
 
-    def _open_inbox(self, now: float) -> None:
-        """Queue the requests that are ready. With a scheduling lag, a busy engine looked one boundary earlier."""
-        batch, timeline = self._batch, self._timeline
-        seen_s = now
-        if self._lag and (batch.decoding or batch.prefilling):
-            k = timeline.k - 1
-            seen_s = timeline.opened_s
-            if k > 0:
-                seen_s = boundary_s(timeline.start_s, timeline.a_s, timeline.b_s, k)
-        self._queue.take_ready(seen_s, now)
+    def launches_first(self, now: float) -> bool:
+        """Whether the host launches the next iteration before it reports the outputs of the one that ends now, or that
+        it would report now. It then reports them later (`Timeline.report_late`).
+
+        The engine has already scheduled that iteration, so requests that end now still count. If no client waits for
+        an output of this iteration, nothing is reported.
+        """
+        batch, timeline, launches, tokens = self._batch, self._timeline, self._launches, 0
+        has_chunks, tick = batch.chunk_tokens > 0, batch.tick
+        if timeline.advances:
+            tick += timeline.k_end - timeline.k
+        if not has_chunks and (not batch.checks or batch.checks[0][0] > tick):
+            return False
+        if launches is None:
+            launches = self._launches = self._launched.launches
+            timeline.least_launch_s = min(launches.graph_s, launches.parts_s, launches.whole_s)
+        has_more = batch.prefill_tokens_left > batch.chunk_tokens
+        scheduled_s = timeline.scheduled_s(now)
+        if scheduled_s + (launches.longest_s if has_more else launches.graph_s) <= now:
+            return False
+        num_decode, most = len(batch.decoding), launches.most_graph_tokens
+        if has_more:
+            tokens = self._next_prompt_tokens(scheduled_s, most, tick)
+        if has_chunks and (tokens or not num_decode):
+            num_decode += sum([_decodes_next(live) for live, _ in batch.chunks])
+        if tokens:
+            launch_s = launches.whole_s if tokens + num_decode > most else launches.parts_s
+        elif has_chunks and num_decode:
+            launch_s = launches.graph_s
+        else:
+            return False
+        ended_s = timeline.ended_at(now)
+        late_s = scheduled_s + launch_s - ended_s
+        if late_s <= timeline.late_s:
+            return False
+        timeline.report_late(late_s, scheduled_s, ended_s)
+        return True
+
+    def _next_prompt_tokens(self, seen_s: float, enough: int, tick: int) -> int:
+        """Prompt tokens that the next iteration computes, counted until they exceed `enough`."""
+        batch, queue, tokens = self._batch, self._queue, 0
+        for live in batch.prefilling.values():
+            tokens += live.target_tokens - live.computed_tokens
+        for _, _, live in queue.entries:
+            if tokens > enough:
+                break
+            if live.stage is WAITING and not live.swapped_tokens:
+                chunk = self._admissible_tokens(live, tokens, tick)
+                if not chunk:
+                    break
+                tokens += chunk
+        else:
+            for live in queue.inbox:
+                if live.ready_s <= seen_s and not live.swapped_tokens and tokens <= enough:
+                    tokens += self._admissible_tokens(live, tokens, tick)
+        return min(tokens, batch.max_num_batched_tokens - len(batch.decoding))
+
+    def _admissible_tokens(self, live: Live, tokens: int, tick: int) -> int:
+        """Prompt tokens of a waiting request that the next iteration computes beside `tokens` others."""
+        batch = self._batch
+        kv, prefixes = batch.kv, batch.prefixes
+        if len(batch.decoding) + len(batch.prefilling) >= batch.max_num_seqs:
+            return 0
+        left = live.target_tokens
+        if prefixes is not None and live.prefix:
+            left -= prefixes.hit_blocks(live, tick) * kv.block
+        chunk = min(left, batch.max_num_batched_tokens - len(batch.decoding) - tokens)
+        return chunk if kv.can_tick(tick, -(-(tokens + chunk) // kv.block) + kv.watermark) else 0
+
+
+def _decodes_next(live: Live) -> bool:
+    """Whether a request with a chunk of its prompt in this iteration decodes in the next one."""
+    is_computed = live.computed_tokens >= live.target_tokens
+    return is_computed and live.decode_replica < 0 and live.generated_tokens + 1 < live.output_tokens

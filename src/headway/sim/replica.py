@@ -85,7 +85,7 @@ class Replica:
 
     __slots__ = (
         "_api_server", "_cancelling", "_events", "_kernel", "_listener", "_makes_first_token", "_pausing",
-        "_sends_first_token",
+        "_reports_late", "_sends_first_token",
         "_undecided", "batch", "id", "is_up", "max_num_waiting", "max_request_tokens", "placed", "response_s",
         "scheduler", "timeline", "transit", "view",
     )  # fmt: skip
@@ -102,10 +102,11 @@ class Replica:
         self.batch = batch = Batch(
             id, pool, resources.kv_blocks, host, queue, recorder, run.seed, resources.new_adapter_slots()
         )
-        self.timeline = timeline = Timeline(self, batch, resources.line, kernel, recorder.stretches)
+        self._reports_late = late = resources.reports_late
+        self.timeline = timeline = Timeline(self, batch, resources.line, kernel, recorder.stretches, late)
         self.placed = PlacedRequests(batch, kernel.changes)
         self.transit = InTransit(batch, timeline, self.placed)
-        self.scheduler = EngineScheduler(pool.engine, kernel, timeline, self.transit, run.is_exact)
+        self.scheduler = EngineScheduler(pool.engine, kernel, timeline, self.transit, run.is_exact, resources)
         self.view = SimulatedView(resources, kernel, timeline, self.transit, run.pacer, run.network, combo, goodput_rps)
         self.response_s = pool.engine.response_overhead_s
         self._api_server = ApiServer(pool.engine.token_overhead_s)
@@ -234,11 +235,19 @@ class Replica:
     # At a boundary.
 
     def wake(self, now: float, version: int) -> None:
-        """Handle boundary `k_end`, unless the replica has gone to sleep again since `version`."""
+        """Handle boundary `k_end`, unless the replica has gone to sleep again since `version`, or the engine launches
+        the next iteration before it reports this one."""
         timeline = self.timeline
         if version != timeline.version:
             return
         batch = self.batch
+        if (
+            self._reports_late
+            and batch.prefill_tokens_left
+            and not timeline.is_settled
+            and self.scheduler.launches_first(now)
+        ):
+            return
         k = timeline.k_end
         if timeline.advances:
             if timeline.api_server is not None and k > timeline.k:
@@ -292,7 +301,7 @@ class Replica:
             if live.computed_tokens < live.target_tokens:
                 continue
             if live.decode_replica < 0 or self._makes_first_token:
-                live.prefill_end_s = now
+                live.prefill_end_s = self.timeline.ended_at(now)
                 if self.timeline.api_server is not None:
                     self._api_server.add(now)
                 live.generated_tokens += 1
@@ -310,7 +319,7 @@ class Replica:
                 self._listener.on_prompt_computed(live, now)
 
     def _sent_s(self, live: Live, now: float) -> float:
-        """Time at which the client receives a token of the iteration that ends now."""
+        """Time at which the client receives a token of the iteration that is reported now."""
         return now + live.response_s + self._api_server.late_s
 
     def _sends_first(self, live: Live) -> bool:
@@ -336,7 +345,7 @@ class Replica:
             if live.move is not None:
                 live.move.abandon(now, MoveOutcome.ENDED)
             batch.stop_decode(live)
-            batch.write_segment(live, now, Cause.FINISHED)
+            batch.write_segment(live, self.timeline.ended_at(now), Cause.FINISHED)
             self.placed.uncount(live)
             live.response_s += self._api_server.late_s
             self._listener.on_finished(live, now)

@@ -14,9 +14,10 @@ from headway.perf.engine_times import PoolTimes
 from headway.perf.hosted import hosted_line
 from headway.perf.power import replica_power
 from headway.perf.speculation import step_model
+from headway.perf.step import most_graph_tokens
 from headway.sim.adapter_slots import AdapterSlots, LoadTimes
 from headway.sim.host_memory import HostMemory
-from headway.sim.timeline import Line
+from headway.sim.timeline import Launches, Line
 
 
 class PoolResources:
@@ -26,11 +27,22 @@ class PoolResources:
     def __init__(self, pool: Pool, line: Line) -> None:
         self.pool, self.line = pool, line
         self.times = PoolTimes(pool, line)
+        self.reports_late = bool(pool.engine.schedule_lag) and pool.parallel.tp * pool.parallel.pp == 1
+        """Whether the process that reports an iteration's outputs launches the next one first. Engines on several GPUs
+        have other processes for launches."""
 
     @cached_property
     def kv_blocks(self) -> int:
         """KV blocks of one replica."""
         return kv_blocks(self.pool)
+
+    @cached_property
+    def launches(self) -> Launches:
+        """Launch times of iterations."""
+        engine = self.pool.engine
+        most = most_graph_tokens(engine, self.pool.parallel)
+        parts_s, whole_s = (self.line(0, 0, [(tokens, 0)], 0, 0)[1] for tokens in (1, most + 1))
+        return Launches(engine.launch_overhead_s, parts_s, whole_s, most)
 
     @cached_property
     def new_host_memory(self) -> Callable[[], HostMemory]:

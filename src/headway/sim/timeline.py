@@ -8,7 +8,7 @@ boundary. Reads in between see the complete iterations and do not end the epoch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf, sqrt
+from math import inf, nextafter, sqrt
 from typing import Final, Protocol
 
 from headway.control.recorder import Table
@@ -21,6 +21,18 @@ Line = Callable[[int, int, Sequence[tuple[int, int]], int, int], tuple[float, fl
 """The step times of a batch: see `perf.step.StepModel.line`."""
 
 
+class Launches:
+    """Seconds of the host to launch an iteration: without prompts, as one graph (`graph_s`); with prompts, of up to
+    `most_graph_tokens`, for which graphs were captured in parts (`parts_s`); and of more tokens (`whole_s`)."""
+
+    __slots__ = ("graph_s", "longest_s", "most_graph_tokens", "parts_s", "whole_s")
+
+    def __init__(self, graph_s: float, parts_s: float, whole_s: float, most_graph_tokens: int) -> None:
+        self.graph_s, self.parts_s, self.whole_s = graph_s, parts_s, whole_s
+        self.longest_s = max(graph_s, parts_s, whole_s)
+        self.most_graph_tokens = most_graph_tokens
+
+
 class Sleeper(Schedulable, Protocol):
     """A replica that the timeline wakes."""
 
@@ -31,17 +43,51 @@ class Timeline:
     """The epoch of a batch, and its events in the kernel."""
 
     __slots__ = (
-        "_batch", "_line", "_opened", "_owner", "_pack", "_push", "_put", "_undecided", "_wake", "a_s", "advances",
-        "api_server", "b_s", "is_due", "k", "k_end", "kernel", "opened_s", "slowdown", "start_s", "valid",
+        "_batch",
+        "_graph_s",
+        "_lag",
+        "_line",
+        "_opened",
+        "_owner",
+        "_pack",
+        "_push",
+        "_put",
+        "_reports_late",
+        "_seen_s",
+        "_undecided",
+        "_wake",
+        "a_s",
+        "advances",
+        "api_server",
+        "b_s",
+        "ended_s",
+        "is_due",
+        "is_settled",
+        "k",
+        "k_end",
+        "kernel",
+        "late_s",
+        "least_launch_s",
+        "next_s",
+        "slowdown",
+        "start_s",
+        "valid",
         "version",
     )  # fmt: skip
 
-    def __init__(self, owner: Sleeper, batch: Batch, line: Line, kernel: Kernel, stretches: Table) -> None:
+    def __init__(
+        self, owner: Sleeper, batch: Batch, line: Line, kernel: Kernel, stretches: Table, reports_late: bool = False
+    ) -> None:
+        """`reports_late`: the engine launches an iteration before it reports the one before: see `report_late`."""
         self._owner, self._wake, self._batch = owner, owner.wake, batch
         self.kernel = kernel
         self._push, self._undecided = kernel.push, kernel.undecided
         self._pack, self._put = stretches.pack, stretches.write
         self._line = line
+        self._lag, self._reports_late = bool(batch.engine.schedule_lag), reports_late
+        self._graph_s = batch.engine.launch_overhead_s
+        self.least_launch_s = 0.0
+        """The shortest launch, for which the report of an iteration with prompts waits at least."""
         self.slowdown = 1.0
         """Factor on the times of `line`, from the next epoch on."""
         self.api_server: ApiServer | None = None
@@ -52,7 +98,13 @@ class Timeline:
         self.reset()
 
     def reset(self) -> None:
-        self.opened_s = self.start_s = self.a_s = self.b_s = 0.0
+        self.start_s = self.a_s = self.b_s = 0.0
+        self.next_s = 0.0
+        """When the engine schedules the epoch's second iteration: see `scheduled_s`."""
+        self.late_s = self.ended_s = self._seen_s = 0.0
+        """How long after its end at `ended_s` the engine reports the last iteration: see `report_late`."""
+        self.is_settled = False
+        """Whether `late_s` is final."""
         self.valid: int | None = None
         """Boundary until which `a_s` and `b_s` hold; None = any."""
         self.k = self.k_end = 0
@@ -67,11 +119,17 @@ class Timeline:
         if self.k:
             self._put(self._pack(*self._opened, self.k))
         batch = self._batch
-        self.opened_s = now
+        has_prompts, is_idle, late_s, scheduled_s, start_s = batch.chunk_tokens > 0, not self.k, self.late_s, now, now
+        if has_prompts and self._lag:
+            scheduled_s = self.scheduled_s(now)
+        if late_s:
+            start_s, self.late_s, self.is_settled = self.ended_s, 0.0, False
         if batch.stall_s:
-            now += batch.stall_s
+            start_s += batch.stall_s
             batch.stall_s = 0.0
-        self.start_s = now
+        if start_s < now and not has_prompts:
+            start_s = now  # a graph is launched whole
+        self.start_s, self.next_s = start_s, now
         self.k = num_decode = context = 0
         batch.is_changed = False
         tick = batch.tick
@@ -81,6 +139,9 @@ class Timeline:
         a_s, b_s, self.valid = self._line(
             num_decode, context, batch.chunk_shapes, batch.window_tokens, batch.num_growing
         )
+        launch_s, is_next_launched = 0.0, False
+        if has_prompts:
+            launch_s, b_s = b_s, 0.0
         if batch.speculation is not None and num_decode:
             if batch.speculation.resize(num_decode):
                 batch.redraft(batch.speculation)
@@ -88,11 +149,26 @@ class Timeline:
         if self.slowdown != 1.0:
             a_s *= self.slowdown
             b_s *= self.slowdown
+        if launch_s:
+            launched_s = scheduled_s + launch_s
+            if launched_s - start_s > a_s:
+                a_s = launched_s - start_s
+            if is_idle and self._lag:  # an idle engine takes as long to launch this one and the next
+                self.next_s = launched_s - self._graph_s
+            elif self._reports_late:
+                is_next_launched = num_decode > 0
+                if launched_s > now:
+                    self.next_s = launched_s
+        if late_s and start_s + a_s < now:  # other prompts than those for which the report waited
+            self.start_s = start_s = self.ended_s
+            a_s = late_s
+            while start_s + a_s < now:
+                a_s = nextafter(a_s, inf)
         self.a_s, self.b_s = a_s, b_s
         self._opened = (
             batch.replica,
             tick,
-            now,
+            start_s,
             a_s,
             b_s,
             num_decode,
@@ -100,6 +176,45 @@ class Timeline:
             context,
             batch.num_waiting,
         )
+        if is_next_launched and (wait_s := self.next_s + self.least_launch_s - (start_s + a_s)) > 0.0:
+            self.ended_s, self.late_s, self._seen_s = start_s + a_s, wait_s, self.next_s
+            self.start_s += wait_s
+
+    def scheduled_s(self, now: float) -> float:
+        """When the engine scheduled the iteration that follows boundary `k_end`, which is reported `now`.
+
+        An engine that schedules ahead does so when it has reported the iteration before the one that ends then.
+        """
+        if self.late_s:
+            return self._seen_s
+        k = self.k_end
+        if not self._lag or not k:
+            return now
+        return self.next_s if k == 1 else boundary_s(self.start_s, self.a_s, self.b_s, k - 1)
+
+    def ended_at(self, now: float) -> float:
+        """When the iteration ended that is reported now."""
+        return self.ended_s if self.late_s else now
+
+    def report_late(self, late_s: float, scheduled_s: float, ended_s: float) -> None:
+        """Let the engine report the iteration that ended at `ended_s`, boundary `k_end`, `late_s` later: it launches
+        the next one first, which it scheduled at `scheduled_s`.
+
+        Until then the iteration counts as incomplete for everything outside: its boundary is moved to the report.
+        """
+        batch, n = self._batch, self.k_end - 1 - self.k
+        if n > 0 and self.advances:
+            if self.api_server is not None:
+                self.send(self.api_server, self.k + n)
+            batch.advance(n)
+        self.k = self.k_end - 1
+        batch.is_changed = True  # the next epoch begins now
+        self.start_s += late_s - self.late_s
+        self.late_s, self.ended_s, self._seen_s, self.is_settled = late_s, ended_s, scheduled_s, True
+        time_s = ended_s + late_s
+        while boundary_s(self.start_s, self.a_s, self.b_s, self.k_end) < time_s:
+            self.start_s = nextafter(self.start_s, inf)
+        self._push((time_s, FINISH, batch.replica, self.version, self._wake, self.version))
 
     def close(self) -> None:
         """Record the current epoch if it has a complete iteration."""
@@ -175,9 +290,12 @@ class Timeline:
     # When to decide again.
 
     def wake_by(self, now: float, num_later: int = 0) -> None:
-        """Decide at the first boundary from `now` on, or `num_later` boundaries after it."""
+        """Decide at the first boundary from `now` on, or `num_later` boundaries after it: ahead of the engine's
+        schedule."""
         if self.k == self.k_end:
             self.request_decision()
+        elif num_later and not self.k and now <= self.next_s:
+            self.sleep_until(1)
         elif self.k_end - self.k > 1:
             k = first_boundary_at(self.start_s, self.a_s, self.b_s, now, self.k + 1, self.k_end) + num_later
             if k < self.k_end:

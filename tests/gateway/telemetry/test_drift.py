@@ -32,7 +32,7 @@ TIMES = catalog.coefficients(POOL.gpu.name, POOL.engine.name)
 
 
 def slowed(prefill: float, decode: float) -> Callable[[Pool], Line]:
-    """Step times of an engine whose prompts and decoding take so many times as long."""
+    """Step times of an engine whose prompts, and their launches, and decoding take so many times as long."""
 
     def line_of(pool: Pool) -> Line:
         model = StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, TIMES)
@@ -44,7 +44,7 @@ def slowed(prefill: float, decode: float) -> Callable[[Pool], Line]:
             if not chunks:
                 return a_s * decode, b_s * decode, iterations
             alone_s = model.line(num, context, (), window)[0] if num else 0.0
-            return decode * alone_s + prefill * (a_s - alone_s), b_s, iterations
+            return decode * alone_s + prefill * (a_s - alone_s), prefill * b_s, iterations
 
         return line
 
@@ -238,7 +238,9 @@ def test_a_gateway_that_stands_still_blames_no_engine() -> None:
         delay.add((i * every_s, stall_s) for i in range(200))
         drift = PredictionDrift(served, late_s=delay.at) if knows else PredictionDrift(served)
         now = observed(1.0, 4.0, drift, seen_s=seen_s)
-        told[knows] = (ratio := drift.ratio(0, now)) is not None and bool(ratio.drift)
+        ratio = drift.ratio(0, now)
+        assert ratio is not None
+        told[knows] = ratio.correction is not None or bool(ratio.drift)
     assert told == {True: False, False: True}
 
 

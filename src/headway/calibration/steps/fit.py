@@ -64,13 +64,13 @@ class SpanTimes:
     def __init__(self, spans: Sequence[Span], pool: Pool) -> None:
         self.measured_s = np.array([span.seconds for span in spans])
         self._pool = pool
-        every = [(i, one) for i, span in enumerate(spans) for one in span.iterations]
-        plain = [(i, one) for i, one in every if not one.chunks]
+        mixed = {i for i, span in enumerate(spans) if any(one.chunks for one in span.iterations)}
+        plain = [(i, one) for i, span in enumerate(spans) if i not in mixed for one in span.iterations]
         self._owner = np.array([i for i, _ in plain], dtype=int)
         self._batches, self._batch = np.unique([one.decodes for _, one in plain], return_inverse=True)
         self._context = np.array([float(one.context_tokens) for _, one in plain])
         self._is_equal = np.array([spans[i].has_equal_contexts for i, _ in plain], dtype=bool)
-        self._mixed = [(i, one) for i, one in every if one.chunks]
+        self._mixed = [(i, spans[i].iterations) for i in sorted(mixed)]
 
     @property
     def have_both(self) -> bool:
@@ -91,9 +91,33 @@ class SpanTimes:
             token = np.array([model.line(int(num), 1_000_000)[0] for num in self._batches])
             read_s = self._context * (token - base)[self._batch] / 1e6
             np.add.at(found, self._owner, base[self._batch] + np.where(self._is_equal, read_s / equal_gain, read_s))
-        for i, one in self._mixed:
-            found[i] += model.line(one.decodes, one.context_tokens, one.chunks)[0]
+        for i, iterations in self._mixed:
+            steps = []
+            for one in iterations:
+                gpu_s, prompts_s, _ = model.line(one.decodes, one.context_tokens, one.chunks)
+                steps.append((gpu_s, prompts_s if one.chunks else 0.0))
+            found[i] = span_s(steps, pool)
         return found
+
+
+def span_s(steps: Sequence[tuple[float, float]], pool: Pool) -> float:
+    """Seconds from the start of a span to its end. `steps`: of each iteration, seconds of the GPU, and of the host to
+    launch its prompts.
+
+    As in `sim.timeline`: an engine that schedules ahead launches an iteration once it has reported the one before the
+    last, and reports the last one after it. A span that begins with prompts begins with an idle engine.
+    """
+    if not pool.engine.schedule_lag:
+        return sum(max(each) for each in steps)
+    launch_s, reports_late = pool.engine.launch_overhead_s, pool.parallel.tp * pool.parallel.pp == 1
+    scheduled_s, end_s = 0.0, steps[0][0]
+    if prompts_s := steps[0][1]:
+        scheduled_s, end_s = prompts_s - launch_s, max(end_s, prompts_s)
+    for gpu_s, prompts_s in steps[1:]:
+        launched_s = scheduled_s + (prompts_s or launch_s)
+        scheduled_s = max(end_s, launched_s) if reports_late else end_s
+        end_s = max(end_s + gpu_s, launched_s) if prompts_s else scheduled_s + gpu_s
+    return max(end_s, scheduled_s + launch_s) if steps[-1][1] and reports_late else end_s
 
 
 def fit_steps(spans: Sequence[Span], pool: Pool, known: Coefficients) -> StepFit:

@@ -115,13 +115,14 @@ class _UnloadedReplica:
         """Maximum number of tokens of a sequence in an iteration."""
 
     def prefill_s(self, tokens: float) -> float:
-        left, before, total_s = max(int(tokens), 1), 0, 0.0
+        left, before, total_s, launch_s = max(int(tokens), 1), 0, 0.0, 0.0
         most = self.engine.max_num_batched_tokens if self.engine.batching == "chunked" else left
         while left > 0:
             chunk = min(left, most)
-            total_s += self.line(0, 0, [(chunk, before)])[0]
+            step_s, chunk_launch_s, _ = self.line(0, 0, [(chunk, before)])
+            total_s, launch_s = total_s + step_s, max(launch_s, chunk_launch_s)
             left, before = left - chunk, before + chunk
-        return total_s
+        return max(total_s, launch_s)
 
     def decode_s(self, context_tokens: float) -> float:
         """Seconds of one token of a request that runs alone; 0 for a negative context, which means that the token does

@@ -14,6 +14,7 @@ from headway.catalog.coefficients import Coefficients
 from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf import memory
 from headway.perf.speculation import step_model
+from headway.perf.step import launched_s
 from headway.planning.combos.problem import DEFAULT_NETWORK_BYTES_PER_S, GpuCombo, Group, ServiceSlo, WorkloadPattern
 
 
@@ -36,7 +37,7 @@ class InstanceSpeed:
         budget = max(1, self.engine.max_num_batched_tokens // num)
         while left > 0:
             chunk = min(left, budget)
-            total_s += self.line(0, 0, [(chunk, before)] * num)[0]
+            total_s += launched_s(self.line(0, 0, [(chunk, before)] * num))
             left, before = left - chunk, before + chunk
         return total_s
 

@@ -16,6 +16,7 @@ from headway import catalog
 from headway.core.fleet import Parallel
 from headway.forecast.methods import make
 from headway.perf.speculation import step_model
+from headway.perf.step import launched_s
 from headway.planning.regions.problem import InstanceKind, PresentInstances, RegionProblem
 from headway.planning.regions.search import plan
 from headway_papers.reproduce.tasks import Measurement
@@ -73,7 +74,7 @@ def _profiles(path: Path) -> dict[tuple[str, str, str], tuple[Floats, Floats]]:
             catalog.model(model), catalog.gpu(gpu), catalog.engine("vllm-v0"), Parallel(tp=int(GPUS_OF_INSTANCE))
         )
         measured = np.array([[median(column) for column in zip(*times, strict=True)] for times in by_shape.values()])
-        prefill = [steps.line(0, 0, [(prompt, 0)] * batch)[0] for prompt, batch, _ in by_shape]
+        prefill = [launched_s(steps.line(0, 0, [(prompt, 0)] * batch)) for prompt, batch, _ in by_shape]
         decode = [steps.line(batch, batch * (prompt + answer // 2))[0] for prompt, batch, answer in by_shape]
         found[model, gpu, "prefill"] = measured[:, 0], np.array(prefill)
         found[model, gpu, "decode"] = measured[:, 1], np.array(decode)
