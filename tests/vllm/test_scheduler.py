@@ -192,11 +192,11 @@ def test_requests_that_leave_the_queue_are_gone() -> None:
     assert list(one.waiting) == [three[0]] == [one.waiting.pop_request()] and not one.waiting
 
 
-@pytest.mark.parametrize("version", ["0.31.2", "0.33.0", "0.320.1", "1.0"])
+@pytest.mark.parametrize("version", ["0.31.2", "0.34.0", "0.320.1", "1.0"])
 def test_unknown_version_of_vllm_is_refused(version: str) -> None:
     with vllm_stand_in.installed(version), pytest.raises(HeadwayError) as caught:
         scheduler("fcfs", ENGINES["seats"])
-    assert str(caught.value) == f"vLLM {version}: headway.vllm.Scheduler knows the scheduler of vLLM 0.32"
+    assert str(caught.value) == f"vLLM {version}: headway.vllm.Scheduler knows the scheduler of vLLM 0.32, 0.33"
 
 
 @pytest.mark.usefixtures("vllm")
