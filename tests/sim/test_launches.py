@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headway import catalog
+from headway import catalog, scenario
 from headway.calibration.steps.fit import span_s
+from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
 from headway.core.fleet import Engine, Fleet, Parallel, Pool
 from headway.policies.resolve import ordering, router
@@ -137,3 +139,22 @@ def test_a_span_is_no_shorter_than_its_work_and_no_longer_than_in_turn(steps: li
     in_turn = replace(pool, engine=replace(pool.engine, schedule_lag=0))
     found_s = span_s(steps, pool)
     assert max(sum(a for a, _ in steps), sum(b for _, b in steps)) - 1e-9 <= found_s <= span_s(steps, in_turn) + 1e-9
+
+
+@pytest.mark.parametrize("engine", ["vllm-0.25", "sglang"])
+@pytest.mark.parametrize("rate", [6.0, 12.0])
+def test_prompts_with_cached_prefixes_where_memory_is_short(engine: str, rate: float) -> None:
+    """The next iteration is looked up in the prefix cache while requests that end now are still in it."""
+    pool = {"model": "qwen3-30b-a3b", "gpu": "h100", "engine": engine, "replicas": 1, "kv_capacity_tokens": 60_000}
+    document = {
+        "workload": {"builtin": "shared-prefix", "num_requests": 80, "arrivals": rate},
+        "fleet": [pool],
+        "policies": {"routing": "headway", "ordering": "fcfs"},
+    }
+    stretch, exact = (
+        scenario.run(scenario.assemble({**document, "simulation": {"step": step}}, Places(), Path())).records
+        for step in ("stretch", "exact")
+    )
+    assert len(stretch.requests["end_s"]) == 80
+    for name, column in stretch.requests.items():
+        assert np.allclose(column, exact.requests[name], rtol=0, atol=1e-9, equal_nan=True), name

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from headway.control.live import WAITING, Live
 from headway.core.fleet import Engine
+from headway.sim.batch import Batch
 from headway.sim.batching import BATCHING_RULES
 from headway.sim.in_transit import InTransit
 from headway.sim.kernel import COMMAND, Kernel
@@ -180,7 +181,7 @@ class EngineScheduler:
         has_chunks, tick = batch.chunk_tokens > 0, batch.tick
         if timeline.advances:
             tick += timeline.k_end - timeline.k
-        if not has_chunks and (not batch.checks or batch.checks[0][0] > tick):
+        if not has_chunks and (not batch.checks or batch.checks[0][0] > tick or not _has_check(batch, tick)):
             return False
         if launches is None:
             launches = self._launches = self._launched.launches
@@ -234,9 +235,21 @@ class EngineScheduler:
             return 0
         left = live.target_tokens
         if prefixes is not None and live.prefix:
-            left -= prefixes.hit_blocks(live, tick) * kv.block
+            # The cache is that before this iteration, which views read, too: it does not go back in time.
+            left -= prefixes.hit_blocks(live, tick - 1 if self._timeline.advances else tick) * kv.block
         chunk = min(left, batch.max_num_batched_tokens - len(batch.decoding) - tokens)
         return chunk if kv.can_tick(tick, -(-(tokens + chunk) // kv.block) + kv.watermark) else 0
+
+
+def _has_check(batch: Batch, tick: int) -> bool:
+    """Whether a running request has a check at this tick or before. Drops those of requests that have left."""
+    checks = batch.checks
+    while checks and checks[0][0] <= tick:
+        at_tick, _, live = checks[0]
+        if live.check_tick == at_tick and live.replica == batch.replica:
+            return True
+        heappop(checks)
+    return False
 
 
 def _decodes_next(live: Live) -> bool:
