@@ -143,6 +143,21 @@ def kinked(pool: Pool, kink_tokens: int = 400) -> Line:
     return line
 
 
+def launched(pool: Pool) -> Line:
+    """Prompts whose launch takes as long as the iteration, or twice as long."""
+    gpu = sloped(pool)
+
+    def line(
+        num_decode: int, context: int, chunks: Sequence[tuple[int, int]] = (), *window: int
+    ) -> tuple[float, float, int | None]:
+        a_s, b_s, iterations = gpu(num_decode, context, chunks, *window)
+        if not chunks:
+            return a_s, b_s, iterations
+        return a_s, 0.03 if num_decode + sum(tokens for tokens, _ in chunks) > 60 else 0.012, 1
+
+    return line
+
+
 # What arrives.
 
 
@@ -415,6 +430,7 @@ _pools = st.builds(
     kv_keep_s=st.sampled_from((0.0, 0.0, 0.5, 3.0)),
     kv_keep_share=st.sampled_from((0.1, 0.5, 1.0)),
     schedule_lag=st.sampled_from((0, 0, 1)),
+    launch_overhead_s=st.sampled_from((0.0, 0.003, 0.02)),
     request_overhead_s=st.sampled_from((0.0, 0.0, 0.0, 0.0625)),
     tokenize_s_per_token=st.sampled_from((0.0, 0.0, 2e-4)),
     response_overhead_s=st.sampled_from((0.0, 0.0, 0.0, 0.03125)),
@@ -606,7 +622,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         until_s=draw(st.sampled_from((None, None, None, 1.0))),
         scrape=draw(_scrapes),
         concurrency=draw(st.one_of(st.none(), st.none(), st.integers(1, 10))),
-        line=draw(st.sampled_from((sloped, sloped, kinked, None))),
+        line=draw(st.sampled_from((sloped, kinked, launched, launched, None))),
         seed=draw(st.integers(0, 3)),
         migration=draw(_migrations),
         admission=draw(st.sampled_from((None, None, Patient))),
