@@ -29,6 +29,8 @@ MODULES = {
     "vllm.v1.core.sched.interface": ("PauseState",),
     "vllm.v1.core.sched.output": ("SchedulerOutput",),
     "vllm.v1.core.sched.request_queue": ("SchedulingPolicy",),
+    "vllm.v1.metrics": (),
+    "vllm.v1.metrics.stats": ("SchedulerStats",),
     "vllm.v1.request": ("Request",),
 }
 
@@ -111,6 +113,11 @@ class KvCache:
 
     def release(self, id: str) -> None:
         self.free += self.held.pop(id, 0)
+
+
+class SchedulerStats:
+    def __init__(self) -> None:
+        self.num_kv_fetch_reqs_by_stage: dict[str, int] = {}
 
 
 class AsyncScheduler:
@@ -204,8 +211,8 @@ class AsyncScheduler:
         del self.requests[request.request_id]
         self.kv_cache_manager.release(request.request_id)
 
-    def make_stats(self) -> SimpleNamespace | None:
-        return SimpleNamespace(num_kv_fetch_reqs_by_stage={}) if self.log_stats else None
+    def make_stats(self) -> SchedulerStats | None:
+        return SchedulerStats() if self.log_stats else None
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import vllm_stand_in
 from headway.core.errors import HeadwayError
 from headway.core.request import Request
 from headway.core.view import RequestView
+from headway.vllm.counts import passed_on
 from headway.vllm.settings import VARIABLE
 from iterations import BLOCK, ORDERINGS, Engine, Iterations, arrivals, described, simulated
 from vllm_stand_in import ANSWER, END
@@ -192,11 +194,25 @@ def test_requests_that_leave_the_queue_are_gone() -> None:
     assert list(one.waiting) == [three[0]] == [one.waiting.pop_request()] and not one.waiting
 
 
-@pytest.mark.parametrize("version", ["0.31.2", "0.34.0", "0.320.1", "1.0"])
+@pytest.mark.parametrize("version", ["0.24.0", "0.34.0", "0.320.1", "1.0"])
 def test_unknown_version_of_vllm_is_refused(version: str) -> None:
     with vllm_stand_in.installed(version), pytest.raises(HeadwayError) as caught:
         scheduler("fcfs", ENGINES["seats"])
-    assert str(caught.value) == f"vLLM {version}: headway.vllm.Scheduler knows the scheduler of vLLM 0.32, 0.33"
+    known = "0.25, 0.26, 0.27, 0.28, 0.29, 0.30, 0.31, 0.32, 0.33"
+    assert str(caught.value) == f"vLLM {version}: headway.vllm.Scheduler knows the scheduler of vLLM {known}"
+
+
+@pytest.mark.usefixtures("vllm")
+def test_before_032_counts_go_with_those_of_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So an engine with adapters is refused there: their names would be among the adapters."""
+    one = scheduler("fcfs", ENGINES["seats"])
+    stats = SimpleNamespace(waiting_lora_adapters={})
+    assert passed_on(stats) is stats.waiting_lora_adapters
+    monkeypatch.setattr(type(one), "lora_config", object())
+    scheduler("fcfs", ENGINES["seats"])
+    monkeypatch.setattr(sys.modules["headway.vllm.scheduler"], "SchedulerStats", lambda: stats)
+    with pytest.raises(HeadwayError, match=r"vLLM 0\.32\.0 with LoRA: .* expects 0\.32 or later"):
+        scheduler("fcfs", ENGINES["seats"])
 
 
 @pytest.mark.usefixtures("vllm")

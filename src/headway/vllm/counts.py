@@ -6,12 +6,20 @@ When the scheduler passes the counts on, `TIER` is followed by a slash and the t
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 FAILURES = "headway:ordering_failures"
 BLOCKS_USED = "headway:kv_blocks_used"
 BLOCKS_TOTAL = "headway:kv_blocks_total"
 BLOCKS_DEMANDED = "headway:kv_blocks_demanded"
 TIER = "headway:requests"
+
+
+def passed_on(stats: Any) -> dict[str, int]:
+    """The counts in vLLM's `SchedulerStats` to which the scheduler adds its own. Before vLLM 0.32 these are the waiting
+    requests by LoRA adapter, which only engines with adapters publish."""
+    known: dict[str, int] | None = getattr(stats, "num_kv_fetch_reqs_by_stage", None)
+    return stats.waiting_lora_adapters if known is None else known
 
 
 class TierCounts:

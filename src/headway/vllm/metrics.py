@@ -2,6 +2,7 @@
 
 The scheduler and `/metrics` are in different processes. The scheduler's counts are sent in vLLM's `SchedulerStats`, as
 additional entries of the counts of KV fetches by stage. Other readers of these entries look only for vLLM's own stages.
+Before vLLM 0.32, which counts no such fetches, they are entries of another map: see `counts.passed_on`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
 from headway.policies import resolve
 from headway.vllm import settings
-from headway.vllm.counts import BLOCKS_DEMANDED, BLOCKS_TOTAL, BLOCKS_USED, FAILURES, TIER
+from headway.vllm.counts import BLOCKS_DEMANDED, BLOCKS_TOTAL, BLOCKS_USED, FAILURES, TIER, passed_on
 
 _SCHEDULER = "headway.vllm.Scheduler"
 _HELP = {
@@ -45,7 +46,7 @@ class StatLogger(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM is not 
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         if self._name and scheduler_stats is not None:
-            self._publish(scheduler_stats.num_kv_fetch_reqs_by_stage, engine_idx)
+            self._publish(passed_on(scheduler_stats), engine_idx)
 
     def _publish(self, counts: Mapping[str, int], engine: int) -> None:
         if FAILURES not in counts:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from inspect import signature
 from typing import Any
 
 from vllm.logger import init_logger
@@ -18,9 +19,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request
 
 import vllm
+from headway.core.errors import HeadwayError
 from headway.vllm import counts, settings
 from headway.vllm.counts import TierCounts
 from headway.vllm.ranking import RankedQueue, Ranking
@@ -39,6 +42,8 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         settings.require_known(vllm.__version__)
         super().__init__(*args, **kwargs)
         config = self.vllm_config
+        if self.lora_config is not None and not hasattr(SchedulerStats(), "num_kv_fetch_reqs_by_stage"):
+            raise HeadwayError(f"vLLM {vllm.__version__} with LoRA: headway.vllm.Scheduler expects 0.32 or later")
         parser = config.reasoning_config
         self.headway = settings.read(
             config.additional_config,
@@ -56,7 +61,13 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         """Preempted requests with tokens still being generated."""
         self.policy = SchedulingPolicy.FCFS  # requests are preempted from the end of `running`
         self.waiting = RankedQueue(self.ranking)
-        self.kv_holding_waiting = RankedQueue(self.ranking)
+        self._admits_from_both = hasattr(self, "skipped_waiting")
+        """Whether vLLM admits requests from the queue of those that waited for more than a batch slot and KV blocks,
+        too, as it did before 0.31."""
+        setattr(self, "skipped_waiting" if self._admits_from_both else "kv_holding_waiting", RankedQueue(self.ranking))
+        self._drops_late = "drop_stale_output" in signature(AsyncScheduler._preempt_request).parameters
+        """Whether tokens that come after their request was preempted may be dropped; since vLLM 0.27."""
+        self._takes = set(signature(self.kv_cache_manager.coordinator.get_num_blocks_to_allocate).parameters)
         logger.info("Headway orders requests by %s", ordering)
 
     def _log_failure(self, name: str, error: Exception) -> None:
@@ -83,10 +94,11 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
+            passed_on = counts.passed_on(stats)
             pool = self.kv_cache_manager.block_pool
             total = pool.num_gpu_blocks - 1  # one block is vLLM's own
             head: Request = self.waiting.peek_request() if self.waiting else None
-            stats.num_kv_fetch_reqs_by_stage |= {
+            passed_on |= {
                 counts.FAILURES: self.ranking.num_failures,
                 counts.BLOCKS_USED: total - pool.get_num_free_blocks(),
                 counts.BLOCKS_TOTAL: total,
@@ -110,6 +122,14 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
                 self._displace(free)
         return super().schedule(*args, **kwargs)
 
+    def _select_waiting_queue_for_scheduling(self) -> RankedQueue | None:
+        """The queue whose first request ranks first; before vLLM 0.31, which has one queue to admit from."""
+        first, second = self.waiting, self.skipped_waiting
+        if not (first and second):
+            return first or second or None
+        heads = [queue.peek_request() for queue in (first, second)]
+        return second if self.ranking.ordered(heads)[0] is heads[1] else first
+
     def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         if not self.ranking.counts_tokens:
             return super().update_from_output(scheduler_output, *args, **kwargs)
@@ -120,17 +140,17 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         return outputs
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        self.ranking.preempted(request.headway, bool(request.num_in_flight_tokens))
-        if request.num_in_flight_tokens:
+        is_late = getattr(request, "num_in_flight_tokens", request.num_output_placeholders) > 0
+        self.ranking.preempted(request.headway, is_late)
+        if is_late:
             self._late.append(request)
         super()._preempt_request(request, *args, **kwargs)
 
     def _end_lateness(self) -> None:
         """Handle preempted requests whose pending tokens may all have arrived."""
         for request in self._late:
-            if not request.num_stale_output_tokens:
-                request.headway.is_late = False
-        self._late = [request for request in self._late if request.num_stale_output_tokens]
+            request.headway.is_late = _num_late(request) > 0
+        self._late = [request for request in self._late if request.headway.is_late]
 
     # Preemption by rank.
 
@@ -148,8 +168,10 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         """Preempt running requests that rank behind waiting requests, if the waiting requests can then start in this
         step. `free`: number of blocks that running requests leave free.
         """
-        seats = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
-        seats -= len(self.kv_holding_waiting)
+        most = self.max_num_running_reqs if self._admits_from_both else self.max_num_active_reqs
+        seats = most - len(self.running) - self.num_waiting_for_streaming_input
+        if not self._admits_from_both:
+            seats -= len(self.kv_holding_waiting)
         budget = self._budget_left()
         running: list[Request] | None = None
         passed: list[Request] = []
@@ -180,7 +202,7 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         Returns the slots, blocks and tokens of this step's budget that are then free.
         """
         behind = self.ranking.behind(head, running)
-        if self.connector is not None:
+        if self.connector is not None and not self._admits_from_both:
             behind = [request for request in behind if self._request_blocks_can_be_freed(request)]
         if not behind:
             return None
@@ -194,15 +216,21 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
             tokens += self._tokens_of_next_step(victim)
             running.remove(victim)
             self.running.remove(victim)
-            self._preempt_request(victim, time.monotonic(), drop_stale_output=self.requires_kv_delivery)
+            if self._drops_late:
+                self._preempt_request(victim, time.monotonic(), drop_stale_output=self.requires_kv_delivery)
+            else:
+                self._preempt_request(victim, time.monotonic())
             self.prev_step_scheduled_req_ids.discard(victim.request_id)
         return num, freed, tokens
 
     def _can_start(self, request: Request) -> bool:
         """Whether a waiting request lacks only a batch slot and KV blocks to run."""
-        if not self._handle_blocked_waiting_request(request):
+        if self._admits_from_both:
+            if self._is_blocked_waiting_status(request.status):
+                return False
+        elif not self._handle_blocked_waiting_request(request):
             return False
-        if request.num_stale_output_tokens and not request.drop_stale_output:
+        if self._drops_late and request.num_stale_output_tokens and not request.drop_stale_output:
             return False
         if self.lora_config is None or request.lora_request is None:
             return True
@@ -247,18 +275,19 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         num_tokens = request.num_tokens
         if not self.scheduler_reserve_full_isl:
             num_tokens = min(num_tokens, num_hit + budget)
-        needed: int = manager.coordinator.get_num_blocks_to_allocate(
-            request_id=request.request_id,
-            num_tokens=num_tokens,
-            new_computed_blocks=hits.blocks,
-            num_encoder_tokens=0,
-            total_computed_tokens=num_hit,
-            num_local_computed_tokens=num_hit,
-            num_tokens_main_model=num_tokens,
-            apply_admission_cap=self.scheduler_reserve_full_isl,
-            prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
-        )
-        return needed + watermark
+        given: dict[str, Any] = {
+            "request_id": request.request_id,
+            "num_tokens": num_tokens,
+            "new_computed_blocks": hits.blocks,
+            "num_encoder_tokens": 0,
+            "total_computed_tokens": num_hit,
+            "num_local_computed_tokens": num_hit,
+            "num_tokens_main_model": num_tokens,
+            "apply_admission_cap": self.scheduler_reserve_full_isl,
+            "prefill_end": max(request.num_prompt_tokens, request.num_tokens - 1),  # since vLLM 0.31
+        }
+        known = {name: value for name, value in given.items() if name in self._takes}
+        return int(manager.coordinator.get_num_blocks_to_allocate(**known)) + watermark
 
     def _own_blocks(self, request: Request) -> int:
         """Blocks that become available when this request is preempted: the blocks that only it holds, and its next
@@ -266,3 +295,8 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
         own = sum(block.ref_cnt == 1 and not block.is_null for group in groups for block in group)
         return int(own) + self._new_blocks(request)
+
+
+def _num_late(request: Request) -> int:
+    """Tokens of a preempted request that are still being generated."""
+    return int(getattr(request, "num_stale_output_tokens", request.num_output_placeholders))

@@ -17,7 +17,7 @@ from headway.core.policy import Ordering, SharingOrdering
 from headway.policies import resolve
 from headway.policies.resolve import PolicyChoice
 
-VERSIONS = ("0.32", "0.33")
+VERSIONS = ("0.25", "0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
 """Releases of vLLM whose scheduler this package extends. The schedulers' methods differ between releases."""
 ORDERING, REASONING_END = "headway_ordering", "headway_reasoning_end"
 VARIABLE = "HEADWAY_ORDERING"
