@@ -203,6 +203,23 @@ def test_unknown_version_of_vllm_is_refused(version: str) -> None:
 
 
 @pytest.mark.usefixtures("vllm")
+def test_before_031_the_first_by_rank_of_both_queues_is_admitted() -> None:
+    """vLLM's own choice would admit all requests of its second queue first."""
+    one = scheduler("priority", Engine(1, 100))
+    one.skipped_waiting = type(one.waiting)(one.ranking)
+    requests = [request_of(each) for each in described([Request(id, float(id), 10, 5, tier=3 - id) for id in range(4)])]
+    for each in requests:
+        one.add_request(each)
+    for each in requests[:2]:  # tiers 3 and 2
+        one.waiting.remove_request(each)
+        one.skipped_waiting.add_request(each)
+    admitted = []
+    while (queue := one._select_waiting_queue_for_scheduling()) is not None:
+        admitted.append(queue.pop_request())
+    assert admitted == requests[::-1]
+
+
+@pytest.mark.usefixtures("vllm")
 def test_before_032_counts_go_with_those_of_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     """So an engine with adapters is refused there: their names would be among the adapters."""
     one = scheduler("fcfs", ENGINES["seats"])

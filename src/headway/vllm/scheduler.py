@@ -123,7 +123,7 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when 
         return super().schedule(*args, **kwargs)
 
     def _select_waiting_queue_for_scheduling(self) -> RankedQueue | None:
-        """The queue whose first request ranks first; before vLLM 0.31, which has one queue to admit from."""
+        """The queue whose first request ranks first. vLLM asks before 0.31; since then it admits from one queue."""
         first, second = self.waiting, self.skipped_waiting
         if not (first and second):
             return first or second or None

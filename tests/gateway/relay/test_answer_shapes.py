@@ -329,13 +329,19 @@ def test_tokens_of_several_whole_choices(inside: Inside, more: dict[str, Any], t
 def test_choices_are_not_compared_with_the_times_of_one_sequence(
     inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their tokens are counted together, so they would seem to decode as many times as fast."""
-    compared: list[Any] = []
-    monkeypatch.setattr(inside.gateway.telemetry.drift, "add", lambda *args: compared.append(args))
+    """Their tokens are counted together, so they would seem to decode as many times as fast: to the drift, and beside
+    the peers of their replica."""
+    compared: list[str] = []
+    stalls = inside.gateway._stalls
+    monkeypatch.setattr(inside.gateway.telemetry.drift, "add", lambda *args: compared.append("drift"))
+    monkeypatch.setattr(stalls._outliers, "observe", lambda replica, kind, *args: compared.append(kind))
+    stalls._num_learnt.clear()  # few answers a second are learned from
     assert _ask(inside, _streamed(*SAID, FINISH, END, DONE)).status == 200
-    assert len(compared) == 1
+    assert sorted(compared) == ["between tokens", "drift", "first token"]
+    compared.clear()
+    stalls._num_learnt.clear()
     assert _ask(inside, _streamed(*_several((0, "a"), (1, "b"), (0, "end"), (1, "end")), DONE), n=2).status == 200
-    assert len(compared) == 1
+    assert compared == ["first token"]
 
 
 def test_a_fleet_of_one_model_needs_no_name(inside: Inside) -> None:

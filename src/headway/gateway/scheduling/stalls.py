@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from headway.control.live import Live
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.settings import TimeLimits
@@ -152,7 +151,7 @@ class StallWatch:
                 alive.add(replica.id)
                 if stay.has_begun:
                     streams.setdefault(replica.id, _Streams()).has_progressed = True
-                self._progressed(stay, live, now)
+                self._progressed(stay, request, now)
             elif request.answer.waits_for_client:
                 stay.silent_s = 0.0
             else:
@@ -217,8 +216,11 @@ class StallWatch:
         return limit_s if self._has_alternative(request, replica.id) else _ALONE_FACTOR * limit_s
 
     def finished(self, request: InFlightRequest, now: float) -> None:
-        """Learn from a completely answered request, using times that were not observed while it ran."""
-        replica, live = request.replica, request.live
+        """Learn from a completely answered request, using times that were not observed while it ran.
+
+        The tokens of several sequences are counted together and say nothing about the time between tokens.
+        """
+        replica, live, has_several = request.replica, request.live, request.answer.has_several
         if not isinstance(replica, LiveReplica) or live.enqueued_s != live.enqueued_s:
             return
         num_learnt = self._num_learnt[replica.id] = self._num_learnt.get(replica.id, 0) + 1
@@ -235,21 +237,25 @@ class StallWatch:
         expected_s = self._times[replica.pool].prefill_s(live.prompt_tokens) + step_s
         if request.answer.is_unstreamed:
             expected_s += step_s * max(live.output_tokens, live.generated_tokens)
-            self._learn(replica, (now - live.enqueued_s) / expected_s)
+            if not has_several:
+                self._learn(replica, (now - live.enqueued_s) / expected_s)
         elif live.first_token_s > live.enqueued_s and (stay is None or stay.tokens == stay.start_tokens):
             first_s = live.first_token_s - live.enqueued_s
             self._outliers.observe(replica.id, "first token", first_s, expected_s, now)
             self._learn(replica, first_s / expected_s)
-        if not request.answer.is_unstreamed and live.generated_tokens > 1 and (stay is None or not stay.is_paced):
+        is_whole_stream = not (request.answer.is_unstreamed or has_several) and (stay is None or not stay.is_paced)
+        if is_whole_stream and live.generated_tokens > 1:
             expected_s = step_s * (live.generated_tokens - 1)
             self._outliers.observe(replica.id, "between tokens", now - live.first_token_s, expected_s, now)
 
-    def _progressed(self, stay: _Stay, live: Live, now: float) -> None:
+    def _progressed(self, stay: _Stay, request: InFlightRequest, now: float) -> None:
+        live = request.live
         replica, tokens = stay.replica, live.generated_tokens - stay.tokens
         if stay.tokens > stay.start_tokens:
             expected_s = self._step_s(replica) * max(tokens, 1)
             stay.is_paced = True
-            self._outliers.observe(replica.id, "between tokens", stay.silent_s + PERIOD_S, expected_s, now)
+            if not request.answer.has_several:
+                self._outliers.observe(replica.id, "between tokens", stay.silent_s + PERIOD_S, expected_s, now)
         elif not stay.start_tokens:
             first_s = live.first_token_s - live.enqueued_s
             if first_s == first_s:
