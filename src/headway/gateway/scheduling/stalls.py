@@ -235,10 +235,11 @@ class StallWatch:
             self._streams_silent_s.pop(replica.id, None)
         step_s = self._step_s(replica)
         expected_s = self._times[replica.pool].prefill_s(live.prompt_tokens) + step_s
-        if request.answer.is_unstreamed:
+        if request.answer.is_unstreamed and has_several:
+            self._has_answered(replica)
+        elif request.answer.is_unstreamed:
             expected_s += step_s * max(live.output_tokens, live.generated_tokens)
-            if not has_several:
-                self._learn(replica, (now - live.enqueued_s) / expected_s)
+            self._learn(replica, (now - live.enqueued_s) / expected_s)
         elif live.first_token_s > live.enqueued_s and (stay is None or stay.tokens == stay.start_tokens):
             first_s = live.first_token_s - live.enqueued_s
             self._outliers.observe(replica.id, "first token", first_s, expected_s, now)
