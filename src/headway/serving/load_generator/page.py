@@ -109,9 +109,8 @@ def _picture(found: Sweep, predicted: Sequence[Predicted | None], kind: str) -> 
     if knee is not None:
         traces.append(_trace("knee", [knee], [_mean(knee, kind)], 3, mode="markers", size=15, symbol="star"))
     legend = {"orientation": "h", "y": -0.2, "x": 0}
-    above = {
-        "type": "log"
-    }  # a closed loop of many clients waits a hundred times longer than an open one below the knee
+    # A closed loop of many clients waits a hundred times longer than an open one below the knee.
+    above = {"type": "log"}
     axes = layout("requests/s, measured", "seconds", 380, showlegend=True, legend=legend, yaxis=above)
     return {"data": traces, "layout": axes}
 
