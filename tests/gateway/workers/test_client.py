@@ -19,6 +19,7 @@ from headway.gateway.relay.request import CHAT
 from headway.gateway.relay.request_reader import read_request
 from headway.gateway.scheduling.in_flight import ReleaseReason, RequestEndedError, State
 from headway.gateway.scheduling.request_state import Assignment
+from headway.gateway.scheduling.stream_copy import StreamCopy, StreamPart
 from headway.gateway.upstream.errors import RefusedError, UnreachableError
 from headway.gateway.workers import client, protocol
 from headway.gateway.workers.client import PendingRequest, RemoteHealth, RemoteScheduler
@@ -167,6 +168,26 @@ def test_progress_of_all_streams_is_reported_together() -> None:
             while len(other.of(protocol.ProgressReport)) < 3:
                 await asyncio.sleep(0.001)
         assert [report.progress.generated_tokens for report in other.of(protocol.ProgressReport)] == [2, 2, 2]
+
+    _run(story)
+
+
+def test_a_report_brings_all_that_a_stream_has_sent() -> None:
+    """A retry continues from the last report if its worker is killed."""
+
+    async def story(other: _Scheduler) -> None:
+        request = await other.submit()
+        request.copy = StreamCopy()
+        for num_reports in (1, 2):
+            for part in (b"a", b"b"):
+                request.live.generated_tokens += 1
+                request.copy.extend(StreamPart(part, request.live.generated_tokens, None, None))
+                request.count_tokens(1)
+            async with asyncio.timeout(10):
+                while len(other.of(protocol.StreamSent)) < num_reports:
+                    await asyncio.sleep(0.001)
+        assert [(sent.part.data, sent.part.tokens) for sent in other.of(protocol.StreamSent)] == [(b"ab", 2), (b"ab", 4)]
+        assert [report.progress.generated_tokens for report in other.of(protocol.ProgressReport)] == [2, 4]
 
     _run(story)
 

