@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -21,6 +22,7 @@ import serving
 from headway import diagnosis
 from headway.api.slow_requests import Why
 from headway.core.record import LONGEST_GAP, RESUMED
+from headway.metrics.latency import DefaultSlo, Sample
 from serving import MODEL, metric, send, until
 
 OTHER = "llama-3.1-8b"
@@ -135,6 +137,7 @@ def day(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
                 reply = completion(front, id)
                 headers[id], _ = reply.headers, reply.json()
             held_requests(front)
+            list(completion(front, "several", n=4, max_tokens=50, ignore_eos=True, stream=True).events())
             list(completion(front, "long", prompt=[7] * LONG_TOKENS, stream=True).events())
             failing_request(front, slow)
             serving.all_up(front, 3)
@@ -149,7 +152,7 @@ def test_one_id_is_in_all_that_is_written(day: Day) -> None:
     assert day.headers["whole"]["x-request-id"] == "whole" and len(ours) == 32
     history = diagnosis.read(day.records)
     recorded = [history.request_id(row) for row in history.rows]
-    expected = ["whole", ours, "again", "again", "first", "held", "long", "fails", "continued"]
+    expected = ["whole", ours, "again", "again", "first", "held", "several", "long", "fails", "continued"]
     assert len(day.batch) == 2 and sorted(recorded) == sorted([*expected, *day.batch])
     access = [line for line in day.lines("access.jsonl") if line["path"].endswith("completions")]
     assert sorted(line["request_id"] for line in access) == sorted(expected)
@@ -202,6 +205,20 @@ def test_a_long_prompt_is_the_cause(day: Day) -> None:
     assert queue.seconds is None, "the engine does not tell"
 
 
+def test_the_tokens_of_four_sequences_came_at_the_same_time(day: Day) -> None:
+    """Their TPOT is one sequence's, wherever it is read."""
+    found = day.why("several").requests[0]
+    assert found.output_tokens == 200 and found.ttft_s is not None and found.tpot_s is not None
+    assert found.tpot_s == pytest.approx((found.e2e_s - found.ttft_s) / 49)
+    loaded = diagnosis.read(day.records).records
+    (row,) = np.flatnonzero(loaded.requests["request"] == found.row)
+    measured = Sample(loaded, np.array([row]), DefaultSlo(), None)
+    assert measured.tpot_s.tolist() == pytest.approx([found.tpot_s])
+    decode = next(term for term in found.terms if term.term == "decode")
+    assert decode.seconds is not None and decode.expected_s is not None
+    assert decode.expected_s < 2 * decode.seconds, "49 tokens are expected, not 199"
+
+
 def test_what_is_not_known_is_said(day: Day) -> None:
     found = day.why("whole").requests[0]
     assert found.ttft_s is None and found.tpot_s is None
@@ -215,7 +232,7 @@ def test_what_is_not_known_is_said(day: Day) -> None:
 
 def test_the_slowest_come_first_and_their_terms_are_the_whole(day: Day) -> None:
     found = hw.why(day.records, slowest=100, decisions=day.decisions).requests
-    assert len(found) == 11
+    assert len(found) == 12
     assert [each.e2e_s for each in found] == sorted((each.e2e_s for each in found), reverse=True)
     for each in found:
         assert sum(term.seconds or 0.0 for term in each.terms) == pytest.approx(each.e2e_s)

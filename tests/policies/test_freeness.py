@@ -102,6 +102,8 @@ def ended(tier: int = 0, ttft_s: float = 1.0, outcome: Outcome = Outcome.FINISHE
         (ended(ttft_s=2.1), True),
         (ended(slo_tpot_s=0.1), False),
         (ended(slo_tpot_s=0.09), True),
+        (ended(slo_tpot_s=10 / 49.5, num_sequences=2), False),
+        (ended(slo_tpot_s=0.2, num_sequences=2), True),
         (ended(slo_e2e_s=10.9), True),
         (ended(slo_ttft_s=None, slo_e2e_s=11.0), False),
         (ended(slo_ttft_s=None), None),

@@ -49,16 +49,17 @@ class Live:
     """
 
     __slots__ = (
-        "acceptance", "admitted_s", "allowed", "answer_s", "arrival_s", "attempt", "cached_tokens", "cancelled_s",
-        "check_tick", "computed_tokens", "deadline_s", "decode_replica", "enqueued_s", "expected_cached_tokens",
-        "fallback", "first_token_s", "generated_tokens", "id", "is_streamed", "joined_generated", "joined_tick",
-        "keeps_model", "lengths", "lora", "model", "move", "moves", "num_before", "output_id", "output_tokens",
-        "pace_version", "phase", "placed_s", "preemptions", "prefill_end_s", "prefix", "prompt_tokens", "quality",
-        "quantum_tick", "queue", "rank", "ready_s", "reasoning_end_s", "reasoning_tokens", "region", "release_region",
-        "replica", "resident_blocks", "response_s", "scheduler", "score", "sent_to", "sent_tokens", "session_id",
-        "shared_blocks", "shed_s", "slo_e2e_s", "slo_tpot_s", "slo_ttft_s", "stage", "stage_index", "stay_admitted_s",
-        "swapped_tokens", "target_tokens", "tenant", "tier", "tier_since_s", "timeout_s", "turn", "turn_ends_at",
-        "unstarted_tokens",
+        "acceptance", "admitted_s", "allowed", "answer_s", "arrival_s", "attempt", "cached_tokens",
+        "cancelled_s", "check_tick", "computed_tokens", "deadline_s", "decode_replica", "enqueued_s",
+        "expected_cached_tokens", "fallback", "first_token_s", "generated_tokens", "id", "is_streamed",
+        "joined_generated", "joined_tick", "keeps_model", "lengths", "lora", "model", "move", "moves",
+        "num_before", "num_sequences", "output_id", "output_tokens", "pace_version", "phase", "placed_s",
+        "preemptions", "prefill_end_s", "prefix", "prompt_tokens", "quality", "quantum_tick", "queue", "rank",
+        "ready_s", "reasoning_end_s", "reasoning_tokens", "region", "release_region", "replica",
+        "resident_blocks", "response_s", "scheduler", "score", "sent_to", "sent_tokens", "session_id",
+        "shared_blocks", "shed_s", "slo_e2e_s", "slo_tpot_s", "slo_ttft_s", "stage", "stage_index",
+        "stay_admitted_s", "swapped_tokens", "target_tokens", "tenant", "tier", "tier_since_s", "timeout_s",
+        "turn", "turn_ends_at", "unstarted_tokens",
     )  # fmt: skip
 
     # Progress: the driver writes it; control and policies read it.
@@ -66,6 +67,8 @@ class Live:
     phase: Phase
     stage: Stage
     generated_tokens: int
+    num_sequences: int
+    """Number of sequences of the answer. `generated_tokens` counts the tokens of all of them."""
     replica: int
     """Replica of the last placement; -1 = none yet."""
     turn: int
@@ -195,6 +198,7 @@ class Live:
         self.target_tokens = self.computed_tokens = self.swapped_tokens = self.resident_blocks = 0
         self.shared_blocks = self.queue = self.pace_version = self.joined_tick = self.joined_generated = 0
         self.quantum_tick = self.turn_ends_at = 0
+        self.num_sequences = 1
         self.shed_s = self.response_s = 0.0
         self.release_region = ""
         self.allowed = self.rank = self.fallback = self.sent_to = self.move = None

@@ -204,6 +204,7 @@ class Service:
             slo_tpot_s=live.slo_tpot_s,
             slo_e2e_s=live.slo_e2e_s,
             tenant=live.tenant,
+            num_sequences=live.num_sequences,
         )
         for learner in self.learners:
             learner.learn(record)

@@ -97,7 +97,10 @@ LONGEST_GAP, RESUMED = "longest_gap_s", "resumed_s"
 """Optional columns of a gateway's `requests`: the longest time between two reads that brought tokens from one replica's
 stream (0: fewer than two reads), and the time of the first token from the last replica of an answer that another
 replica had begun."""
-OPTIONAL_COLUMNS = (FALLBACK, REFUSED, LONGEST_GAP, RESUMED)
+NUM_SEQUENCES = "num_sequences"
+"""Optional column of a gateway's `requests`: the number of sequences of an answer (`n`, several prompts) whose tokens
+`generated_tokens` counts together. 0: one."""
+OPTIONAL_COLUMNS = (FALLBACK, REFUSED, LONGEST_GAP, RESUMED, NUM_SEQUENCES)
 """Columns of `requests` that only some runs have. Where missing they read as 0, or NaN if they are seconds."""
 DURATIONS = (LONGEST_GAP,)
 """Columns whose seconds are durations. All other columns of seconds are times."""
@@ -230,6 +233,8 @@ class Ended(Struct, frozen=True, gc=False):
     slo_tpot_s: float | None = None
     slo_e2e_s: float | None = None
     tenant: str = ""
+    num_sequences: int = 1
+    """Number of sequences of the answer. `generated_tokens` counts the tokens of all of them."""
 
 
 class Prefixes(Struct, frozen=True):

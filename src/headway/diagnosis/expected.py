@@ -105,7 +105,7 @@ class Predictions:
         )
         expected_s = ttft_s(from_s, prompt, others, pool, model)
         own_s = ttft_s(from_s, prompt, others[:0], pool, model)
-        tokens, first_s = times.generated_tokens, times.first_token_s
+        tokens, first_s = times.sequence_tokens, times.first_token_s
         if isnan(first_s):
             first_s = min(from_s + (expected_s or 0.0), times.end_s)
         decode_s = None

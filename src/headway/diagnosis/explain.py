@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from headway.control.decisions import Decision
 from headway.core.errors import HeadwayError, unknown
-from headway.core.record import Cause, Outcome
+from headway.core.record import NUM_SEQUENCES, Cause, Outcome
 from headway.diagnosis.expected import Expected, Predictions
 from headway.diagnosis.history import DecisionLog, History
 from headway.diagnosis.routers import Rehearsed, rehearsed
@@ -132,7 +132,7 @@ class Explainer:
         expected = self._expected(row, stays)
         first_s, last = times.first_token_s, stays[-1] if stays else None
         began_s = history.began_s
-        num_gaps = times.generated_tokens - 1
+        num_gaps = times.sequence_tokens - 1
         shown = tuple(_with_expected(found, expected))
         biggest = max(found, key=lambda term: found[term])
         return Explanation(
@@ -152,7 +152,7 @@ class Explainer:
             moves=int(history.value("moves", row)),
             e2e_s=times.end_s - times.arrival_s,
             ttft_s=None if isnan(first_s) else first_s - times.arrival_s,
-            tpot_s=None if isnan(first_s) or num_gaps < 1 else (times.end_s - first_s) / num_gaps,
+            tpot_s=None if isnan(first_s) or num_gaps <= 0 else (times.end_s - first_s) / num_gaps,
             terms=shown,
             biggest=biggest,
             cause=self._cause(row, biggest, found, expected, stays, decisions),
@@ -414,7 +414,8 @@ def slowest(
     table: Mapping[str, Any] = history.records.requests
     rows = history.rows
     arrival_s, first_s = history.records.workload["arrival_s"][rows], table["first_token_s"]
-    gaps: Any = np.where(table["generated_tokens"] > 1, table["generated_tokens"] - 1, np.nan)
+    tokens = table["generated_tokens"] / np.maximum(table.get(NUM_SEQUENCES, 1), 1)
+    gaps: Any = np.where(tokens > 1, tokens - 1, np.nan)
     latency_s = {
         "e2e": table["end_s"] - arrival_s,
         "ttft": first_s - arrival_s,

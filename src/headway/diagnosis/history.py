@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from headway import records
 from headway.control.decisions import Decision
 from headway.core.errors import HeadwayError
-from headway.core.record import LONGEST_GAP, RESUMED, Cause, Ended, Outcome, Records, ReplicaRecord
+from headway.core.record import LONGEST_GAP, NUM_SEQUENCES, RESUMED, Cause, Ended, Outcome, Records, ReplicaRecord
 from headway.diagnosis.terms import Stay, Times
 from headway.records.folder import BEGAN_S
 
@@ -113,6 +113,7 @@ class History:
             self.value("end_s", row),
             int(self.value("generated_tokens", row)),
             0.0 if isnan(gap_s) else gap_s,
+            max(int(self.value(NUM_SEQUENCES, row, 0)), 1),
         )
 
     def stays(self, row: int) -> list[Stay]:
@@ -192,6 +193,7 @@ class History:
             slo_tpot_s=_known(tpot_s),
             slo_e2e_s=_known(e2e_s),
             tenant=self.name("tenant", row),
+            num_sequences=times.num_sequences,
         )
 
 

@@ -62,6 +62,12 @@ class Times(Struct, frozen=True):
     end_s: float
     generated_tokens: int
     longest_gap_s: float = 0.0
+    num_sequences: int = 1
+
+    @property
+    def sequence_tokens(self) -> float:
+        """Tokens of one of the answer's sequences, in the mean."""
+        return self.generated_tokens / self.num_sequences
 
 
 def terms(times: Times, stays: Sequence[Stay]) -> dict[str, float]:
@@ -78,7 +84,7 @@ def terms(times: Times, stays: Sequence[Stay]) -> dict[str, float]:
 
 def _stall_s(decode_s: float, times: Times) -> float:
     """Excess of the longest gap over the mean of the other gaps; 0 if it is too small to count."""
-    gap_s, num_others = min(times.longest_gap_s, decode_s), times.generated_tokens - 2
+    gap_s, num_others = min(times.longest_gap_s, decode_s), times.sequence_tokens - 2
     if num_others < 1 or gap_s < STALL_S:
         return 0.0
     mean_s = (decode_s - gap_s) / num_others

@@ -200,7 +200,7 @@ class Admission:
             tenant=tenant,
             lora=features.model if self._driver.roster.adapters and self._models.parent_of(features.model) else "",
         )
-        live.keeps_model = features.keeps_model
+        live.keeps_model, live.num_sequences = features.keeps_model, features.num_sequences
         if self.reasons.get(model):
             live.phase = Phase.REASONING
         return live

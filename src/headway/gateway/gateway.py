@@ -470,7 +470,8 @@ class Gateway:
                 if self.cache_feeds is not None:
                     replica = self.replicas[request.replica.id]
                     expected = replica.take_expected(live)
-                    if expected and not request.answer.has_several:
+                    # vLLM reports the cached tokens of one sequence, which finds what another one has computed.
+                    if expected and live.num_sequences == 1:
                         self.cache_feeds.answered(replica, expected, live.cached_tokens)
                 if request.answer.response_id is not None:
                     num_tokens = live.prompt_tokens + live.generated_tokens

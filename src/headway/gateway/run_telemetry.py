@@ -86,7 +86,7 @@ class RunTelemetry:
     def request_ended(self, request: InFlightRequest, outcome: Outcome, now: float) -> None:
         """Count and record a request."""
         live, replica = request.live, request.replica
-        is_single_stream = not (request.answer.is_unstreamed or request.answer.has_several)
+        is_single_stream = not request.answer.is_unstreamed and live.num_sequences == 1
         is_comparable = live.enqueued_s == live.placed_s and is_single_stream
         if outcome is Outcome.FINISHED and replica is not None and is_comparable:
             self.drift.add(replica.id, replica.pool, live, now)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 from headway.core.pacer import Pacer
-from headway.core.record import REFUSED, Outcome, Records
+from headway.core.record import NUM_SEQUENCES, REFUSED, Outcome, Records
 from headway.metrics.columns import Floats, Integers, Mask, Rows, floats, integers, ints
 from headway.metrics.gaps import Codes, GapRuns, Gaps, SmallSamples, sums_by_part
 from headway.metrics.qoe import Phases, phases
@@ -112,8 +112,10 @@ class Sample:
 
     @property
     def tpot_s(self) -> Floats:
-        """Mean time between tokens, for finished requests with several tokens."""
-        generated = self.column("generated_tokens")
+        """Mean time between the tokens of a sequence, for finished requests with several tokens."""
+        generated: npt.NDArray[Any] = self.column("generated_tokens")
+        if NUM_SEQUENCES in self.records.requests:
+            generated = generated / np.maximum(self.column(NUM_SEQUENCES), 1)
         table = self.records.requests
         values_s = floats(table, "end_s", self.rows) - floats(table, "first_token_s", self.rows)
         np.divide(values_s, generated - 1, out=values_s, where=generated > 1)

@@ -113,7 +113,7 @@ def violated_slo(record: Ended) -> bool | None:
     first_s = record.first_token_s
     if first_s is None:
         return None if record.slo_e2e_s is None else record.end_s - record.arrival_s > record.slo_e2e_s
-    gaps = record.generated_tokens - 1
+    gaps = record.generated_tokens / record.num_sequences - 1
     actual = (
         first_s - record.arrival_s,
         (record.end_s - first_s) / gaps if gaps > 0 else 0.0,

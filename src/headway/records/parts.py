@@ -22,7 +22,7 @@ from msgspec import Struct, structs
 from pyarrow import compute, parquet
 
 from headway.core.errors import HeadwayError
-from headway.core.record import DURATIONS, MOVE_COLUMNS, STRETCH_COLUMNS, Columns, Records, ReplicaRecord
+from headway.core.record import MOVE_COLUMNS, RESUMED, STRETCH_COLUMNS, Columns, Records, ReplicaRecord
 from headway.records import parquet as parquet_files
 from headway.records.folder import BEGAN_S, set_aside
 from headway.workload.readers import run_parts
@@ -186,7 +186,7 @@ def assemble(parts: Sequence[tuple[Tables, RunState]]) -> Records:
     requests = _rows_of(arrived.ids, joined.columns("requests", bases), first_s)
     has_ids = compute.any(compute.not_equal(arrived.request_ids, "")).as_py()
     for name, column in arrived.outcomes.items():
-        requests[name] = (column if name in DURATIONS else column - first_s)[requests["request"]]
+        requests[name] = (column - first_s if name == RESUMED else column)[requests["request"]]
     return Records(
         workload=done.columns,
         models=done.models,

@@ -36,7 +36,8 @@ def _request(tier: int = 0, pool: str | None = "pool", request_id: str = "chat-1
     live = {
         "model": 'a "model"', "tier": tier, "phase": Phase.ANSWERING, "prompt_tokens": 10, "generated_tokens": 5,
         "tenant": "ann", "arrival_s": 1.0, "placed_s": 1.5, "enqueued_s": 1.5, "first_token_s": 2.0,
-        "cached_tokens": 0, "slo_ttft_s": None, "slo_tpot_s": None, "slo_e2e_s": None, "deadline_s": None,
+        "cached_tokens": 0, "num_sequences": 1,
+        "slo_ttft_s": None, "slo_tpot_s": None, "slo_e2e_s": None, "deadline_s": None,
     } | changes  # fmt: skip
     replica = None if pool is None else SimpleNamespace(id=3, pool=pool, is_hosted=pool == "hosted")
     live = SimpleNamespace(**live)
@@ -139,6 +140,8 @@ def test_definitions_follow_prometheus_rules() -> None:
         ({"slo_ttft_s": 0.1, "first_token_s": float("nan")}, "met"),
         ({"slo_e2e_s": 0.1, "first_token_s": float("nan")}, "missed"),
         ({"slo_tpot_s": 0.01, "generated_tokens": 1}, "met"),
+        ({"slo_tpot_s": 0.5, "generated_tokens": 20, "num_sequences": 4}, "met"),
+        ({"slo_tpot_s": 0.49, "generated_tokens": 20, "num_sequences": 4}, "missed"),
         ({}, None),
     ],
 )

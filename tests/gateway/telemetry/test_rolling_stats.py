@@ -22,6 +22,7 @@ def live(arrival_s: float, first_s: float, tokens: int, tier: int = 0, tenant: s
         tier=tier,
         arrival_s=arrival_s,
         first_token_s=first_s,
+        num_sequences=1,
         generated_tokens=tokens,
         prompt_tokens=3,
         tenant=tenant,

@@ -15,7 +15,7 @@ from headway.gateway.telemetry.slowest import NUM_SLOWEST, SlowestRequests
 def live(id: int, arrival_s: float, first_s: float = float("nan"), tokens: int = 3) -> Any:
     return SimpleNamespace(
         id=id, model="m", tier=id % 2, prompt_tokens=7, generated_tokens=tokens, arrival_s=arrival_s,
-        first_token_s=first_s,
+        first_token_s=first_s, num_sequences=1,
     )  # fmt: skip
 
 

@@ -186,7 +186,10 @@ def test_a_report_brings_all_that_a_stream_has_sent() -> None:
             async with asyncio.timeout(10):
                 while len(other.of(protocol.StreamSent)) < num_reports:
                     await asyncio.sleep(0.001)
-        assert [(sent.part.data, sent.part.tokens) for sent in other.of(protocol.StreamSent)] == [(b"ab", 2), (b"ab", 4)]
+        assert [(sent.part.data, sent.part.tokens) for sent in other.of(protocol.StreamSent)] == [
+            (b"ab", 2),
+            (b"ab", 4),
+        ]
         assert [report.progress.generated_tokens for report in other.of(protocol.ProgressReport)] == [2, 4]
 
     _run(story)

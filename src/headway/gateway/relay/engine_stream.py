@@ -110,7 +110,7 @@ class EngineStream:
 
     def _observe_gap(self) -> None:
         """Observe the inter-token latencies of a read. Its tokens count as evenly spread over the time since the
-        previous read; the tokens of the first read count as simultaneous."""
+        previous read, in each of the answer's sequences; the tokens of the first read count as simultaneous."""
         live = self._live
         tokens = live.generated_tokens - self._tokens
         if tokens <= 0:
@@ -120,7 +120,7 @@ class EngineStream:
             self._phase, self._histogram = live.phase, self._scheduler.metrics.inter_token(self._in_flight)
         if self._last_s:
             gap_s = now - self._last_s
-            self._histogram.observe(gap_s / tokens, tokens)
+            self._histogram.observe(gap_s * live.num_sequences / tokens, tokens)
             if gap_s > self._in_flight.answer.longest_gap_s:
                 self._in_flight.answer.longest_gap_s = gap_s
         else:

@@ -65,10 +65,8 @@ class PartialAnswer:
     def __init__(self, request: ClientRequest, in_flight: InFlightRequest, scheduler: Scheduler) -> None:
         self._request, self._in_flight, self._live, self._scheduler = request, in_flight, in_flight.live, scheduler
         in_flight.counted_prompt_tokens = 0
-        in_flight.answer.has_several = request.may_be_several and not request.is_single
-        self._counts = (
-            ChoiceCounts(request.num_sequences, request.num_prompts) if in_flight.answer.has_several else None
-        )
+        has_several = request.may_be_several and not request.is_single
+        self._counts = ChoiceCounts(request.num_sequences, request.num_prompts) if has_several else None
         self.passthrough = passthrough.Passthrough() if request.is_passthrough else None
         scorer = scheduler.scorer if in_flight.needs_score else None
         self.confidence: ConfidenceMeter | None = None if scorer is None else scorer.confidence_meter()

@@ -127,6 +127,8 @@ class Features(Struct, array_like=True, gc=False):
     cost: CostFeatures = _NO_COST
     response_id: str | None = None
     """The id of the earlier response that the request continues. The engine that made the response stores it."""
+    num_sequences: int = 1
+    """Number of sequences of the answer."""
 
 
 class ClientRequest(Struct):
@@ -290,6 +292,7 @@ class ClientRequest(Struct):
             is_flex=self.is_flex,
             cost=self.cost() if has_cost else _NO_COST,
             response_id=self.previous_response_id if self.path == RESPONSES else None,
+            num_sequences=self.num_sequences if self.may_be_several else 1,
         )
 
     def prefix(self) -> tuple[Segment, ...]:

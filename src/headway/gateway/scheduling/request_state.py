@@ -28,9 +28,6 @@ class AnswerState(Struct, array_like=True, gc=False):
 
     is_unstreamed: bool = False
     """Whether all tokens came at once."""
-    has_several: bool = False
-    """Whether the engine generates several sequences: it counts their tokens together, and vLLM reports the cached
-    prompt tokens of one of them, which found what another one had computed."""
     waits_for_client: bool = False
     """Whether the client reads slowly, so that the engine's answer is not read meanwhile."""
     continued_tokens: tuple[int, int] = (0, 0)

@@ -220,7 +220,7 @@ class StallWatch:
 
         The tokens of several sequences are counted together and say nothing about the time between tokens.
         """
-        replica, live, has_several = request.replica, request.live, request.answer.has_several
+        replica, live, has_several = request.replica, request.live, request.live.num_sequences > 1
         if not isinstance(replica, LiveReplica) or live.enqueued_s != live.enqueued_s:
             return
         num_learnt = self._num_learnt[replica.id] = self._num_learnt.get(replica.id, 0) + 1
@@ -255,7 +255,7 @@ class StallWatch:
         if stay.tokens > stay.start_tokens:
             expected_s = self._step_s(replica) * max(tokens, 1)
             stay.is_paced = True
-            if not request.answer.has_several:
+            if live.num_sequences == 1:
                 self._outliers.observe(replica.id, "between tokens", stay.silent_s + PERIOD_S, expected_s, now)
         elif not stay.start_tokens:
             first_s = live.first_token_s - live.enqueued_s

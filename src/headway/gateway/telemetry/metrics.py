@@ -99,7 +99,7 @@ class Histogram:
 
 def latencies_s(live: Live, now: float) -> tuple[float, float | None, float | None]:
     """(E2E, TTFT, TPOT) of a request that finishes now, in seconds. An unstreamed answer has only an E2E."""
-    arrival_s, first_s, tokens = live.arrival_s, live.first_token_s, live.generated_tokens
+    arrival_s, first_s, tokens = live.arrival_s, live.first_token_s, live.generated_tokens / live.num_sequences
     if first_s != first_s:
         return now - arrival_s, None, None
     has_tpot = tokens > 1 and now > first_s

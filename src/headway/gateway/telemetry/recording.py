@@ -56,7 +56,7 @@ class Recording:
             nan if live.slo_ttft_s is None else live.slo_ttft_s, nan if live.slo_tpot_s is None else live.slo_tpot_s,
             self._tenants.known(live.tenant) if live.tenant else "",
             live.quality if cascade else (), live.lengths if cascade else (), live.lora,
-            request_id, longest_gap_s, nan if resumed_s is None else resumed_s,
+            request_id, longest_gap_s, nan if resumed_s is None else resumed_s, live.num_sequences,
         ))  # fmt: skip
         self.num_requests += 1
         self.num_waiting += 1

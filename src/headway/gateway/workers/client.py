@@ -175,7 +175,8 @@ class RemoteScheduler:
             client_request.model,
             client_request.tier,
         )
-        live.stage_index = _NO_STAGE
+        features = client_request.features(now, bool(owner))
+        live.stage_index, live.num_sequences = _NO_STAGE, features.num_sequences
         request = self.requests[number] = PendingRequest(live, request_id, self._report_progress)
         request.copy = None if client_request.stream_key is None else StreamCopy()
         self.link.send(
@@ -184,7 +185,7 @@ class RemoteScheduler:
                 request_id,
                 owner,
                 client_request.stream and client_request.can_resume,
-                client_request.features(now, bool(owner)),
+                features,
                 client_request.stream,
                 client_request.stream_key,
             )

@@ -9,7 +9,7 @@ of several runs, whose requests follow each other.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,16 @@ from msgspec import Struct
 from pyarrow import compute, parquet
 
 from headway.core.errors import HeadwayError
-from headway.core.record import DURATIONS, LONGEST_GAP, OPTIONAL_COLUMNS, REQUEST_ID, RESUMED, Columns, ReplicaRecord
+from headway.core.record import (
+    DURATIONS,
+    LONGEST_GAP,
+    NUM_SEQUENCES,
+    OPTIONAL_COLUMNS,
+    REQUEST_ID,
+    RESUMED,
+    Columns,
+    ReplicaRecord,
+)
 from headway.workload.readers.shared import REQUESTS
 from headway.workload.table import LENGTH, NAMED, QUALITY, Workload, default_of, dtype_of
 
@@ -38,15 +47,17 @@ ARRIVAL_FIELDS = pa.schema([
     ("model", pa.string()), ("tier", pa.int16()), ("reasoning_tokens", pa.int32()), ("region", pa.string()),
     ("session_id", pa.int64()), ("slo_ttft_s", pa.float64()), ("slo_tpot_s", pa.float64()), ("tenant", pa.string()),
     ("scores", _BY_MODEL), ("lengths", _BY_MODEL), ("lora", pa.string()), (REQUEST_ID, pa.string()),
-    (LONGEST_GAP, pa.float64()), (RESUMED, pa.float64()),
+    (LONGEST_GAP, pa.float64()), (RESUMED, pa.float64()), (NUM_SEQUENCES, pa.int32()),
 ])  # fmt: skip
 """The row of an arrived request. `scores` and `lengths` are those of a cascade's answers, by model. Control does not
-know the last two columns, which are outcomes."""
+know the columns of seconds after the request's id, which are outcomes."""
 _LATER_TEXTS, _LATER_SECONDS = ("tenant", "lora", REQUEST_ID), (LONGEST_GAP, RESUMED)
+_OF_REQUESTS = (*_LATER_SECONDS, NUM_SEQUENCES)
+"""Columns of the records' `requests`, not of a workload."""
 """Columns that parts of older versions lack."""
 ByModel = tuple[tuple[str, float], ...]
 Arrival = tuple[
-    int, float, int, int, str, int, int, str, int, float, float, str, ByModel, ByModel, str, str, float, float
+    int, float, int, int, str, int, int, str, int, float, float, str, ByModel, ByModel, str, str, float, float, int
 ]
 Tables = dict[str, pa.Table]
 _MAX_RUN = 1 << 40
@@ -114,8 +125,8 @@ class Arrivals:
     """Ids that the other tables of `JoinedParts` use."""
     first_s: float
     """Time of the first arrival, on the clock of `JoinedParts`."""
-    outcomes: Mapping[str, npt.NDArray[np.float64]]
-    """Columns of `requests` that are known at arrival."""
+    outcomes: dict[str, npt.NDArray[Any]]
+    """Columns of `requests` that parts keep with the arrivals."""
     request_ids: pa.ChunkedArray
 
 
@@ -152,7 +163,7 @@ class JoinedParts:
         found = self.columns("arrivals", [0] * len(self.runs), *NAMED, "scores", "lengths", REQUEST_ID)
         order = np.argsort(found["request"], kind="stable")
         table = pa.concat_tables([tables["arrivals"] for tables, _ in self._parts])
-        outcomes = {name: found.pop(name)[order].astype(np.float64) for name in _LATER_SECONDS}
+        outcomes = {name: found.pop(name)[order] for name in _OF_REQUESTS}
         workload = _workload(found, table, order)
         first_s = float(workload.pop("first_s"))
         ids: npt.NDArray[np.int64] = found["request"][order].astype(np.int64)
@@ -182,7 +193,11 @@ def began_s(parts: Sequence[tuple[Tables, RunState]]) -> float | None:
 
 def _with_later_columns(arrivals: pa.Table) -> pa.Table:
     """Arrivals with empty columns in place of those that an older version did not write."""
-    for names, kind, nothing in ((_LATER_TEXTS, pa.string(), ""), (_LATER_SECONDS, pa.float64(), float("nan"))):
+    for names, kind, nothing in (
+        (_LATER_TEXTS, pa.string(), ""),
+        (_LATER_SECONDS, pa.float64(), float("nan")),
+        ((NUM_SEQUENCES,), pa.int32(), 0),
+    ):
         for name in names:
             if name not in arrivals.column_names:
                 arrivals = arrivals.append_column(name, pa.repeat(pa.scalar(nothing, kind), len(arrivals)))
