@@ -33,7 +33,7 @@ def _of_gateway(gateway: Gateway) -> Iterator[Trouble]:
     if (late_s := gateway.telemetry.loop_delay.recent_s()) >= _LONG_DELAY_S:
         why = (
             f"ran up to {late_s:.2g} s late within the last minute: its machine or its process has too much to do, and"
-            " its clients wait for that. More CPUs or `--workers` help"
+            " its clients wait for that. More CPUs or --workers help"
         )
         yield Trouble("gateway", "late", False, why)
     last, charges, peers = gateway.reloads.last, gateway.charges, gateway.peers
