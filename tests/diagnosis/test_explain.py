@@ -54,14 +54,12 @@ class Run:
         live = Live(self._num, arrival_s, prompt, tokens, model="qwen3-8b", tenant=tenant)
         live.generated_tokens = tokens
         recorder = self._recording.recorder
-        recorder.requests.write(recorder.requests.pack(
+        recorder.requests.write((
             live.id, outcome, attempts, 0, replica, placed_s, NEVER, first_s, first_s, end_s, tokens, 0, NEVER, 0, -1,
             NEVER,
         ))  # fmt: skip
         for number, (at, from_s, to_s, cause) in enumerate(stays):
-            recorder.segments.write(
-                recorder.segments.pack(live.id, at, number, -1, from_s, from_s, NEVER, 0, 0, to_s, cause)
-            )
+            recorder.segments.write((live.id, at, number, -1, from_s, from_s, NEVER, 0, 0, to_s, cause))
         self._recording.add(live, "", name, gap_s, None)
         self._num += 1
 

@@ -268,7 +268,7 @@ def test_a_served_run_has_the_phases_that_a_gateway_can_know(tmp_path: Path) -> 
         recording.add(live)
         end_s = id + 2.5 if reasoning else NAN
         row = (id, Outcome.FINISHED, 1, 0, 0, id, id, id + 1, id + 3, id + 5, 9, 0, end_s, 0, -1, NAN)
-        recording.recorder.requests.write(recording.recorder.requests.pack(*row))
+        recording.recorder.requests.write(row)
     records = recording.records([], 50.0)
     files.save(records, tmp_path, {})
     for each in (records, files.load(tmp_path)[0]):

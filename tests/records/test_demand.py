@@ -36,8 +36,8 @@ def run(folder: Path, started_s: float, arrivals_s: list[float], end_s: float, *
         live = Live(id, at_s, 60, 1, **{"model": "m", **changes})
         live.generated_tokens = 5
         recorder: Recorder = recording.recorder
-        recorder.segments.write(recorder.segments.pack(id, 0, 0, -1, at_s, at_s, at_s + 1, 0, 4, at_s + 2, 0))
-        recorder.requests.write(recorder.requests.pack(
+        recorder.segments.write((id, 0, 0, -1, at_s, at_s, at_s + 1, 0, 4, at_s + 2, 0))
+        recorder.requests.write((
             id, Outcome.FINISHED, 1, 0, 0, at_s, at_s, at_s + 1, at_s + 1, at_s + 2, 5, 0, nan, 0, -1, nan,
         ))  # fmt: skip
         recording.add(live)

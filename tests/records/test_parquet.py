@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from headway import records as files
-from headway.control.recorder import Table
+from headway.control.recorder import RareTable
 from headway.core.errors import HeadwayError
 from headway.core.record import REQUEST_COLUMNS
 from headway.metrics.summary import flatten, summarize
@@ -121,9 +121,9 @@ def test_a_failed_save_leaves_nothing_half_written(tmp_path: Path, monkeypatch: 
 )
 def test_columns_hold_what_was_written(rows: list[tuple[int, int, float]], every: int) -> None:
     """However often rows are settled, and however large a value comes after small ones, or after the same ones."""
-    table = Table(("request", "replica", "score"))
+    table = RareTable(("request", "replica", "score"))
     for i, row in enumerate(rows):
-        table.write(table.pack(*row))
+        table.write(row)
         if i % every == 0:
             table.flush(0)
     columns = table.columns()

@@ -44,10 +44,8 @@ class Run:
         recorder: Recorder = self.recording.recorder
         nan = float("nan")
         end_s = arrival_s + 2.0
-        recorder.segments.write(recorder.segments.pack(
-            id, 0, 0, -1, arrival_s, arrival_s, arrival_s + 1, 0, 4, end_s, 0,
-        ))  # fmt: skip
-        recorder.requests.write(recorder.requests.pack(
+        recorder.segments.write((id, 0, 0, -1, arrival_s, arrival_s, arrival_s + 1, 0, 4, end_s, 0))
+        recorder.requests.write((
             id, Outcome.FINISHED, 1, 0, 0, arrival_s, arrival_s, arrival_s + 1, arrival_s + 1, end_s, 5, 0,
             nan, 0, -1, nan,
         ))  # fmt: skip

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.record import boundary_s
-from headway.sim.timeline import completed, first_boundary_at
+from headway.sim.timeline import boundary_s, completed, first_boundary_at
 
 clocks = st.tuples(st.floats(0, 1e5), st.floats(1e-5, 1.0), st.one_of(st.just(0.0), st.floats(1e-9, 1e-3)))
 

@@ -16,8 +16,8 @@ from headway.core.record import (
     Outcome,
     Records,
     ReplicaRecord,
-    boundary_s,
 )
+from headway.sim.timeline import boundary_s
 
 NAN = float("nan")
 FLOATS = {"a_s", "b_s", "score"}

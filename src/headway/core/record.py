@@ -6,9 +6,10 @@ request between replicas. `drafts`: one row per iteration in which a request acc
 row per replica. Times are seconds since the start of the workload; NaN: the event never happened.
 
 A *tick* is an iteration in which each decoding request of a replica gains a token; each replica numbers its ticks from
-1. Tick `tick + k` of a stretch (k = 1..iterations) ends at `start_s + k*a_s + b_s*k*(k-1)/2` (`boundary_s`). A segment
-with `joined_tick` j and `left_tick` l produced a token at each of the ticks j+1..l, preceded by one at `prefill_end_s`
-unless that is NaN. With speculative decoding, `drafts` has the tokens of a tick beyond the first.
+1. Tick `tick + k` of a stretch (k = 1..iterations) ends at `start_s + k*a_s + b_s*k*(k-1)/2`, as
+`sim.timeline.boundary_s` rounds it. A segment with `joined_tick` j and `left_tick` l produced a token at each of the
+ticks j+1..l, preceded by one at `prefill_end_s` unless that is NaN. With speculative decoding, `drafts` has the tokens
+of a tick beyond the first.
 """
 
 from __future__ import annotations
@@ -276,8 +277,3 @@ class Records(Struct):
     """LoRA adapters' names by the workload's `lora` codes."""
     request_ids: pa.ChunkedArray | None = None
     """Each request's id in answers and logs, by workload row; None: a simulation, which logs the row number."""
-
-
-def boundary_s(start_s: float, a_s: float, b_s: float, k: int) -> float:
-    """End of the k-th iteration of a stretch (k = 0: its start), in seconds. All code uses this one formula."""
-    return start_s + k * a_s + b_s * (k * (k - 1) // 2)

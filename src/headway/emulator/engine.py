@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from itertools import count
 from math import inf
 from time import monotonic
-from typing import SupportsIndex
 
 from headway.control import token_blocks
 from headway.control.live import ENDED, Live
@@ -84,7 +83,7 @@ class EmulatedEngine:
         self._speed = speed
         self._loop = asyncio.get_running_loop()
         self._start_s = monotonic()
-        self._kernel = Kernel()
+        self._kernel, self._recorder = Kernel(), Recorder()
         self._run_timer: asyncio.TimerHandle | None = None
         self._publish_timer: asyncio.TimerHandle | None = None
         self._unpublished: deque[tuple[float, GeneratedTokens, int, bool]] = deque()
@@ -96,7 +95,7 @@ class EmulatedEngine:
             0,
             PoolResources(pool, line or calibrated_line(pool)),
             ordering,
-            Run(self._kernel, self, _discarding_recorder(), True, Pacer(), Network(), 0),
+            Run(self._kernel, self, self._recorder, True, Pacer(), Network(), 0),
             0,
             None,
         )
@@ -251,6 +250,7 @@ class EmulatedEngine:
         boundary_s, kernel.now = kernel.now, now
         self.kv.grant(now)
         kernel.run(now)
+        self._recorder.clear()
         batch = self._replica.batch
         for live in batch.decoding.values():
             num = live.joined_generated + batch.tick - live.joined_tick
@@ -310,14 +310,3 @@ class EmulatedEngine:
 
     def on_prefilled(self, live: Live, now: float) -> None:
         """Do nothing: all requests decode on this replica."""
-
-
-def _discarding_recorder() -> Recorder:
-    recorder = Recorder()
-    for table in (recorder.requests, recorder.segments, recorder.stretches, recorder.moves, recorder.drafts):
-        table.write = _discard
-    return recorder
-
-
-def _discard(row: Iterable[SupportsIndex]) -> None:
-    pass

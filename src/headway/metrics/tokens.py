@@ -58,7 +58,7 @@ class TickClock:
         return ranges(self.tick + 1 + skipped, count)
 
     def _boundary_s(self, index: npt.NDArray[np.intp], k: Ints) -> Floats:
-        # The same order of terms as in `core.record.boundary_s`, so that both round equally.
+        # The same order of terms as in `sim.timeline.boundary_s`, so that both round equally.
         return self.start_s[index] + k * self.a_s[index] + self.b_s[index] * (k * (k - 1) // 2)
 
     @cached_property

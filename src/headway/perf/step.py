@@ -50,9 +50,9 @@ class StepModel:
     """
 
     __slots__ = (
-        "_attention", "_decode", "_decode_factor", "_dp", "_graph_tokens", "_host_s", "_joint", "_launch_parts_s",
-        "_launch_s", "_most_chunk_tokens", "_operators", "_pp", "_prefill_factor", "_queries", "_rows",
-        "_rows_of_sequence", "_sampler", "_slots", "_tokens", "_window", "calibrated",
+        "_attention", "_chunk_costs", "_decode", "_decode_factor", "_dp", "_graph_tokens", "_host_s", "_joint",
+        "_launch_parts_s", "_launch_s", "_most_chunk_tokens", "_operators", "_pp", "_prefill_factor", "_queries",
+        "_rows", "_rows_of_sequence", "_sampler", "_slots", "_tokens", "_window", "calibrated",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +72,8 @@ class StepModel:
         self._operators = Operators(model, gpu, parallel, used)
         self._queries, self._rows_of_sequence = queries, rows
         self._attention: AttentionCosts = attention_costs(model, gpu, engine, parallel, used.kernels, queries)
+        costs = self._attention
+        self._chunk_costs = (costs.decode_s, costs.pair_s, costs.read_s, costs.up_s, costs.half_tile)
         self._window = model.sliding_window_tokens
         self._pp, self._dp = parallel.pp, parallel.dp
         self._sampler = Sampler(model, gpu, engine, used.overhead)
@@ -171,9 +173,8 @@ class StepModel:
         joint_s: float = 0.0,
     ) -> tuple[float, float]:
         """Seconds of the GPU, and of the host to launch its work."""
-        costs = self._attention
-        pair_s, read_s, up_s, half_tile = costs.pair_s, costs.read_s, costs.up_s, costs.half_tile
-        attention_s = context_tokens * costs.decode_s
+        decode_s, pair_s, read_s, up_s, half_tile = self._chunk_costs
+        attention_s = context_tokens * decode_s
         num_tokens = num_decode * self._queries
         for new, before in chunks:
             num_tokens += new
@@ -181,6 +182,7 @@ class StepModel:
             loaded_s = (before + new) * read_s
             attention_s += (computed_s if computed_s > loaded_s else loaded_s) + before * up_s
         if self._window is not None:
+            costs = self._attention
             attention_s += window_tokens * costs.decode_window_s
             for new, before in chunks:
                 attention_s += (windowed_pairs(new, before, self._window) + new * half_tile) * costs.pair_window_s

@@ -17,7 +17,7 @@ class ApiServer:
         self._at_s = self.late_s = 0.0
 
     def take(self, num_tokens: float, start_s: float, a_s: float, b_s: float, low: int, high: int) -> None:
-        """Iterations `low` + 1 to `high` of a stretch (see `core.record.boundary_s`) produced `num_tokens` tokens each.
+        """Iterations `low` + 1 to `high` of a stretch (see `timeline.boundary_s`) produced `num_tokens` tokens each.
 
         The delay of the last tokens is the maximum over earlier iterations of the work since that iteration less the
         time since. Within a stretch iterations never get shorter, so the maximum is at the last iteration, the first

@@ -27,7 +27,7 @@ class Batch:
     """Requests and memory of one replica."""
 
     __slots__ = (
-        "_drafts", "_pack_segment", "_put_segment", "_window_ends", "adapters", "cache_changes", "checks",
+        "_drafts", "_segments", "_window_ends", "adapters", "cache_changes", "checks",
         "chunk_shapes", "chunk_tokens", "chunks", "context_offset", "decoding", "draft_slots", "engine",
         "expected_cached_tokens", "generated_offset", "growing", "host", "is_changed", "keeping", "kv",
         "kv_blocks_total", "max_num_batched_tokens", "max_num_seqs", "must_recheck", "num_growing", "num_waiting",
@@ -64,8 +64,7 @@ class Batch:
         """The LoRA slots; None: no LoRA adapters."""
         self.queue = queue
         self.stalls: StallTracker | None = None
-        self._pack_segment, self._put_segment = recorder.segments.pack, recorder.segments.write
-        self._drafts = recorder.drafts
+        self._segments, self._drafts = recorder.segments, recorder.drafts
         self.tick = 0
         """Number of iterations in which the decoding requests gained a token."""
         self.cache_changes: set[int] | None = None
@@ -416,9 +415,8 @@ class Batch:
         joined = live.joined_tick if live.stage is DECODING else tick
         if self.speculation is not None:
             for drafted_tick, tokens in self.speculation.accepted_in_stay(live, tick):
-                self._drafts.write(self._drafts.pack(live.id, self.replica, drafted_tick, tokens))
-        row = (
+                self._drafts.write((live.id, self.replica, drafted_tick, tokens))
+        self._segments.write((
             live.id, self.replica, live.attempt, live.stage_index, live.enqueued_s, live.stay_admitted_s,
             live.prefill_end_s, joined, tick, now, cause,
-        )  # fmt: skip
-        self._put_segment(self._pack_segment(*row))
+        ))  # fmt: skip

@@ -48,6 +48,7 @@ Progress = Callable[[float, int], None]
 
 _PROGRESS_EVERY: Final = 1 << 11
 _OBJECTS_PER_COLLECTION: Final = 1 << 20
+_NEVER_S: Final = float("inf")
 
 
 def simulate(
@@ -135,7 +136,7 @@ class Cluster:
         if order is not None:
             order.follow(kernel)
         self._recorder = Recorder(bool(fleet.fallbacks.models), order, SpillFile, limits is not None)
-        self._next_s = float("inf")
+        self._next_s = _NEVER_S
         self._armed = 0
         self._num_starting = 0
         self._last_s = 0.0
@@ -303,7 +304,7 @@ class Cluster:
             return
         live = self._source.pop(Live)
         self._last_s = now
-        self._next_s = float("inf")
+        self._next_s = _NEVER_S
         self._arm()
         if self._schedulers is not None:
             live.scheduler = self._schedulers.choose()
@@ -330,7 +331,7 @@ class Cluster:
             if ticking.interval_s is not None:
                 self._kernel.at(ticking.interval_s, TICK, 2 + i, self._tick, (ticking, 2 + i))
         self._arm()
-        self._kernel.run(float("inf") if until_s is None else until_s)
+        self._kernel.run(_NEVER_S if until_s is None else until_s)
         if self._order is not None:
             self._order.end()
         stop_s = max(self._last_s, self._incidents.last_s, self._control.last_s) if until_s is None else until_s

@@ -7,6 +7,7 @@ decides the next iteration, which repeats until something changes. The *horizon*
 from __future__ import annotations
 
 from heapq import heappop
+from math import inf
 from typing import Protocol
 
 from headway.control.live import WAITING, Live
@@ -151,8 +152,10 @@ class EngineScheduler:
 
     def _until_ready(self, n: int) -> int:
         """Iterations until the scheduler sees another request, at most `n`."""
-        t = self._timeline
-        ready_s = min([live.ready_s for live in self._queue.inbox])
+        t, ready_s = self._timeline, inf
+        for live in self._queue.inbox:
+            if live.ready_s < ready_s:
+                ready_s = live.ready_s
         k = first_boundary_at(t.start_s, t.a_s, t.b_s, ready_s, t.k, t.k + n) + self._lag - t.k
         return n if k > n else k if k > 1 else 1
 

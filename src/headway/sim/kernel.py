@@ -28,8 +28,9 @@ class Schedulable(Protocol):
 
 
 Action = Callable[[float, Any], object]
-Event = tuple[float, int, int, int, Action, Any]
-"""(time, priority, key, sequence, action, argument)."""
+Event = tuple[Any, ...]
+"""(time, priority, key, sequence, action, argument). Not typed by place: compiled code would take the whole tuple apart
+to read one value."""
 
 
 class Kernel:
@@ -73,26 +74,34 @@ class Kernel:
 
     def run(self, until_s: float = float("inf")) -> None:
         """Run until there are no more events, or the next one is after `until_s`."""
-        heap, undecided = self.heap, self.undecided
+        heap, undecided, pop = self.heap, self.undecided, heappop
         self._settle()
         while heap:
-            event = heappop(heap)
-            now, _, _, _, action, argument = event
+            event: Event = pop(heap)
+            now: float = event[0]
             if now > until_s:
                 heappush(heap, event)
                 return
             self.now = now
             self.event = event
-            action(now, argument)
-            if undecided and (not heap or heap[0][0] > now):
+            event[4](event[0], event[5])
+            if undecided and not self.has_event(now):
                 self._settle()
+
+    def has_event(self, now: float) -> bool:
+        """Whether another event happens at this instant."""
+        heap = self.heap
+        if not heap:
+            return False
+        next_s: float = heap[0][0]
+        return next_s <= now
 
     def _settle(self) -> None:
         """Let due replicas decide; repeat while their decisions make other replicas due."""
         undecided = self.undecided
         if self.settled_s != self.now:
             self.settled_s, self.num_rounds = self.now, 0
-        while undecided and (not self.heap or self.heap[0][0] > self.now):
+        while undecided and not self.has_event(self.now):
             due = sorted(undecided, key=attrgetter("id")) if len(undecided) > 1 else undecided[:]
             undecided.clear()
             self.num_rounds += 1

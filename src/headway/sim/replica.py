@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from heapq import heappop
 from operator import attrgetter
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from headway.control.live import DECODING, HELD, PAUSED, PREFILLING, WAITING, Live
 from headway.control.recorder import Recorder
@@ -35,6 +35,10 @@ from headway.sim.replica_resources import PoolResources
 from headway.sim.replica_view import SimulatedView
 from headway.sim.timeline import Timeline
 from headway.sim.waiting_queue import WaitingQueue
+
+# Module-level names, as in `control.live`.
+_FINISHED: Final = Cause.FINISHED
+_REASONING: Final = Phase.REASONING
 
 
 class Listener(Protocol):
@@ -84,7 +88,7 @@ class Replica:
     """One replica: outside events, and boundaries. Policies read its `view`."""
 
     __slots__ = (
-        "_api_server", "_cancelling", "_events", "_kernel", "_listener", "_makes_first_token", "_pausing",
+        "_api_server", "_cancelling", "_kernel", "_listener", "_makes_first_token", "_pausing",
         "_reports_late", "_sends_first_token",
         "_undecided", "batch", "id", "is_up", "max_num_waiting", "max_request_tokens", "placed", "response_s",
         "scheduler", "timeline", "transit", "view",
@@ -96,7 +100,7 @@ class Replica:
         """`combo`: number of the replica's unit; `goodput_rps`: what the unit can serve."""
         pool, kernel, recorder = resources.pool, run.kernel, run.recorder
         self.id, self.is_up = id, True
-        self._kernel, self._events, self._undecided = kernel, kernel.heap, kernel.undecided
+        self._kernel, self._undecided = kernel, kernel.undecided
         self._listener = run.listener
         queue, host = WaitingQueue(ordering), resources.new_host_memory()
         self.batch = batch = Batch(
@@ -275,8 +279,7 @@ class Replica:
                 self._pause_running(live, now)
         if self.transit.pausing:
             self.transit.pause_all(now)
-        events = self._events
-        if not self._undecided and (not events or events[0][0] > now):
+        if not self._undecided and not self._kernel.has_event(now):
             self.scheduler.schedule(now)
         else:
             timeline.note_change()
@@ -345,14 +348,14 @@ class Replica:
             if live.move is not None:
                 live.move.abandon(now, MoveOutcome.ENDED)
             batch.stop_decode(live)
-            batch.write_segment(live, self.timeline.ended_at(now), Cause.FINISHED)
+            batch.write_segment(live, self.timeline.ended_at(now), _FINISHED)
             self.placed.uncount(live)
             live.response_s += self._api_server.late_s
             self._listener.on_finished(live, now)
             return
         if 0 < live.turn_ends_at <= generated:
             live.turn = batch.tick
-        if live.reasoning_tokens and live.phase is Phase.REASONING and generated >= live.reasoning_tokens:
+        if live.reasoning_tokens and live.phase is _REASONING and generated >= live.reasoning_tokens:
             self._end_reasoning(live, now)
             if live.stage is not DECODING:
                 return

@@ -15,14 +15,13 @@ from headway.control.live import Live
 from headway.control.recent_adapters import RecentAdapters
 from headway.core.fleet import Network, Pool
 from headway.core.pacer import Pacer
-from headway.core.record import boundary_s
 from headway.core.view import EngineTimes, RequestView
 from headway.perf.copies import kv_transfer_s
 from headway.sim.in_transit import InTransit
 from headway.sim.kernel import Kernel
 from headway.sim.replica_resources import PoolResources
 from headway.sim.stall_tracker import StallTracker
-from headway.sim.timeline import Timeline, completed
+from headway.sim.timeline import Timeline, boundary_s, completed
 
 
 class SimulatedView:

@@ -1,7 +1,7 @@
 """The timeline of a replica: when the iterations of its current batch end, and when the replica decides again.
 
 While a batch stays the same, its iterations form an *epoch*: iteration k takes `a_s + k*b_s` seconds, and
-`core.record.boundary_s` gives the end of each. The replica sleeps until boundary `k_end`; `k` is the last processed
+`boundary_s` gives the end of each. The replica sleeps until boundary `k_end`; `k` is the last processed
 boundary. Reads in between see the complete iterations and do not end the epoch.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from math import inf, nextafter, sqrt
 from typing import Final, Protocol
 
-from headway.control.recorder import Table
-from headway.core.record import boundary_s
+from headway.control.recorder import BegunStretch, StretchTable
 from headway.sim.api_server import ApiServer
 from headway.sim.batch import Batch
 from headway.sim.kernel import FINISH, Kernel, Schedulable
@@ -49,11 +48,10 @@ class Timeline:
         "_line",
         "_opened",
         "_owner",
-        "_pack",
         "_push",
-        "_put",
         "_reports_late",
         "_seen_s",
+        "_stretches",
         "_undecided",
         "_wake",
         "a_s",
@@ -76,14 +74,19 @@ class Timeline:
     )  # fmt: skip
 
     def __init__(
-        self, owner: Sleeper, batch: Batch, line: Line, kernel: Kernel, stretches: Table, reports_late: bool = False
+        self,
+        owner: Sleeper,
+        batch: Batch,
+        line: Line,
+        kernel: Kernel,
+        stretches: StretchTable,
+        reports_late: bool = False,
     ) -> None:
         """`reports_late`: the engine launches an iteration before it reports the one before: see `report_late`."""
         self._owner, self._wake, self._batch = owner, owner.wake, batch
         self.kernel = kernel
         self._push, self._undecided = kernel.push, kernel.undecided
-        self._pack, self._put = stretches.pack, stretches.write
-        self._line = line
+        self._stretches, self._line = stretches, line
         self._lag, self._reports_late = bool(batch.engine.schedule_lag), reports_late
         self._graph_s = batch.engine.launch_overhead_s
         self.least_launch_s = 0.0
@@ -110,14 +113,14 @@ class Timeline:
         self.k = self.k_end = 0
         self.advances = False
         """Whether every iteration is a tick, in which decoding requests gain a token."""
-        self._opened = (0, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
+        self._opened: BegunStretch = (0, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
 
     # The epoch.
 
     def open(self, now: float) -> None:
         """Record the current epoch and begin a new one. `Batch.stall_s` delays its first iteration."""
         if self.k:
-            self._put(self._pack(*self._opened, self.k))
+            self._stretches.write(self._opened, self.k)
         batch = self._batch
         has_prompts, is_idle, late_s, scheduled_s, start_s = batch.chunk_tokens > 0, not self.k, self.late_s, now, now
         if has_prompts and self._lag:
@@ -219,7 +222,7 @@ class Timeline:
     def close(self) -> None:
         """Record the current epoch if it has a complete iteration."""
         if self.k:
-            self._put(self._pack(*self._opened, self.k))
+            self._stretches.write(self._opened, self.k)
 
     def check_line(self) -> None:
         """Compare the step time of the next iteration with the epoch's line. Raises AssertionError."""
@@ -311,8 +314,13 @@ class Timeline:
         """Wake the owner at boundary k. Cancels an earlier sleep."""
         self.k_end = k
         self.version = version = self.version + 1
-        time_s = self.start_s + k * self.a_s + self.b_s * (k * (k - 1) // 2)
+        time_s = boundary_s(self.start_s, self.a_s, self.b_s, k)
         self._push((time_s, FINISH, self._batch.replica, version, self._wake, version))
+
+
+def boundary_s(start_s: float, a_s: float, b_s: float, k: int) -> float:
+    """End of the k-th iteration of a stretch (k = 0: its start), in seconds. All code uses this one formula."""
+    return start_s + k * a_s + b_s * (k * (k - 1) // 2)
 
 
 # Both functions first solve for the (real) number of iterations since `start_s`. Only within `_ROUNDING` of a boundary

@@ -16,7 +16,7 @@ from math import inf
 from headway.catalog.costs import costs
 from headway.control.control import Control
 from headway.control.live import DECODING, NEVER, PAUSED, WAITING, Live
-from headway.control.recorder import Table
+from headway.control.recorder import RareTable
 from headway.core.fleet import Handover
 from headway.core.record import MoveOutcome
 from headway.perf.copies import NETWORK
@@ -69,12 +69,12 @@ class KvMove:
 class KvTransfers:
     """All moves of a fleet."""
 
-    def __init__(self, kernel: Kernel, fleet: SimulatedFleet, control: Control, table: Table) -> None:
+    def __init__(self, kernel: Kernel, fleet: SimulatedFleet, control: Control, table: RareTable) -> None:
         self._fabric = Fabric(kernel, fleet.network_bytes_per_s, costs().kv_transfer[NETWORK].latency_s)
         self._replicas = fleet.replicas
         self._bytes_per_token: Callable[[int], float] = cache(fleet.kv_bytes_per_token)
         self._control = control
-        self._pack, self._put = table.pack, table.write
+        self._table = table
         self._moves: dict[int, KvMove] = {}
 
     def begin(self, live: Live, target_id: int, stage_blocks: int | None, now: float) -> None:
@@ -279,18 +279,10 @@ class KvTransfers:
             self._write(move, now, MoveOutcome.UNFINISHED)
 
     def _write(self, move: KvMove, now: float, outcome: MoveOutcome) -> None:
-        row = (
-            move.live.id,
-            move.source.id,
-            move.target.id,
-            move.start_s,
-            move.paused_s,
-            now,
-            move.copied_tokens,
-            move.num_bytes,
-            outcome,
-        )
-        self._put(self._pack(*row))
+        self._table.write((
+            move.live.id, move.source.id, move.target.id, move.start_s, move.paused_s, now, move.copied_tokens,
+            move.num_bytes, outcome,
+        ))  # fmt: skip
 
 
 def _note_changes(move: KvMove) -> None:

@@ -295,11 +295,9 @@ class Driver:
         if self._recorder is None:
             return
         replica = live.replica if replica is None else replica
-        row = (
+        self._recorder.segments.write((
             live.id, replica, live.attempt, live.stage_index, live.enqueued_s, live.enqueued_s, NEVER, 0, 0, now, cause,
-        )  # fmt: skip
-        segments = self._recorder.segments
-        segments.write(segments.pack(*row))
+        ))  # fmt: skip
 
     # Cascades.
 

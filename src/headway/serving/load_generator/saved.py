@@ -47,11 +47,10 @@ def records(sent: Sequence[Sent], table: Workload, replica: ReplicaRecord) -> Re
     recorder = Recorder()
     for i in sorted(range(len(kept)), key=lambda i: _end_s(kept[i].answer)):
         answer = kept[i].answer
-        row = (
+        recorder.requests.write((
             i, kept[i].outcome, 1, 0, replica.id, answer.sent_s, NEVER, answer.first_s, answer.first_s, _end_s(answer),
             answer.output_tokens, answer.cached_tokens or 0, NEVER, 0, -1, NEVER,
-        )  # fmt: skip
-        recorder.requests.write(recorder.requests.pack(*row))
+        ))  # fmt: skip
     end_s = max((_end_s(each.answer) for each in kept), default=0.0)
     prefix = rows.prefix
     return Records(
