@@ -14,8 +14,9 @@ from headway.gateway.auth.keys import Caller, RateHold
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
 from headway.gateway.kv_events.prompts import PromptBlocks
+from headway.gateway.relay.features import Features
 from headway.gateway.relay.quarantine import Quarantine
-from headway.gateway.relay.request import ClientRequest, Features
+from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling.driver import Driver
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.served_models import ServedModels

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headway.control.decisions import Decision
 from headway.control.live import Live
@@ -21,10 +21,11 @@ from headway.gateway.fleet.scaling import LiveScaling
 from headway.gateway.fleet.specs import ServingPlan
 from headway.gateway.kv_events.prompts import PromptBlocks
 from headway.gateway.metrics_page import MetricsPage
+from headway.gateway.relay.features import Features
 from headway.gateway.relay.paced import paced
 from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.relay import Relay
-from headway.gateway.relay.request import RESPONSES, ClientRequest, Features
+from headway.gateway.relay.request import RESPONSES, ClientRequest
 from headway.gateway.relay.writer import ResponseWriter
 from headway.gateway.run_telemetry import RunTelemetry
 from headway.gateway.scheduling.driver import Driver
@@ -52,7 +53,8 @@ if TYPE_CHECKING:
     from headway.gateway.peers.peers import Peers
     from headway.gateway.relay.tracing import Tracing
 
-_FINISHED, _REJECTED = Outcome.FINISHED, Outcome.REJECTED
+_FINISHED: Final = Outcome.FINISHED
+_REJECTED: Final = Outcome.REJECTED
 _RELOADED_POLICIES = (
     "router", "ordering", "ordering_at", "window", "prompt_window", "migration", "admission", "fallback",
     "max_hold_s", "preempt_every_s", "shed_ttft_share", "slo_ttft_s", "slo_tpot_s", "slo_e2e_s",
@@ -352,12 +354,11 @@ class Gateway:
                 await self.peers.restore(client_request.stream_key)
             request = self._admit_copied(client_request, features, caller, request_id)
         else:
-            new_request = partial(
-                InFlightRequest,
-                request_id=request_id,
-                is_streamed=client_request.stream,
-                is_movable=client_request.stream and client_request.can_resume,
-            )
+            is_streamed, can_resume = client_request.stream, client_request.can_resume
+
+            def new_request(live: Live) -> InFlightRequest:
+                return InFlightRequest(live, request_id, is_streamed, is_movable=is_streamed and can_resume)
+
             request = self.admission.admit(features, new_request, caller)
         return self._relay(client_request, request, writer)
 

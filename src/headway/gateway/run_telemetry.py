@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from time import time
+from typing import Final
 
 from headway.control.decisions import Decision, DecisionObserver
 from headway.control.live import Live
@@ -24,6 +25,7 @@ from headway.gateway.telemetry.rolling_stats import RollingStats
 from headway.gateway.telemetry.slowest import SlowestRequests
 from headway.gateway.telemetry.trial import Trial
 
+_FINISHED: Final = Outcome.FINISHED
 _RECORDS_PER_PART = 20_000
 """Number of ended requests at which the records are written early."""
 
@@ -88,7 +90,7 @@ class RunTelemetry:
         live, replica = request.live, request.replica
         is_single_stream = not request.answer.is_unstreamed and live.num_sequences == 1
         is_comparable = live.enqueued_s == live.placed_s and is_single_stream
-        if outcome is Outcome.FINISHED and replica is not None and is_comparable:
+        if outcome is _FINISHED and replica is not None and is_comparable:
             self.drift.add(replica.id, replica.pool, live, now)
         self.metrics.count_end(request, outcome, now)
         if live.fallback is not None and replica is not None:
@@ -101,7 +103,7 @@ class RunTelemetry:
             self.trial.ended(live, outcome, now)
         if self.rolling_stats is not None:
             self.rolling_stats.count_end(live, outcome, now)
-        if self.slowest is not None and outcome is Outcome.FINISHED:
+        if self.slowest is not None and outcome is _FINISHED:
             name = "" if replica is None else replica.name
             self.slowest.add(live, request.request_id or str(live.id), name, now)
         if self.recording.enabled:

@@ -7,7 +7,7 @@ from headway.core.errors import unknown
 from headway.gateway.errors import ApiError
 from headway.gateway.fleet.membership import LiveFleet
 from headway.gateway.fleet.specs import ServingPlan
-from headway.gateway.relay.request import Features
+from headway.gateway.relay.features import Features
 from headway.gateway.scheduling.driver import Driver
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.upstream.dialects import ADAPTERS

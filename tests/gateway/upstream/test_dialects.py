@@ -101,11 +101,18 @@ def test_a_reader_gives_the_load_of_each_page(api: str) -> None:
     names = (*adapter.running, *adapter.waiting, *adapter.kv_share, *adapter.host_share, *(adapter.kv_blocks or ()))
     names += tuple(filter(None, (adapter.loras, adapter.ordering)))
     reader = LoadReader(adapter)
-    for _ in range(200):
+
+    def some_lines() -> list[str]:
         lines = [f'{name}{{model_name="{rng.choice("ab")}"}} {rng.choice("01")}' for name in names]
         lines = [line for line in lines if rng.random() < 0.7]
         others = ["other 1", "# TYPE x gauge", *(f"{odd}{name} 7" for name in names for odd in ("x", "# HELP ", " "))]
-        page, models = "\n".join(rng.sample(lines + others, len(lines + others))), {rng.choice("ab")}
-        load = reader.read(page, models)
-        assert load == parse_load(adapter, page, models)
-        assert load == parse_load(adapter, "\n".join(line for line in page.split("\n") if line in lines), models)
+        return rng.sample(lines + others, rng.randrange(len(lines + others) + 1))
+
+    rest = some_lines()
+    for _ in range(400):
+        if rng.random() < 0.5:  # else only the beginning of the page changes
+            rest = some_lines()
+        page, models = [*some_lines(), *rest], {rng.choice("ab")}
+        load = reader.read("\n".join(page).encode(), models)
+        assert load == parse_load(adapter, "\n".join(page), models)
+        assert load == parse_load(adapter, "\n".join(line for line in page if line.startswith(names)), models)

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
 from headway.gateway.errors import ApiError
 
-MAX_DEPTH = 100
+MAX_DEPTH: Final = 100
 """Limit on the nesting of arrays and objects."""
 MAX_PARTS = 50_000
 """Limit on the number of arrays, objects and strings, including keys."""
 MAX_VALUES = 1 << 21
 """Limit on the number of all values, most of which are token ids."""
-LONG_BYTES = 64 << 10
+LONG_BYTES: Final = 64 << 10
 """Longer bodies are decoded in steps."""
 _STEP_BYTES = 256 << 10
 _SCAN_BYTES = 64 << 10
-_COUNTED_BYTES = 512
+_COUNTED_BYTES: Final = 512
 _IN_NUMBERS = b"+-.0123456789eE"
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _BRACKET = re.compile(rb"[\[\]{}]")
@@ -34,6 +34,7 @@ _COMMA = re.compile(rb",")
 _QUOTE, _BRACE, _BRACKET_BYTE = b'"{['
 _END_OF_KEY = re.compile(rb"[ \t\r\n]*:")
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
+_decode_short: Final = msgspec.json.Decoder().decode
 Fields = dict[str, Raw]
 """The top-level fields of a body, as raw JSON."""
 
@@ -47,7 +48,7 @@ def decode(raw: bytes) -> tuple[Any, Fields | None]:
     if len(raw) <= LONG_BYTES:
         if len(raw) > MAX_DEPTH and _may_be_deep(raw):
             check(raw)
-        return msgspec.json.decode(raw), None
+        return _decode_short(raw), None
     check(raw)
     if not raw.lstrip().startswith(b"{"):
         return None, None

@@ -370,7 +370,8 @@ class PartialAnswer:
             chunk, unread = sse.read_chunk(data)
             if unread:
                 self.note_unread(unread)
-            self._add(chunk, 0)
+            if self._in_flight.needs_score:
+                self._add(chunk, 0)
             if self.confidence is not None:
                 for choice in chunk.choices:
                     self.confidence.observe(choice)

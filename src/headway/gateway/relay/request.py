@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 
 from headway.control import token_blocks
 from headway.core.request import Segment
 from headway.gateway.relay import json_body
+from headway.gateway.relay.features import NO_COST, CostFeatures, Features
 from headway.gateway.relay.form_body import Form
 from headway.gateway.relay.json_body import Fields
 from headway.gateway.scheduling.stream_copy import StreamKey
 from headway.gateway.upstream.loose_json import count_of
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-EMBEDDINGS, RESPONSES, MESSAGES = "/v1/embeddings", "/v1/responses", "/v1/messages"
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+EMBEDDINGS: Final = "/v1/embeddings"
+RESPONSES: Final = "/v1/responses"
+MESSAGES: Final = "/v1/messages"
 RERANK, SCORE, TOKENIZE, DETOKENIZE = (
     ("/v1/rerank", "/rerank", "/v2/rerank"),
     ("/v1/score", "/score"),
@@ -34,11 +37,11 @@ PATHS = (
 )  # fmt: skip
 BLOCK_BYTES = 1024
 """Bytes of a block. Prompts with equal first N blocks share N segments."""
-_BLOCK_TOKENS = BLOCK_BYTES // 4
+_BLOCK_TOKENS: Final = BLOCK_BYTES // 4
 _MAX_SEGMENTS = 64
-MAX_TOKENS = 1 << 30
+MAX_TOKENS: Final = 1 << 30
 _MAX_SEQUENCES = 1 << 16
-MAX_NAME_CHARS = 512
+MAX_NAME_CHARS: Final = 512
 """Length limit of a model's name; of a session's name, this many characters are read."""
 MAX_TIER = (1 << 15) - 1
 MIN_SLO_MS, MAX_SLO_MS = 1e-3, 1e12
@@ -78,90 +81,34 @@ _UNSPLITTABLE_OPTIONS = ("echo", "prompt_logprobs", "use_beam_search")
 
 
 _COMPARING = frozenset((*RERANK, *SCORE))
-_OF_ONE_MODEL = frozenset((EMBEDDINGS, *RERANK, *SCORE, TOKENIZE, DETOKENIZE, POOLING, *CLASSIFY))
+_OF_ONE_MODEL: Final = frozenset((EMBEDDINGS, *RERANK, *SCORE, TOKENIZE, DETOKENIZE, POOLING, *CLASSIFY))
 """Endpoints whose answers are compared with other answers of the same model, or are sent back to the model."""
+_MAY_BE_BYTES: Final = frozenset((SPEECH, IMAGES, EMBEDDINGS, POOLING, *FORMS))
 
 
-class CostFeatures(Struct, frozen=True, array_like=True, gc=False):
-    """The possible cost of a request, apart from its prompt's text."""
-
-    max_tokens: int = 0
-    """Limit of one sequence's tokens: the limit from any of the fields that engines know, including a reasoning budget;
-    0: no limit."""
-    num_sequences: int = 1
-    num_chars: int = 0
-    """Characters of the body outside of the prompt's text: tools, schemas, tool calls."""
-    num_tokens: int = 0
-    """Prompt tokens outside of the prompt's text: the maximum for images, audio and files, and the number of token ids
-    in lists."""
-    echoes: bool = False
-
-
-_NO_COST = CostFeatures()
-
-
-class Features(Struct, array_like=True, gc=False):
-    """The features of a request that control reads: everything but its text."""
-
-    arrival_s: float
-    """Time of arrival, on the clock of the process that received the request."""
-    model: str
-    is_passthrough: bool
-    num_chars: int
-    """Characters of the prompt's text."""
-    prompt_tokens: int | None
-    """Set if the prompt was given as token ids, or an engine has counted it."""
-    max_tokens: int | None
-    tier: int
-    region: str
-    session_id: int | None
-    prefix: tuple[Segment, ...]
-    slo_ttft_s: float | None
-    slo_tpot_s: float | None
-    has_media: bool = False
-    """Whether the prompt may have tokens outside of its text."""
-    keeps_model: bool = False
-    """Whether the answer is meaningful only together with answers of the same model."""
-    is_flex: bool = False
-    """Whether the service tier is `flex`: the request may then wait until a deadline."""
-    cost: CostFeatures = _NO_COST
-    response_id: str | None = None
-    """The id of the earlier response that the request continues. The engine that made the response stores it."""
-    num_sequences: int = 1
-    """Number of sequences of the answer."""
-
-
-class ClientRequest(Struct):
+class ClientRequest:
     """One request of a client."""
 
-    path: str
-    is_chat: bool
-    is_passthrough: bool
-    """Whether the answer is passed on unchanged."""
-    can_resume: bool
+    # Initial values are set in the class, because most requests keep many of them.
+    model = ""
+    stream = False
+    can_resume = False
     """Whether another engine can continue the answer once it has begun."""
-    body: dict[str, Any]
-    raw: bytes
-    """The original body."""
-    sent_fields: Fields | None
-    """The raw fields of a long body."""
-    model: str
-    stream: bool
-    wants_usage: bool
-    max_tokens: int | None
-    text: str
+    wants_usage = False
+    max_tokens: int | None = None
+    text = ""
     """The prompt's text; empty if the prompt has none."""
-    prompt_ids: list[int] | None
+    prompt_ids: list[int] | None = None
     """The prompt's token ids, if it was given as token ids."""
-    tier: int
-    slo_ttft_s: float | None
-    slo_tpot_s: float | None
-    session: str | None
-    region: str
+    tier = 0
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
+    session: str | None = None
+    region = ""
     """The client's own region."""
-    engine_headers: str
+    engine_headers = ""
     """Header lines that are forwarded to the engine."""
-    wants_explanation: bool = False
+    wants_explanation = False
     """Whether the client asked for headers with hold time, attempt and tier."""
     counted_tokens: int | None = None
     """The prompt's tokens, if an engine has counted them."""
@@ -171,13 +118,22 @@ class ClientRequest(Struct):
     """The key under which a retry can continue the stream; None if no retry can."""
     form: Form | None = None
     """The body if it is a form; `body` then holds the fields that the gateway uses."""
-    content_type: str = "application/json"
-    is_flex: bool = False
+    content_type = "application/json"
+    is_flex = False
     """Whether `service_tier` is `flex`: the request may then wait until a deadline."""
-    has_media: bool = False
+    has_media = False
     """Whether the prompt may have images, audio or files, whose tokens only the engine knows."""
     received_s: float | None = None
     """Time at which the last byte came; None once the gateway's overhead was measured."""
+    may_be_several = False
+    """Whether the body has a field that asks for several sequences, or may have several prompts."""
+
+    def __init__(self, path: str, body: dict[str, Any], raw: bytes, sent_fields: Fields | None) -> None:
+        """`raw`: the original body. `sent_fields`: the raw fields of a long body."""
+        self.path, self.body, self.raw, self.sent_fields = path, body, raw, sent_fields
+        self.is_chat = path == CHAT
+        self.is_passthrough = path != CHAT and path != COMPLETIONS
+        """Whether the answer is passed on unchanged."""
 
     @property
     def is_single(self) -> bool:
@@ -190,7 +146,7 @@ class ClientRequest(Struct):
     @property
     def may_be_bytes(self) -> bool:
         """Whether the answer may have a format other than JSON or JSON events, such as audio or text."""
-        return self.path in (SPEECH, IMAGES, EMBEDDINGS, POOLING, *FORMS)
+        return self.path in _MAY_BE_BYTES
 
     @property
     def needs_end(self) -> bool:
@@ -204,9 +160,6 @@ class ClientRequest(Struct):
         if self.path != COMPLETIONS or self.prompt_ids is not None or not isinstance(prompt, list):
             return 1
         return max(len(prompt), 1)
-
-    may_be_several: bool = False
-    """Whether the body has a field that asks for several sequences, or may have several prompts."""
 
     @property
     def num_sequences(self) -> int:
@@ -290,7 +243,7 @@ class ClientRequest(Struct):
             has_media=self.has_media,
             keeps_model=self.is_passthrough and self.path in _OF_ONE_MODEL,
             is_flex=self.is_flex,
-            cost=self.cost() if has_cost else _NO_COST,
+            cost=self.cost() if has_cost else NO_COST,
             response_id=self.previous_response_id if self.path == RESPONSES else None,
             num_sequences=self.num_sequences if self.may_be_several else 1,
         )
@@ -367,18 +320,3 @@ def _bytes(text: str) -> bytes:
 def _number(digest: bytes) -> int:
     """A nonnegative number that is the same in every process, unlike Python's hashes."""
     return int.from_bytes(digest[:8]) >> 1
-
-
-class RequestFields(Struct):
-    """The fields of a body that the gateway uses, except the prompt. Fields without a type may hold anything."""
-
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: Any = None
-    n: int | float | None = None
-    max_completion_tokens: Any = None
-    max_tokens: Any = None
-    max_output_tokens: Any = None
-    priority: int | float | None = None
-    service_tier: Any = None
-    prompt_cache_key: Any = None

@@ -1,20 +1,19 @@
 """Reads clients' requests. Only values that the gateway itself needs are checked: the model, whether the answer is a
 stream, the number of answers, and the tier. Other values are read as far as possible, and the engine decides about
 them.
-
-Separate from `request.py`, because this module is compiled and msgspec needs the annotations of the fields there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from headway.gateway.errors import DECODE_ERRORS, ApiError
 from headway.gateway.names import cut
 from headway.gateway.relay import json_body
+from headway.gateway.relay.features import RequestFields
 from headway.gateway.relay.form_body import Form
 from headway.gateway.relay.request import (
     CHAT,
@@ -38,20 +37,19 @@ from headway.gateway.relay.request import (
     SPEECH,
     TOKENIZE,
     ClientRequest,
-    RequestFields,
 )
 from headway.gateway.upstream.loose_json import count_of
 
-_STREAMED_PATHS = frozenset((CHAT, COMPLETIONS, RESPONSES, MESSAGES, *FORMS))
+_STREAMED_PATHS: Final = frozenset((CHAT, COMPLETIONS, RESPONSES, MESSAGES, *FORMS))
 """Endpoints that may stream. Other endpoints never stream, regardless of `stream`."""
-_STATEFUL_OPTIONS = frozenset((
+_STATEFUL_OPTIONS: Final = frozenset((
     "logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "frequency_penalty", "presence_penalty",
     "repetition_penalty", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "structured_outputs", "grammar", "json_schema", "tools", "functions", "min_tokens", "best_of", "prompt_embeds",
 ))  # fmt: skip
 """Options that depend on all tokens so far or on a parser's state. With such an option, no other engine can continue
 the answer."""
-_FORWARDED_HEADERS = frozenset(
+_FORWARDED_HEADERS: Final = frozenset(
     (
         "authorization",
         "traceparent",
@@ -62,9 +60,13 @@ _FORWARDED_HEADERS = frozenset(
     )
 )
 _SERVICE_TIERS = {"priority": 0, "auto": 0, "default": 0, "flex": 1}
+_MEDIA_SIGNS = (b'_url"', b'"input_', b'"image"', b'"document"')
+"""Texts of which a body with images, audio or files has one."""
 _JSON_TYPES = {"model": "string", "stream": "boolean"}
 """Maps the checked fields to their types. Fields that are not listed are integers."""
-_SLO_HEADERS = frozenset(f"{prefix}-{metric}-ms" for prefix in ("x-llm-d-slo", "x-slo") for metric in ("ttft", "tpot"))
+_SLO_HEADERS: Final = frozenset(
+    f"{prefix}-{metric}-ms" for prefix in ("x-llm-d-slo", "x-slo") for metric in ("ttft", "tpot")
+)
 Prompt = tuple[str, list[int] | None]
 """The prompt's text, and its token ids if it was given as token ids."""
 
@@ -91,42 +93,32 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
         _integer("n", fields.n)
     text, prompt_ids = _PROMPT_READERS[path](body)
     cache_key = fields.prompt_cache_key if isinstance(fields.prompt_cache_key, str) else None
-    has_slo = not _SLO_HEADERS.isdisjoint(headers)
-    engine_headers, is_chat = "", path == CHAT
-    if not _FORWARDED_HEADERS.isdisjoint(headers):
-        forwarded = _FORWARDED_HEADERS.intersection(headers)
-        engine_headers = "".join([f"{name}: {headers[name]}\r\n" for name in sorted(forwarded)])
+    options, is_chat = fields.stream_options, path == CHAT
     may_have_media = not is_chat
     messages = body.get("messages")
     for message in messages if is_chat and isinstance(messages, list) else ():
         may_have_media |= not isinstance(message, dict) or not isinstance(message.get("content"), str)
-    has_media = may_have_media and (b'_url"' in raw or b'"input_' in raw or b'"image"' in raw or b'"document"' in raw)
-    has_tier = fields.priority is not None or fields.service_tier is not None or "x-headway-tier" in headers
-    return ClientRequest(
-        path=path,
-        is_chat=is_chat,
-        is_passthrough=not is_chat and path != COMPLETIONS,
-        can_resume=_can_resume(path, body, prompt_ids),
-        body=body,
-        raw=raw,
-        sent_fields=sent_fields,
-        model=model,
-        stream=fields.stream is True and path in _STREAMED_PATHS,
-        wants_usage=isinstance(fields.stream_options, dict) and bool(fields.stream_options.get("include_usage")),
-        max_tokens=_max_tokens(fields),
-        text=text,
-        prompt_ids=prompt_ids,
-        tier=_tier(fields, headers) if has_tier else 0,
-        slo_ttft_s=_slo_s(headers, "ttft") if has_slo else None,
-        slo_tpot_s=_slo_s(headers, "tpot") if has_slo else None,
-        session=headers.get("x-session-id") or cache_key,
-        region=cut(region) if region else "",
-        engine_headers=engine_headers,
-        wants_explanation=headers.get("x-headway-explain") == "1",
-        is_flex=fields.service_tier == "flex",
-        has_media=has_media,  # or only a text about the prompt, which does not show the number of token ids
-        may_be_several=path == COMPLETIONS or "n" in body or "best_of" in body or "n_cmpl" in body,
-    )
+    has_media = may_have_media and any(raw.find(sign) >= 0 for sign in _MEDIA_SIGNS)
+    request = ClientRequest(path, body, raw, sent_fields)
+    request.model, request.text, request.prompt_ids = model, text, prompt_ids
+    request.stream = fields.stream is True and path in _STREAMED_PATHS
+    request.can_resume = _can_resume(path, body, prompt_ids)
+    request.wants_usage = isinstance(options, dict) and bool(options.get("include_usage"))
+    request.max_tokens = _max_tokens(fields)
+    if fields.priority is not None or fields.service_tier is not None or "x-headway-tier" in headers:
+        request.tier = _tier(fields, headers)
+        request.is_flex = fields.service_tier == "flex"
+    if not _SLO_HEADERS.isdisjoint(headers):
+        request.slo_ttft_s, request.slo_tpot_s = _slo_s(headers, "ttft"), _slo_s(headers, "tpot")
+    request.session = headers.get("x-session-id") or cache_key
+    request.region = cut(region) if region else ""
+    if not _FORWARDED_HEADERS.isdisjoint(headers):
+        forwarded = _FORWARDED_HEADERS.intersection(headers)
+        request.engine_headers = "".join([f"{name}: {headers[name]}\r\n" for name in sorted(forwarded)])
+    request.wants_explanation = headers.get("x-headway-explain") == "1"
+    request.has_media = has_media  # or only a text about the prompt, which does not show the number of token ids
+    request.may_be_several = path == COMPLETIONS or "n" in body or "best_of" in body or "n_cmpl" in body
+    return request
 
 
 def checked_model(name: str) -> str:
@@ -286,7 +278,7 @@ def _no_prompt(body: dict[str, Any]) -> Prompt:
     return "", None
 
 
-_PROMPT_READERS: dict[str, Callable[[dict[str, Any]], Prompt]] = {
+_PROMPT_READERS: Final[dict[str, Callable[[dict[str, Any]], Prompt]]] = {
     CHAT: _chat_prompt,
     COMPLETIONS: _completion_prompt,
     EMBEDDINGS: _input_prompt,

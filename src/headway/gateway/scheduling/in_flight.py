@@ -107,6 +107,8 @@ _NOWHERE: Final = Assignment()
 _HELD: Final = State.HELD
 _HANDING_OVER: Final = State.HANDING_OVER
 _SENT: Final = State.SENT
+_STREAMING: Final = State.STREAMING
+_ENDED: Final = State.ENDED
 
 
 class IllegalTransitionError(Exception):
@@ -245,7 +247,8 @@ class InFlightRequest:
 
     def enter(self, state: State) -> None:
         """Change the state. IllegalTransitionError if the table does not allow the change."""
-        if not _MASKS[self.state] >> state & 1:
+        after: int = state
+        if not _MASKS[self.state] >> after & 1:
             raise IllegalTransitionError(f"{state.name} does not follow {self.state.name}")
         self.state = state
 
@@ -257,7 +260,7 @@ class InFlightRequest:
     def begin_answer(self) -> None:
         """Tokens of the answer have come."""
         if self.state is _SENT or self.state is _HANDING_OVER:
-            self.enter(State.STREAMING)
+            self.enter(_STREAMING)
 
     def end_prefill_leg(self) -> PrefillLeg | None:
         """The prefill replica of a dual dispatch has sent the KV cache: only the decode replica still runs the
@@ -277,7 +280,7 @@ class InFlightRequest:
 
     def end(self, outcome: Outcome) -> None:
         """Control has ended the request: wake its task, which answers the client."""
-        self.enter(State.ENDED)
+        self.enter(_ENDED)
         self.outcome = outcome
         if self.scoring is not None:
             self.scoring.cancel()

@@ -88,7 +88,11 @@ class CompletionsApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None) -> None:
         """The ASGI call, with `writer` in addition: for a server that can write to the connection directly."""
         writer = writer or AsgiWriter(receive, send)
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        name: bytes  # typed, so that they are decoded by compiled code
+        value: bytes
+        headers = dict[str, str]()
+        for name, value in scope["headers"]:
+            headers[name.decode("latin-1")] = value.decode("latin-1")
         request_id = headers.get("x-request-id", "")
         if not request_id or not is_request_id(request_id):
             request_id = next(self._request_ids)

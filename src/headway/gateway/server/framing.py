@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
-MAX_HEAD_BYTES = 64 << 10
+MAX_HEAD_BYTES: Final = 64 << 10
 """Maximum length of a request's first line and headers."""
-MAX_HEADERS = 256
-MAX_FRAMING_BYTES = 64 << 10
+MAX_HEADERS: Final = 256
+MAX_FRAMING_BYTES: Final = 64 << 10
 """Maximum length of a body's chunk headers and trailers, in addition to one byte for each 8 bytes of the body."""
-_BODY_BYTES_PER_FRAMING_BYTE = 8
+_BODY_BYTES_PER_FRAMING_BYTE: Final = 8
 _MAX_SIZE_DIGITS = 16
 _DIGITS = b"0123456789abcdefABCDEF"
-_BLANK_LINE = b"\r\n\r\n"
-HEAD, BODY, CHUNK_HEADER, CHUNK, TRAILERS, END = range(6)
+_BLANK_LINE: Final = b"\r\n\r\n"
+HEAD: Final = 0
+BODY: Final = 1
+CHUNK_HEADER: Final = 2
+CHUNK: Final = 3
+TRAILERS: Final = 4
+END: Final = 5
 """The part of a request that comes next on a connection. END: the request is complete. Plain numbers, because looking
 up an enum's members takes a tenth of a request's time here."""
 

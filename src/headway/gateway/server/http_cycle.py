@@ -12,7 +12,7 @@ from starlette.types import Message, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 log = logging.getLogger("headway.gateway")
-MAX_HELD_BYTES = 1 << 16
+MAX_HELD_BYTES: Final = 1 << 16
 """Maximum number of received bytes that are held. Beyond it, reading pauses."""
 MAX_UNREAD_BYTES = 1 << 16
 """Maximum number of answer bytes that the client has not read. Beyond it, writers and the next request wait."""
@@ -21,11 +21,12 @@ READ_BYTES = 1 << 18
 _NOT_IN_HEADERS = bytes((*range(9), 11, 12, *range(14, 32), 127))
 _header_lines: Final[dict[tuple[bytes, bytes], bytes]] = {}
 """Encoded header lines by name and value. Most responses have the same lines, except the request's id."""
-_MAX_LINES, _MAX_LINE_BYTES = 256, 56
-_LAST_STATUSES = frozenset((408, 413))
+_MAX_LINES: Final = 256
+_MAX_LINE_BYTES: Final = 56
+_LAST_STATUSES: Final = frozenset((408, 413))
 """Statuses after which the connection is closed, because more of a refused body may come."""
-_WITHOUT_BODY = frozenset((204, 304))
-_MAX_PARTS = 64
+_WITHOUT_BODY: Final = frozenset((204, 304))
+_MAX_PARTS: Final = 64
 """A body in more parts is joined, because short parts take several times their length."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FAILED = b"Internal Server Error"
@@ -126,6 +127,8 @@ class HttpCycle:
     ) -> None:
         self._connection, self._transport, self._memory, self._scope = connection, transport, memory, scope
         self._default_headers = default_headers
+        self.task: asyncio.Task[None] | None = None
+        """The task of `run`, until its end."""
         self._expects_100_continue, self._keeps_alive = expects_100_continue, keeps_alive
         # The request's body.
         self._parts: list[bytes] = []
@@ -150,8 +153,9 @@ class HttpCycle:
         """Bytes of the body that are not written yet, if its length was announced."""
         self._on_disconnect: Callable[[], None] | None = None
 
-    async def run(self, app: Callable[..., Any], takes_writer: bool) -> None:
-        """Run the application. Its errors are logged, and answered with status 500."""
+    async def run(self, app: Callable[..., Any], takes_writer: bool, tasks: set[asyncio.Task[None]]) -> None:
+        """Run the application. Its errors are logged, and answered with status 500. At the end, the task leaves
+        `tasks`."""
         try:
             if takes_writer:
                 await app(self._scope, self.receive, self.send, self)
@@ -165,6 +169,9 @@ class HttpCycle:
             self._fail()
         finally:
             self._scope = {}  # the connection keeps this object until the next request
+            if self.task is not None:
+                tasks.discard(self.task)
+                self.task = None
 
     def _has_ended(self) -> bool:
         return self.is_complete or self._is_gone
@@ -290,15 +297,21 @@ class HttpCycle:
     def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Set status and headers, which are sent with the first part of the body. Without a content-length the body is
         chunked."""
-        lines, named = [*self._default_headers, *headers], dict(headers)
-        length = named.get(b"content-length")
+        lines = [*self._default_headers, *headers]
+        length: bytes | None = None
+        closes = False
+        for name, value in headers:
+            if name == b"content-length":
+                length = value
+            elif name == b"connection":
+                closes = value.lower().find(b"close") >= 0
         has_body = self._scope["method"] != "HEAD" and status not in _WITHOUT_BODY
         is_chunked = has_body and length is None
         if is_chunked:
             lines.append((b"transfer-encoding", b"chunked"))
         if not self._is_whole or self._parts or status in _LAST_STATUSES:
             self._keeps_alive = False  # further parts of the body may come
-        if b"close" in named.get(b"connection", b"").lower():
+        if closes:
             self._keeps_alive = False
         elif not self._keeps_alive:
             lines.append((b"connection", b"close"))
@@ -313,20 +326,21 @@ class HttpCycle:
         differs from the announced length."""
         if self._is_gone:
             return
+        pieces = [self._head]
         if self._is_chunked:
-            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            body = body if more else body + b"0\r\n\r\n"
-        elif not self._has_body:
-            body = b""
-        else:
+            if body:
+                pieces += (b"%x\r\n" % len(body), body, b"\r\n")
+            if not more:
+                pieces.append(b"0\r\n\r\n")
+        elif self._has_body:
             self._num_left -= len(body)
             if self._num_left < 0 or (self._num_left and not more):
                 raise RuntimeError("the body is not as long as its content-length")
-        if self._head:
-            body, self._head = self._head + body, b""
-        if body:
+            pieces.append(body)
+        self._head = b""
+        if data := b"".join(pieces):
             self.num_written += 1
-            self._transport.write(body)
+            self._transport.write(data)
         if not more:
             self.is_complete = True
             if self._news is not None:
@@ -349,10 +363,12 @@ class HttpCycle:
 def _header_line(header: tuple[bytes, bytes]) -> bytes:
     """The line of a header. Raises ValueError if it is not one line of text."""
     name, value = header
-    line = b"%b: %b\r\n" % (name, value)
-    is_text = len(line.translate(None, _NOT_IN_HEADERS)) == len(line)
-    if not is_text or not line.count(b"\n") == line.count(b"\r") == 1:
-        raise ValueError("a response header is not a line of text")
+    line = name + b": " + value + b"\r\n"
+    text = line[:-2].decode("latin-1")
+    if not (text.isascii() and text.isprintable()):  # most lines are; the exact check takes three times as long
+        is_text = len(line.translate(None, _NOT_IN_HEADERS)) == len(line)
+        if not is_text or not line.count(b"\n") == line.count(b"\r") == 1:
+            raise ValueError("a response header is not a line of text")
     if len(line) <= _MAX_LINE_BYTES and name != b"x-request-id":
         if len(_header_lines) >= _MAX_LINES:
             _header_lines.clear()

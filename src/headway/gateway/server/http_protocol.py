@@ -13,7 +13,7 @@ import re
 import select
 import socket
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 import httptools
@@ -39,14 +39,14 @@ _LINGER_S = 5.0
 _LINGER_BYTES = 64 << 20
 """Maximum number of bytes of a request that are read and dropped after the last answer on a connection. If a connection
 is closed with unread bytes, it is reset, and the client may lose the answer."""
-_COPIED_BYTES = 1 << 14
+_COPIED_BYTES: Final = 1 << 14
 """Length below which a segment is divided by copying. For short segments, copies are faster than views."""
 _UNREAD_TIMEOUT_S = 60.0
 _LEAST_READ_BYTES = 1 << 14
 """Minimum number of unread answer bytes that a client must read within `_UNREAD_TIMEOUT_S`."""
 _FIRST_PROBE_S, _PROBE_PERIOD_S = 0.05, 2.0
 """Times of the probes of clients that have closed the connection or their side of it."""
-_MAX_KEPT_TARGET = 256
+_MAX_KEPT_TARGET: Final = 256
 """Longest target of a request that its connection keeps for the next request."""
 _LINE_ENDS = re.compile(rb"[\r\n]*")
 
@@ -313,7 +313,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._framing.part == HEAD:  # otherwise the field is a trailer, which the check of the headers has not seen
-            if value[-1:] in b" \t":
+            if value and value[-1] in b" \t":
                 value = value.rstrip(b" \t")  # the parser leaves this white space, which is not part of the value
             self._headers.append((name.lower(), value))
             if len(self._headers) > MAX_HEADERS:
@@ -414,9 +414,9 @@ class HttpProtocol(asyncio.Protocol):
         cycle = self._cycle
         if self._is_new and cycle is not None:
             self._is_new = False
-            task = self._loop.create_task(cycle.run(self._app, self._takes_writer))
-            self._state.tasks.add(task)
-            task.add_done_callback(self._state.tasks.discard)
+            tasks = self._state.tasks
+            cycle.task = self._loop.create_task(cycle.run(self._app, self._takes_writer, tasks))
+            tasks.add(cycle.task)
 
     def end_response(self, cycle: HttpCycle) -> None:
         self._state.total_requests += 1

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Protocol
+from typing import Final, Protocol
 
 from headway.control.live import Live
 from headway.core.record import Outcome
@@ -17,13 +17,15 @@ from headway.gateway.telemetry.definitions import DEFINITIONS
 
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _LE = (*map(str, _BOUNDS_S), "+Inf")
-LAST_TIER = 99
+LAST_TIER: Final = 99
 """Highest tier that is counted separately. Higher tiers are counted as this tier, because clients choose tiers, and
 each tier takes memory."""
 _E2E, _TTFT = ("headway_request_duration_seconds", ""), ("headway_time_to_first_token_seconds", "")
 _TPOT, _HOLD = ("headway_time_per_output_token_seconds", ""), ("headway_hold_seconds", "")
-_OUTCOMES = tuple(outcome.name.lower() for outcome in Outcome)
-_INTER_TOKEN, _OVERHEAD = "headway_inter_token_seconds", ("headway_gateway_overhead_seconds", "")
+_FINISHED: Final = Outcome.FINISHED
+_OUTCOMES: Final = tuple(outcome.name.lower() for outcome in Outcome)
+_INTER_TOKEN: Final = "headway_inter_token_seconds"
+_OVERHEAD = ("headway_gateway_overhead_seconds", "")
 _HISTOGRAMS = [name for name, definition in DEFINITIONS.items() if definition.kind == "histogram"]
 _BY_MODEL = {
     f"headway_{name}": DEFINITIONS[f"headway_{name}"].labels[1]
@@ -227,34 +229,35 @@ class PrometheusMetrics:
 
     def count_end(self, request: MeasuredRequest, outcome: Outcome, now: float) -> None:
         """Count a request that has ended, and its latencies if it finished."""
-        live, series = request.live, self._series_of(request)
+        live, answer, replica, series = request.live, request.answer, request.replica, self._series_of(request)
         series.num_by_outcome[_OUTCOMES[outcome]] += 1
         series.input_tokens += live.prompt_tokens
         series.output_tokens += live.generated_tokens
-        if live.cached_tokens and request.replica is not None:
-            self._by_model["headway_cached_tokens_total"][live.model, request.replica.pool] += live.cached_tokens
-        computed, cached = request.answer.continued_tokens
+        if live.cached_tokens and replica is not None:
+            self._by_model["headway_cached_tokens_total"][live.model, replica.pool] += live.cached_tokens
+        computed, cached = answer.continued_tokens
         if computed or cached:
             for kv, tokens in (("computed", computed), ("cached", cached)):
                 if tokens:
                     self._by_model["headway_continued_tokens_total"][live.model, kv] += tokens
-        if request.answer.unread is not None:
-            for what, num in request.answer.unread.items():
+        unread = answer.unread
+        if unread is not None:
+            for what, num in unread.items():
                 self._by_model["headway_unread_total"][live.model, what] += num
         if live.tenant:
             tenant = self.tenants.known(live.tenant)
             self._by_model["headway_tenant_requests_total"][live.model, tenant] += 1
             total_tokens = live.prompt_tokens + live.generated_tokens
             self._by_model["headway_tenant_tokens_total"][live.model, tenant] += total_tokens
-        if request.replica is not None and request.replica.is_hosted and live.generated_tokens:
-            hosted = self.hosted_tokens.setdefault(request.replica.id, [0, 0, 0])
+        if replica is not None and replica.is_hosted and live.generated_tokens:
+            hosted = self.hosted_tokens.setdefault(replica.id, [0, 0, 0])
             cached = min(live.cached_tokens, live.prompt_tokens)
             hosted[0] += live.prompt_tokens - cached
             hosted[1] += cached
             hosted[2] += live.generated_tokens
         # avoids a call
         is_judged = not (live.slo_ttft_s is live.slo_tpot_s is live.slo_e2e_s is live.deadline_s is None)
-        if outcome is not Outcome.FINISHED:
+        if outcome is not _FINISHED:
             if is_judged:
                 self._by_model["headway_slo_requests_total"][live.model, "missed"] += 1
             return

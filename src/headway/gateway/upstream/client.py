@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -24,14 +24,14 @@ from headway.gateway.upstream.errors import (
     UnreachableError,
 )
 
-_MAX_BUFFERED_BYTES = 1 << 18
+_MAX_BUFFERED_BYTES: Final = 1 << 18
 """Maximum number of body bytes that are read but not consumed. Beyond it, reading pauses, so that a slow client costs
 no memory."""
-_SHORT_BODY_BYTES = 1 << 16
+_SHORT_BODY_BYTES: Final = 1 << 16
 """Shorter bodies are copied, to send them together with their heads."""
-_MAX_OVERHEAD_BYTES = 1 << 18
+_MAX_OVERHEAD_BYTES: Final = 1 << 18
 """Maximum bytes of headers, or of framing between two pieces of a body."""
-_MAX_IDLE_CONNECTIONS = 256
+_MAX_IDLE_CONNECTIONS: Final = 256
 """Maximum number of idle connections kept to one server. Without a limit, a burst of streams would leave one open
 connection for each stream."""
 _STALE_S = 0.05
@@ -51,6 +51,7 @@ class Connection(asyncio.Protocol):
     """One connection, with one response at a time."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()  # looking it up for each wait would be a system call
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._on_data: OnData | None = None
@@ -187,9 +188,9 @@ class Connection(asyncio.Protocol):
             if self.is_complete:
                 return b""
             await self.wait()
-        return self._take_parts()
+        return self.take_parts()
 
-    def _take_parts(self) -> bytes:
+    def take_parts(self) -> bytes:
         """The received part of the body that was not taken yet."""
         parts, self._parts, self._buffered = self._parts, [], 0
         if self._is_paused:
@@ -199,7 +200,7 @@ class Connection(asyncio.Protocol):
     async def read(self, limit_bytes: int) -> bytes:
         """The whole body. Raises EngineError if it is truncated or longer than the limit."""
         if self.is_complete and self._buffered <= limit_bytes:
-            return self._take_parts()
+            return self.take_parts()
         parts, size = [], 0
         while part := await self.read_part():
             parts.append(part)
@@ -254,7 +255,7 @@ class Connection(asyncio.Protocol):
         """Call the stream's `on_data` with the parts so far."""
         try:
             assert self._on_data is not None
-            if self._on_data(self._take_parts()):
+            if self._on_data(self.take_parts()):
                 return
         except Exception as error:
             self._callback_error = error
@@ -300,7 +301,7 @@ class Connection(asyncio.Protocol):
         """Completes at the next change. Raises EngineError if the connection has failed."""
         if self._error is not None:
             raise type(self._error)(*self._error.args)
-        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        self._waiter = waiter = self._loop.create_future()
         return waiter
 
     def _wake(self) -> None:
@@ -381,7 +382,7 @@ class Client:
         length = f"Content-Length: {len(body)}\r\n" if body or method == "POST" else ""
         head = f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._authority}\r\n{length}{headers}\r\n"
         data = head.encode("latin-1")
-        connection, sent_s = await self.connect(), monotonic()
+        connection, sent_s = self._take_idle() or await self._open(), monotonic()
         broken = await self._send(connection, data, body, on_connection)
         if broken is None:
             return connection
@@ -423,11 +424,15 @@ class Client:
     async def connect(self) -> Connection:
         """An idle connection, otherwise a new connection. Raises UnreachableError if the server does not accept a
         connection in time, ExhaustedError if this process cannot open one."""
+        return self._take_idle() or await self._open()
+
+    def _take_idle(self) -> Connection | None:
+        """An idle connection, from now on in use; None if there is none."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_lost:
                 return connection
-        return await self._open()
+        return None
 
     async def _open(self) -> Connection:
         """A new connection, with the errors of `connect`."""
@@ -473,6 +478,8 @@ class Client:
         except TimeoutError:
             raise NoAnswerError(f"no answer to {path} within {timeout_s:g} s") from None
         try:
+            if connection.is_complete:
+                return connection.status, connection.take_parts()
             return connection.status, await connection.read_beginning(_MAX_STATUS_BYTES, _STATUS_BODY_S)
         finally:
             self.release(connection)

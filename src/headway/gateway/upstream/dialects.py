@@ -151,21 +151,31 @@ def parse_load(adapter: Adapter, page: str, models: Collection[str] = ()) -> Loa
     `models`: the engine's names for the model; if the page has several models, only its samples count. A page with too
     many of these metrics gives nothing.
     """
-    return _parse(adapter, _lines_of(adapter, page), models)
+    return _parse(adapter, _text_of(_lines_of(adapter, page.encode(errors="replace"))), models)
 
 
 class LoadReader:
-    """Reads one engine's pages. Most of a page changes from one to the next, and the lines with an idle engine's load
-    do not: these are parsed once."""
+    """Reads one engine's pages. The lines with the load are parsed only if they have changed.
+
+    Pages begin with the metrics of the process, which always change. The rest, from the engine's own metrics on, is the
+    same for an idle engine: it is searched only if its hash has changed. The rest itself would be 50 KB an engine.
+    """
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
+        namespace = adapter.running[0].partition(":")[0] if adapter.running else ""
+        self._own_start = f"\n{namespace}:".encode()
+        self._rest_hash, self._rest_lines = hash(b""), b""
         self._last: tuple[str, Collection[str]] = "", ()
         self._load = _parse(adapter, *self._last)
 
-    def read(self, page: str, models: Collection[str]) -> Load:
-        """As `parse_load`."""
-        found = _lines_of(self._adapter, page), models
+    def read(self, page: bytes, models: Collection[str]) -> Load:
+        """As `parse_load`, for the page's bytes."""
+        start = max(page.find(self._own_start), 0)
+        rest = page[start:]
+        if hash(rest) != self._rest_hash:
+            self._rest_hash, self._rest_lines = hash(rest), _lines_of(self._adapter, rest)
+        found = _text_of(_lines_of(self._adapter, page[:start]) + b"\n" + self._rest_lines), models
         if found != self._last:
             self._load, self._last = _parse(self._adapter, *found), found
         return self._load
@@ -191,17 +201,22 @@ def _parse(adapter: Adapter, page: str, models: Collection[str]) -> Load:
     )
 
 
-def _lines_of(adapter: Adapter, page: str) -> str:
-    """The lines of a page that may be samples of the adapter's metrics; empty if they are too long in total."""
+def _text_of(lines: bytes) -> str:
+    """The lines as text; empty if they are too long in total."""
+    text = lines.decode(errors="replace")
+    return text if len(text) <= _MAX_CHARS else ""
+
+
+def _lines_of(adapter: Adapter, page: bytes) -> bytes:
+    """The lines of a page, or of a part of it, that may be samples of the adapter's metrics."""
     names = (*adapter.running, *adapter.waiting, *adapter.kv_share, *adapter.host_share, *(adapter.kv_blocks or ()))
     names += tuple(filter(None, (adapter.loras, adapter.ordering)))
-    page = "\n" + page
-    found = "\n".join([line for lines in _line_patterns(names) for line in lines.findall(page)])
-    return found if len(found) <= _MAX_CHARS else ""
+    page = b"\n" + page
+    return b"\n".join([line for lines in _line_patterns(names) for line in lines.findall(page)])
 
 
 @cache
-def _line_patterns(names: tuple[str, ...]) -> list[re.Pattern[str]]:
+def _line_patterns(names: tuple[str, ...]) -> list[re.Pattern[bytes]]:
     """Patterns of the lines that begin with one of the names: a pattern for each namespace, such as `vllm:`. Searching
     a page of 50 KB for them takes half as long as comparing each of its lines with the names."""
     by_namespace: dict[str, list[str]] = {}
@@ -209,7 +224,7 @@ def _line_patterns(names: tuple[str, ...]) -> list[re.Pattern[str]]:
         namespace, colon, rest = name.partition(":")
         by_namespace.setdefault(namespace + colon, []).append(re.escape(rest))
     parts = [(re.escape(namespace), "|".join(rests)) for namespace, rests in by_namespace.items()]
-    return [re.compile(rf"\n({namespace}(?:{rests})[^\n]*)") for namespace, rests in parts]
+    return [re.compile(rf"\n({namespace}(?:{rests})[^\n]*)".encode()) for namespace, rests in parts]
 
 
 def _count(found: samples.Values) -> int | None:

@@ -151,7 +151,7 @@ class EngineEndpoint:
         if data is None:
             return None
         names = {self.model, *self.aliases, *([self.reported_model] if self.reported_model else [])}
-        load = self._loads.read(data.decode(errors="replace"), names)
+        load = self._loads.read(data, names)
         for metric in load.unclear:
             if metric not in self._unclear and len(self._unclear) < _MAX_NOTED:
                 self._unclear.add(metric)

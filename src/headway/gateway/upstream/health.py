@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
@@ -151,6 +150,21 @@ class Breaker:
         """The time until the next probe of an open breaker, doubled with each call."""
         pause_s, self.pause_s = self.pause_s, min(2 * self.pause_s, MAX_PAUSE_S)
         return pause_s
+
+
+async def _pause(failure: asyncio.Event, breaker: Breaker, pause_s: float) -> None:
+    """Wait for the next probe: for `pause_s`, or until a short time after a request has failed. The timer sets the
+    failure's event, because a timeout of the wait would cost an exception for each probe."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + pause_s
+    timer = loop.call_at(end_s, failure.set)
+    try:
+        await failure.wait()
+        left_s = end_s - loop.time()
+        if left_s > 0 and breaker.is_open and not breaker.probe_now:
+            await asyncio.sleep(min(left_s, MIN_PAUSE_S))
+    finally:
+        timer.cancel()
 
 
 class HealthMonitor(Generic[Replica]):
@@ -343,11 +357,7 @@ class HealthMonitor(Generic[Replica]):
                 await self._probe_and_count(replica, breaker)
             period_s = max(self._settings.scrape_period_s, _HOSTED_PERIOD_S if replica.is_hosted else 0.0)
             interval_s = MIN_PAUSE_S if breaker.num_failed_probes else period_s
-            pause_s = breaker.next_pause_s() if breaker.is_open else interval_s
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await failure.wait()
-                    await asyncio.sleep(MIN_PAUSE_S if breaker.is_open and not breaker.probe_now else 0)
+            await _pause(failure, breaker, breaker.next_pause_s() if breaker.is_open else interval_s)
             breaker.probe_now = False
 
     async def _probe_and_count(self, replica: Replica, breaker: Breaker) -> None:

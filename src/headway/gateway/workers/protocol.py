@@ -18,7 +18,7 @@ from msgspec import Struct
 from headway.control.policies import FallbackReason
 from headway.core.record import Outcome
 from headway.core.request import Phase
-from headway.gateway.relay.request import Features
+from headway.gateway.relay.features import Features
 from headway.gateway.scheduling.in_flight import ReleaseReason
 from headway.gateway.scheduling.request_state import AnswerState, Assignment
 from headway.gateway.scheduling.stream_copy import StreamKey, StreamPart
