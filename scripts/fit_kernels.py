@@ -60,7 +60,7 @@ def kernels(name: str) -> dict[str, Any]:
 
 def _short(values: dict[str, float]) -> dict[str, float]:
     optional = ("tile_tokens", "cast_efficiency", "wave_share")
-    return {key: value for key, value in values.items() if value or key not in optional}
+    return {key: value for key, value in values.items() if key != "cast_share" and (value or key not in optional)}
 
 
 def main() -> None:

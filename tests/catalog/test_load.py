@@ -272,7 +272,7 @@ def test_factors_of_an_engines_kernels_are_applied_once() -> None:
 def test_a_cast_within_the_kernel_before_has_no_latency_of_its_own(share: float, latency_s: float) -> None:
     kernels = catalog.coefficients("h100-80gb-sxm", "vllm-0.15").kernels
     plain, cast = (replace(kernels.gemm[dtype], latency_s=s) for dtype, s in (("bf16", 4e-6), ("fp8", 6e-6)))
-    found = scaled(replace(kernels, gemm={"bf16": plain, "fp8": cast}), {"cast_latency": share}).gemm
+    found = scaled(replace(kernels, gemm={"bf16": plain, "fp8": cast}), {"cast_share": share}).products()
     assert found["fp8"].latency_s == pytest.approx(latency_s)
     assert found["bf16"].latency_s == 4e-6
 
@@ -284,6 +284,7 @@ def test_a_factor_of_eight_bit_products_leaves_others_as_they_are() -> None:
     assert found["fp8"] == replace(plain["fp8"], compute_efficiency=plain["fp8"].compute_efficiency * 1.1)
 
 
-def test_vllm_0_25_casts_within_the_kernel_before() -> None:
-    old, new = (catalog.coefficients("h100-80gb-sxm", name).kernels.gemm for name in ("vllm-0.15", "vllm-0.25"))
-    assert old["fp8"].latency_s > new["fp8"].latency_s == new["bf16"].latency_s
+@pytest.mark.parametrize("gpu", ["h100-80gb-sxm", "h200-141gb-sxm", "l40s"])
+def test_vllm_0_25_casts_within_the_kernel_before(gpu: str) -> None:
+    kept = {name: catalog.coefficients(gpu, name).kernels.gemm["fp8"].cast_share for name in ("vllm-0.15", "vllm-0.25")}
+    assert kept == {"vllm-0.15": 1.0, "vllm-0.25": 0.0}

@@ -306,6 +306,22 @@ def test_tiles_are_of_eight_bit_products_on_known_gpus() -> None:
         assert chunk_s(2049, **same) == pytest.approx(chunk_s(2048, **same), rel=0.002)
 
 
+@given(st.integers(1, 8192), st.floats(0.05, 2.0), st.floats(0, 1))
+def test_a_cast_takes_its_share_of_latency_and_bytes(tokens: int, efficiency: float, share: float) -> None:
+    plain, engine = Roofline(1e-6, 1.0, 1.0, 60.0), catalog.engine("simulated")
+
+    def chunk_s(latency_s: float, efficiency: float, share: float) -> float:
+        cast = Roofline(latency_s, 1.0, 1.0, 60.0, cast_efficiency=efficiency, cast_share=share)
+        found = replace(PERFECT, kernels=replace(PERFECT.kernels, gemm={"bf16": plain, "fp8": cast}))
+        model = replace(catalog.model("llama-2-70b"), dtype="fp8")
+        return StepModel(model, catalog.gpu("h100"), engine, Parallel(), found).line(0, 0, [(tokens, 0)])[0]
+
+    fused_s, cast_s = (chunk_s(3e-6, efficiency, each) for each in (0.0, 1.0))
+    assert chunk_s(3e-6, efficiency, share) == pytest.approx(fused_s + share * (cast_s - fused_s))
+    assert fused_s == pytest.approx(chunk_s(1e-6, 1e9, 0.0), rel=1e-12)
+    assert cast_s > fused_s
+
+
 def test_overheads_are_added() -> None:
     plain = perfect("llama-2-70b").line(10, 1000)[0]
     found = replace(PERFECT, overhead=Overhead(step_s=1e-3, layer_s=1e-5, sequence_s=1e-6))

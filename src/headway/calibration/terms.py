@@ -121,7 +121,7 @@ def step_terms(pool: Pool, known: Coefficients) -> tuple[Term, ...]:
     product = known.kernels.gemm[compute_dtype(model.dtype, pool.gpu)]
     if product.wave_share:
         found.append(Term("wave_share", product.wave_share, 0.3, 1e-3, 1.0))
-    if product.cast_efficiency:
+    if product.cast_efficiency and product.cast_share:
         found.append(Term("cast", 1.0, 1.0, 0.1, 100.0, True))
     return tuple(found)
 

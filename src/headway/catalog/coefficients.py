@@ -24,6 +24,8 @@ class Roofline(Struct, frozen=True, forbid_unknown_fields=True):
     """Mixture of experts only: rows of padding for each touched expert."""
     cast_efficiency: float = 0.0
     """Share of peak bandwidth at which 16-bit inputs are first converted to 8 bit; 0: no conversion."""
+    cast_share: float = 1.0
+    """Share of the conversion's time that remains; 0: the engine converts within the previous kernel."""
     wave_share: float = 0.0
     """Lost share of a partly filled wave of tiles, 0 to 1. If positive, rows are computed in whole tiles."""
 
@@ -104,6 +106,16 @@ class Kernels(Struct, frozen=True, forbid_unknown_fields=True):
     def decode(self, model: Model) -> DecodeAttention:
         """Attention of this model's decoding sequences."""
         return self.decode_attention if self.mla_attention is None or model.mla is None else self.mla_attention
+
+    def products(self) -> dict[str, Roofline]:
+        """Matrix products by compute dtype, with the latency of the remaining share of a cast. What a product with
+        cast inputs takes longer at least than one in bf16 is the latency of the cast."""
+        found = dict(self.gemm)
+        for dtype, one in self.gemm.items():
+            if one.cast_efficiency and "bf16" in self.gemm:
+                plain_s = min(self.gemm["bf16"].latency_s, one.latency_s)
+                found[dtype] = replace(one, latency_s=plain_s + one.cast_share * (one.latency_s - plain_s))
+        return found
 
 
 class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
@@ -216,19 +228,19 @@ def versions_notes(engines: Iterable[tuple[str, str]]) -> list[str]:
 def scaled(kernels: Kernels, values: Mapping[str, float]) -> Kernels:
     """The kernels with factors on their efficiencies. Keys: `memory`, `compute`, `fp8_compute` (of fp8 products alone),
     `cast`, `attention` with its two parts `decode_attention` and `prompt_attention`; `wave_share`, which replaces the
-    value of products that have one; and `cast_latency`, the remaining share of a cast's own latency if an engine casts
-    within the previous kernel."""
+    value of products that have one; and `cast_share`, the remaining share of a cast's latency and bytes (see
+    `Roofline`)."""
     memory, compute, attention = (values.get(name, 1.0) for name in ("memory", "compute", "attention"))
     decoding, prompts = (attention * values.get(name, 1.0) for name in ("decode_attention", "prompt_attention"))
     gemm = {
         dtype: replace(
             one,
-            latency_s=_latency_s(kernels, one, values.get("cast_latency", 1.0)),
             memory_efficiency=one.memory_efficiency * memory,
             compute_efficiency=one.compute_efficiency
             * compute
             * (values.get("fp8_compute", 1.0) if dtype == "fp8" else 1.0),
             cast_efficiency=one.cast_efficiency * values.get("cast", 1.0),
+            cast_share=one.cast_share * values.get("cast_share", 1.0),
             wave_share=values.get("wave_share", one.wave_share) if one.wave_share else 0.0,
         )
         for dtype, one in kernels.gemm.items()
@@ -251,14 +263,6 @@ def scaled(kernels: Kernels, values: Mapping[str, float]) -> Kernels:
         mla_attention=None if latent is None else _scaled_decode(latent, decoding),
         prefill_attention=replace(prefill, compute_efficiency=prefill.compute_efficiency * prompts),
     )
-
-
-def _latency_s(kernels: Kernels, product: Roofline, cast_share: float) -> float:
-    """Latency of a product with this share of the latency of casting its inputs. A bf16 product has no such latency."""
-    if not product.cast_efficiency or "bf16" not in kernels.gemm:
-        return product.latency_s
-    plain_s = min(kernels.gemm["bf16"].latency_s, product.latency_s)
-    return plain_s + cast_share * (product.latency_s - plain_s)
 
 
 def corrected(known: Coefficients, prefill: float, decode: float) -> Coefficients:

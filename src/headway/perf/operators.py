@@ -66,13 +66,14 @@ class Operators:
         self._model, self._gpu, self._parallel = model, gpu, parallel
         self._experts = Experts(model, gpu, parallel, coefficients)
         self._kernels, self._overhead = coefficients.kernels, coefficients.overhead
+        self._products = self._kernels.products()
         matrices = _attention_matrices(model, gpu, parallel.tp) + _mlp_matrices(model, gpu, parallel.tp)
         self._matrices = [
-            (count, out, into, width, self._kernels.gemm[dtype], peak_flops(gpu, dtype))
+            (count, out, into, width, self._products[dtype], peak_flops(gpu, dtype))
             for count, out, into, width, dtype in matrices
         ]
         dtype = compute_dtype(_shared_dtype(model), gpu)
-        self._gemm, self._gemm_flops = self._kernels.gemm[dtype], peak_flops(gpu, dtype)
+        self._gemm, self._gemm_flops = self._products[dtype], peak_flops(gpu, dtype)
         self._shared = _shared_matrices(model, parallel.tp)
         self._num_moe_layers = num_moe_layers(model)
         self._shared_bytes = dtype_bytes(_shared_dtype(model), model.name)
@@ -131,7 +132,7 @@ class Operators:
 
     def rows_s(self, num_rows: int) -> float:
         model, tp = self._model, self._parallel.tp
-        gemm = self._kernels.gemm["bf16"]
+        gemm = self._products["bf16"]
         flops = peak_flops(self._gpu, "bf16")
         head_s = self._product_s(num_rows, model.vocab_size / tp, model.hidden_size, self._head_bytes, gemm, flops)
         gather_s = 0.0
@@ -142,9 +143,10 @@ class Operators:
     def _product_s(self, rows: float, out: float, into: float, width: float, c: Roofline, flops: float) -> float:
         per_s = self._gpu.bandwidth_bytes_per_s
         memory_s = (out * into * width + rows * (2.0 * out + (1.0 if c.cast_efficiency else 2.0) * into)) / per_s
-        cast_s = CAST_BYTES * rows * into / (per_s * c.cast_efficiency) if c.cast_efficiency else 0.0
+        cast_bytes = c.cast_share * CAST_BYTES * rows * into
+        cast_s = cast_bytes / (per_s * c.cast_efficiency) if c.cast_efficiency else 0.0
         if c.wave_share and self._gpu.num_sms:
-            tiles = TILES["bf16" if c is self._kernels.gemm.get("bf16") else "fp8"]
+            tiles = TILES["bf16" if c is self._products.get("bf16") else "fp8"]
             rows = tiled_rows(rows, out, self._gpu.num_sms, c.wave_share, tiles)
         return cast_s + roofline_s(c, memory_s, 2.0 * rows * out * into / flops)
 
