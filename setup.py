@@ -32,7 +32,7 @@ COMPILED = (
     "gateway/server/http_protocol", "gateway/telemetry/metrics",
     "gateway/telemetry/recording", "gateway/upstream/client", "gateway/upstream/engine", "gateway/upstream/sse",
     "perf/engine_times", "perf/operators", "perf/roofline", "perf/step", "policies/engine_pace",
-    "policies/routing/headway", "policies/routing/least_loaded", "policies/routing/lmetric",
+    "policies/ordering/fcfs", "policies/routing/headway", "policies/routing/least_loaded", "policies/routing/lmetric",
     "policies/routing/round_robin", "policies/routing/slo_misses",
     "policies/routing/work_left", "sim/api_server", "sim/batch", "sim/batching",
     "sim/cluster", "sim/engine_scheduler", "sim/fabric", "sim/fleet", "sim/host_memory", "sim/in_transit", "sim/kernel",

@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from random import Random
 from typing import Any, Final, Literal
 
@@ -30,7 +31,7 @@ from headway.limits.tenants import TenantLimits
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.sim.fleet import SimulatedFleet
 from headway.sim.incidents import Incidents
-from headway.sim.kernel import ARRIVAL, BEFORE, COMMAND, TICK, Kernel
+from headway.sim.kernel import BEFORE, COMMAND, TICK, Kernel
 from headway.sim.limits import SimulatedLimits
 from headway.sim.observation import Observation
 from headway.sim.replica import OrderReceived, Replica, Run
@@ -48,7 +49,6 @@ Progress = Callable[[float, int], None]
 
 _PROGRESS_EVERY: Final = 1 << 11
 _OBJECTS_PER_COLLECTION: Final = 1 << 20
-_NEVER_S: Final = float("inf")
 
 
 def simulate(
@@ -133,11 +133,10 @@ class Cluster:
         self._observer, self._seed, self._order = observer, seed, order
         self._source, self._progress = source, progress
         self._kernel = kernel = Kernel()
+        kernel.arrive = self._arrive
         if order is not None:
             order.follow(kernel)
         self._recorder = Recorder(bool(fleet.fallbacks.models), order, SpillFile, limits is not None)
-        self._next_s = _NEVER_S
-        self._armed = 0
         self._num_starting = 0
         self._last_s = 0.0
         """Time of the last arrival, or of the last request for a replica."""
@@ -287,24 +286,18 @@ class Cluster:
     # Arrivals.
 
     def _arm(self) -> None:
-        """Schedule the next known arrival, unless an earlier one is scheduled."""
-        time_s = self._source.peek_s()
-        if time_s is not None and time_s < self._next_s:
-            self._next_s = time_s
-            self._armed = armed = self._armed + 1
-            now = self._kernel.now
-            self._kernel.push((time_s if time_s > now else now, ARRIVAL, 0, armed, self._arrive, armed))
+        """Schedule the next known arrival."""
+        time_s, kernel = self._source.peek_s(), self._kernel
+        if time_s is not None:
+            kernel.arrival_s = time_s if time_s > kernel.now else kernel.now
 
     def _refusal(self, limits: SimulatedLimits, live: Live, now: float) -> int:
         cascade = self._control.parts.cascade
         return limits.refusal(live, now, 1 if cascade is None else cascade.num_models(live.model))
 
-    def _arrive(self, now: float, armed: int) -> None:
-        if armed != self._armed:
-            return
+    def _arrive(self, now: float) -> None:
         live = self._source.pop(Live)
         self._last_s = now
-        self._next_s = _NEVER_S
         self._arm()
         if self._schedulers is not None:
             live.scheduler = self._schedulers.choose()
@@ -331,7 +324,7 @@ class Cluster:
             if ticking.interval_s is not None:
                 self._kernel.at(ticking.interval_s, TICK, 2 + i, self._tick, (ticking, 2 + i))
         self._arm()
-        self._kernel.run(_NEVER_S if until_s is None else until_s)
+        self._kernel.run(inf if until_s is None else until_s)
         if self._order is not None:
             self._order.end()
         stop_s = max(self._last_s, self._incidents.last_s, self._control.last_s) if until_s is None else until_s

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo, Fleet, Parallel, Pool, Role, unit_of
 from headway.core.policy import Ordering
@@ -126,11 +128,27 @@ class SimulatedFleet:
 
     def records(self, end_s: float) -> tuple[ReplicaRecord, ...]:
         """The records of all replicas until the end of the run."""
-        return tuple(self._record(replica, end_s) for replica in self.replicas)
+        first = {pool.name: replica for replica, pool in zip(self.replicas, self.pools, strict=True)}
+        of_pool = {name: self._pool_record(replica) for name, replica in first.items()}
+        return tuple(self._record(of_pool[self.pools[replica.id].name], replica, end_s) for replica in self.replicas)
 
-    def _record(self, replica: Replica, end_s: float) -> ReplicaRecord:
-        pool, lifetime = self.pools[replica.id], self.lifetimes[replica.id]
+    def _record(self, of_pool: ReplicaRecord, replica: Replica, end_s: float) -> ReplicaRecord:
+        lifetime = self.lifetimes[replica.id]
         origin, replaces = self._instance_sources.origin(replica.id)
+        return replace(
+            of_pool,
+            id=replica.id,
+            up=lifetime.up(end_s),
+            down=lifetime.down(end_s),
+            origin=origin,
+            replaces=replaces,
+            for_prefill=lifetime.with_role("prefill", end_s),
+            for_decode=lifetime.with_role("decode", end_s),
+        )
+
+    def _pool_record(self, replica: Replica) -> ReplicaRecord:
+        """The record of one replica of a pool, with what all of them share."""
+        pool = self.pools[replica.id]
         is_hosted = pool.hosted is not None
         return ReplicaRecord(
             id=replica.id,
@@ -143,12 +161,7 @@ class SimulatedFleet:
             watts=pool.gpu.watts * pool.num_gpus,
             kv_capacity_tokens=0 if is_hosted else replica.view.kv_blocks_total * pool.engine.block_size_tokens,
             max_num_seqs=replica.view.max_num_seqs,
-            up=lifetime.up(end_s),
-            down=lifetime.down(end_s),
-            origin=origin,
-            replaces=replaces,
-            for_prefill=lifetime.with_role("prefill", end_s),
-            for_decode=lifetime.with_role("decode", end_s),
+            up=(),
             usd_per_million_input_tokens=pool.usd_per_million_input_tokens if is_hosted else 0.0,
             usd_per_million_output_tokens=pool.usd_per_million_output_tokens if is_hosted else 0.0,
             usd_per_million_cached_tokens=pool.usd_per_million_cached_tokens if is_hosted else None,

@@ -33,11 +33,17 @@ Event = tuple[Any, ...]
 to read one value."""
 
 
+_AN_ARRIVAL: Final[Event] = (0.0, ARRIVAL, 0, 0, None, None)
+_NEVER_S: Final = float("inf")
+
+
 class Kernel:
     """The event loop. `key` breaks ties between entities, so the order never depends on who pushed first."""
 
     __slots__ = (
         "_sequence",
+        "arrival_s",
+        "arrive",
         "changes",
         "deciding",
         "event",
@@ -53,6 +59,10 @@ class Kernel:
         self.now = 0.0
         self.heap: list[Event] = []
         self._sequence = 0
+        self.arrival_s = _NEVER_S
+        """The time of the next arrival, which is not in the heap: only one is known at a time."""
+        self.arrive: Callable[[float], object] | None = None
+        """Called at `arrival_s`, with the priority `ARRIVAL`. It sets the next time."""
         self.undecided: list[Schedulable] = []
         """Replicas that decide at the end of this instant. Each appends itself once."""
         self.changes = Changes()
@@ -72,36 +82,46 @@ class Kernel:
         self._sequence += 1
         heappush(self.heap, (time_s, priority, key, self._sequence, action, argument))
 
-    def run(self, until_s: float = float("inf")) -> None:
+    def run(self, until_s: float = _NEVER_S) -> None:
         """Run until there are no more events, or the next one is after `until_s`."""
         heap, undecided, pop = self.heap, self.undecided, heappop
         self._settle()
-        while heap:
-            event: Event = pop(heap)
-            now: float = event[0]
-            if now > until_s:
-                heappush(heap, event)
-                return
+        while (heap or self.arrival_s < _NEVER_S) and (now := self.next_s()) <= until_s:
             self.now = now
-            self.event = event
-            event[4](event[0], event[5])
-            if undecided and not self.has_event(now):
+            if self.arrival_s == now and self._arrival_is_first(now):
+                self._arrive(now)
+            else:
+                self.event = event = pop(heap)
+                event[4](event[0], event[5])
+            if undecided and self.next_s() > now:
                 self._settle()
 
-    def has_event(self, now: float) -> bool:
-        """Whether another event happens at this instant."""
-        heap = self.heap
-        if not heap:
-            return False
-        next_s: float = heap[0][0]
-        return next_s <= now
+    def next_s(self) -> float:
+        """The time of the next event or arrival; infinite if there is none."""
+        if self.heap:
+            event_s: float = self.heap[0][0]
+            if event_s < self.arrival_s:
+                return event_s
+        return self.arrival_s
+
+    def _arrival_is_first(self, now: float) -> bool:
+        """Whether an arrival at this instant precedes all events."""
+        if not self.heap or self.heap[0][0] != now:
+            return True
+        priority: int = self.heap[0][1]
+        return priority > ARRIVAL
+
+    def _arrive(self, now: float) -> None:
+        assert self.arrive is not None
+        self.event, self.arrival_s = _AN_ARRIVAL, _NEVER_S
+        self.arrive(now)
 
     def _settle(self) -> None:
         """Let due replicas decide; repeat while their decisions make other replicas due."""
         undecided = self.undecided
         if self.settled_s != self.now:
             self.settled_s, self.num_rounds = self.now, 0
-        while undecided and not self.has_event(self.now):
+        while undecided and self.next_s() > self.now:
             due = sorted(undecided, key=attrgetter("id")) if len(undecided) > 1 else undecided[:]
             undecided.clear()
             self.num_rounds += 1

@@ -279,7 +279,7 @@ class Replica:
                 self._pause_running(live, now)
         if self.transit.pausing:
             self.transit.pause_all(now)
-        if not self._undecided and not self._kernel.has_event(now):
+        if not self._undecided and self._kernel.next_s() > now:
             self.scheduler.schedule(now)
         else:
             timeline.note_change()

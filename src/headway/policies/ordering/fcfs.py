@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from headway.core.subclasses import mypyc_attr
 from headway.core.view import RequestView
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class FcfsOrdering:
     """Orders requests by arrival; a preempted request keeps its place."""
 
