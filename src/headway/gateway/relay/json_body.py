@@ -15,17 +15,17 @@ from msgspec import Raw
 
 from headway.gateway.errors import ApiError
 
-MAX_DEPTH: Final = 100
+MAX_DEPTH = 100
 """Limit on the nesting of arrays and objects."""
 MAX_PARTS = 50_000
 """Limit on the number of arrays, objects and strings, including keys."""
 MAX_VALUES = 1 << 21
 """Limit on the number of all values, most of which are token ids."""
-LONG_BYTES: Final = 64 << 10
+LONG_BYTES = 64 << 10
 """Longer bodies are decoded in steps."""
 _STEP_BYTES = 256 << 10
 _SCAN_BYTES = 64 << 10
-_COUNTED_BYTES: Final = 512
+_COUNTED_BYTES = 512
 _IN_NUMBERS = b"+-.0123456789eE"
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _BRACKET = re.compile(rb"[\[\]{}]")
