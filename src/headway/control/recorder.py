@@ -81,8 +81,10 @@ class Table:
     def __init__(
         self, columns: tuple[str, ...], notes: RowNotes | None = None, make_spill: MakeSpill | None = None
     ) -> None:
+        codes = [_CODES.get(name, "d") for name in columns]
         self._rows = BytesWriter()
-        self._dtype = np.dtype([(name, f"<{_CODES.get(name, 'd')}") for name in columns])
+        self._struct = Struct("<" + "".join(codes))
+        self._dtype = np.dtype([(name, f"<{code}") for name, code in zip(columns, codes, strict=True)])
         self._names, self._make_spill = columns, make_spill
         self._columns: dict[str, Column] = {}
         """Created by the first `flush`, because most runs leave some tables empty."""
@@ -207,13 +209,9 @@ class StretchTable(Table):
 class RareTable(Table):
     """Rows that few runs have."""
 
-    def __init__(self, columns: tuple[str, ...], make_spill: MakeSpill | None = None) -> None:
-        super().__init__(columns, None, make_spill)
-        self._pack = Struct("<" + "".join(_CODES.get(name, "d") for name in columns)).pack
-
     def write(self, row: tuple[float, ...]) -> None:
         """Append a row."""
-        self._rows.write(self._pack(*row))
+        self._rows.write(self._struct.pack(*row))
 
 
 class Recorder:
@@ -227,14 +225,14 @@ class Recorder:
         has_limits: bool = False,
     ) -> None:
         self.requests = RequestTable(REQUEST_COLUMNS, None if notes is None else notes.requests, make_spill)
-        self.fallbacks = RareTable((FALLBACK,), make_spill) if has_fallbacks else None
+        self.fallbacks = RareTable((FALLBACK,), None, make_spill) if has_fallbacks else None
         """One more column of requests; None: the fleet has no fallbacks."""
-        self.refusals = RareTable((REFUSED,), make_spill) if has_limits else None
+        self.refusals = RareTable((REFUSED,), None, make_spill) if has_limits else None
         """One more column of requests; None: no tenant has limits."""
         self.segments = SegmentTable(SEGMENT_COLUMNS, None if notes is None else notes.segments, make_spill)
         self.stretches = StretchTable(STRETCH_COLUMNS[:-1], None if notes is None else notes.stretches, make_spill)
-        self.moves = RareTable(MOVE_COLUMNS, make_spill)
-        self.drafts = RareTable(DRAFT_COLUMNS, make_spill)
+        self.moves = RareTable(MOVE_COLUMNS, None, make_spill)
+        self.drafts = RareTable(DRAFT_COLUMNS, None, make_spill)
 
     def write_request(self, live: Live, end_s: float, outcome: Outcome, refused: int = 0) -> None:
         """Write the row of a request that has ended, or that is still in the system at the end of the run. `refused`:

@@ -128,9 +128,11 @@ class SimulatedFleet:
 
     def records(self, end_s: float) -> tuple[ReplicaRecord, ...]:
         """The records of all replicas until the end of the run."""
-        first = {pool.name: replica for replica, pool in zip(self.replicas, self.pools, strict=True)}
-        of_pool = {name: self._pool_record(replica) for name, replica in first.items()}
-        return tuple(self._record(of_pool[self.pools[replica.id].name], replica, end_s) for replica in self.replicas)
+        of_pool: dict[str, ReplicaRecord] = {}
+        for replica, pool in zip(self.replicas, self.pools, strict=True):
+            if pool.name not in of_pool:
+                of_pool[pool.name] = self._pool_record(replica)
+        return tuple([self._record(of_pool[self.pools[each.id].name], each, end_s) for each in self.replicas])
 
     def _record(self, of_pool: ReplicaRecord, replica: Replica, end_s: float) -> ReplicaRecord:
         lifetime = self.lifetimes[replica.id]

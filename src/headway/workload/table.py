@@ -205,18 +205,14 @@ class Workload:
         return self
 
     def tuples(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[Any, ...]]:
-        """The fields of each row in `Request`'s order, without trailing defaults."""
-        return chain.from_iterable(self._blocks(start, stop))
-
-    def _blocks(self, start: int, stop: int | None) -> Iterator[Iterator[tuple[Any, ...]]]:
-        """The rows of `tuples` in blocks, which take memory one at a time."""
+        """Yield the fields of each row in `Request`'s order, without trailing defaults."""
         names = _present_fields(self)
         end = len(self) if stop is None else min(stop, len(self))
         a, num_rows = start, FIRST_ROWS
         while a < end:
             b = min(a + num_rows, end)
             # Constant fields repeat without end; the ids end the rows.
-            yield zip(range(a, b), *(_field_values(self, name, a, b) for name in names[1:]), strict=False)
+            yield from zip(range(a, b), *(_field_values(self, name, a, b) for name in names[1:]), strict=False)
             a, num_rows = b, min(8 * num_rows, CHUNK_ROWS)
 
 
