@@ -1,10 +1,13 @@
 """The command `headway`, and `python -m headway`."""
 
+import atexit
+import gc
 import sys
 
 
 def main() -> int:
     """Run the command of the process. Ctrl-C ends it quietly while its modules are imported, too."""
+    atexit.register(gc.freeze)  # the process is about to give back all of its memory: no collection frees any before
     try:
         from headway.cli import main as run
     except KeyboardInterrupt:

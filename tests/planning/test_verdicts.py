@@ -12,7 +12,7 @@ from headway.config.scenario import assemble
 from headway.config.strict_yaml import Places
 from headway.core.record import Records
 from headway.metrics.latency import DefaultSlo
-from headway.planning.capacity.problem import STOPPED, RehearsalMetrics, Targets, misses
+from headway.planning.capacity.problem import RehearsalMetrics, Targets, misses
 from headway.planning.capacity.rehearsal import rehearsal
 from headway.planning.rehearsals import Watch
 from headway.planning.verdicts import watched
@@ -58,7 +58,7 @@ def test_the_verdict_is_that_of_the_whole_run() -> None:
         for _ in range(3):
             targets = _targets_near(whole, draw)
             found = rehearsal(scenario, targets, stops=True).simulated(Simulator())
-            if found == STOPPED:
+            if found.is_stopped:
                 num_early += 1
                 assert misses(whole, targets)
             else:
@@ -88,7 +88,7 @@ def test_a_run_that_must_miss_ends_early() -> None:
             return super().records(scenario, lambda _: source)
 
     scenario, targets = assemble(document, Places(), Path()), Targets(ttft_p99_s=0.2)
-    assert rehearsal(scenario, targets, stops=True).simulated(Counting()) == STOPPED
+    assert rehearsal(scenario, targets, stops=True).simulated(Counting()).is_stopped
     assert len(ended) < 40
     assert rehearsal(scenario, targets, stops=False).simulated(Simulator()).num_requests == 400
 

@@ -15,8 +15,9 @@ from fakes import FakeFleet, FakeReplica, FakeRequest
 from headway.core.decision import Placement
 from headway.core.errors import HeadwayError
 from headway.policies import resolve
-from headway.policies.routing.cauchy import CauchyRouter, WorkloadClass
+from headway.policies.routing.cauchy import CauchyRouter
 from headway.policies.routing.combos import WeightedRoundRobin
+from headway.policies.workload_class import WorkloadClass
 
 
 def combo(number: int, num_prefill: int, num_decode: int, goodput_rps: float | None = None) -> list[FakeReplica]:

@@ -29,6 +29,11 @@ Limits = Mapping[SloKind, tuple[float, float]]
 class TargetMissedError(HeadwayError):
     """Ends a run whose verdict is certain."""
 
+    def __init__(self, num_requests: int) -> None:
+        """`num_requests`: arrivals until then."""
+        super().__init__(f"a target is missed after {num_requests} arrivals")
+        self.num_requests = num_requests
+
 
 def watched(
     source: RequestSource,
@@ -98,7 +103,7 @@ class _WatchedSource:
             if latencies_s is None or latencies_s[kind] > limit_s:
                 self._num_late[i] += 1
                 if self._num_late[i] >= too_many:
-                    raise TargetMissedError
+                    raise TargetMissedError(self._source.num_issued)
         if self._attainment is None:
             return
         limits_s = [of_kind[request.id] for of_kind in self._slo_s]
@@ -107,7 +112,7 @@ class _WatchedSource:
         if latencies_s is None or _misses(latencies_s, limits_s):
             self._num_missed += 1
             if (self._num_with_slo - self._num_missed) / self._num_with_slo < self._attainment:
-                raise TargetMissedError
+                raise TargetMissedError(self._source.num_issued)
 
 
 def _misses(latencies_s: Sequence[float], limits_s: Sequence[float]) -> bool:

@@ -68,13 +68,18 @@ def processes(jobs: int, num_tasks: int | None = None) -> Iterator[Executor | No
         pool.shutdown(cancel_futures=True)
 
 
+def collect_rarely() -> None:
+    """Until this process ends, collect the objects of many runs at once. A run's replicas refer to each other, so that
+    only collections free them."""
+    gc.set_threshold(_OBJECTS_PER_COLLECTION)
+
+
 def _begin() -> None:
     """Prepare a worker to end at Ctrl-C and when its parent ends."""
     # A terminal sends Ctrl-C to all processes, and Python's own handler would print a traceback in each.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     warnings.simplefilter("ignore", HeadwayWarning)  # the main process has already shown them
-    # A run's replicas refer to each other. One collection for the objects of many runs is enough.
-    gc.set_threshold(_OBJECTS_PER_COLLECTION)
+    collect_rarely()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

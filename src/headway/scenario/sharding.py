@@ -7,6 +7,7 @@ share nothing unless the scenario couples them (`what_couples`); then one proces
 from __future__ import annotations
 
 import tempfile
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from headway.scenario.policy_errors import as_policy_errors
 from headway.scenario.processes import available_cores, processes
 from headway.sim.cluster import simulate
 from headway.sim.row_order import RowOrder
-from headway.sim.shards import TABLES, PlacedRows, ShardRecords, ShardSource, merged
+from headway.sim.shards import TABLES, PlacedRows, ShardRecords, merged
 from headway.workload.sources import RequestSource, TraceSource
 from headway.workload.table import NAMED, Prefix, Workload
 
@@ -159,7 +160,7 @@ class _Shard:
         """Simulate the requests on the whole fleet, and write the records."""
         scenario = self.scenario
         spec, policies = scenario.spec, policies_of(scenario)
-        source = ShardSource(self._rows(), np.asarray(_load(self.folder / "shard", self.num_rows)["ids"], "i8"))
+        source = TraceSource(self._rows(), array("q", _load(self.folder / "shard", self.num_rows)["ids"].tobytes()))
         order = RowOrder(source)
         with as_policy_errors(policies):
             records = simulate(

@@ -6,57 +6,24 @@ So its events are the single run's events for these requests, and only the order
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from headway.control.column import Column
-from headway.core.record import Columns, Outcome, Prefixes, Records, ReplicaRecord
-from headway.core.view import RequestView
+from headway.core.record import Columns, Prefixes, Records, ReplicaRecord
 from headway.sim.row_order import AT_THE_END
 from headway.sim.spill import SpillFile
-from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
 
-R = TypeVar("R")
 Longs = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 BLOCK_ROWS = 1 << 20
 """Approximate number of rows merged at a time."""
 TABLES = {"requests": "request", "segments": "replica", "stretches": "replica"}
 """The merged tables -> the column that orders rows written after all events."""
-
-
-class ShardSource:
-    """Some rows of a workload, each at its own arrival time, with their ids in the whole workload."""
-
-    reactive = False
-
-    def __init__(self, rows: Workload, ids: Longs) -> None:
-        self._rows = TraceSource(rows)
-        self.num_requests = self._rows.num_requests
-        self._ids = array("q", ids.tobytes())
-        self.num_issued = 0
-        self.last_id = -1
-        """Id of the last request sent."""
-
-    def peek_s(self) -> float | None:
-        return self._rows.peek_s()
-
-    def pop(self, make: Callable[..., R]) -> R:
-        self.last_id = id = self._ids[self.num_issued]
-        self.num_issued += 1
-        return self._rows.pop(lambda _, *row: make(id, *row))
-
-    def ended(self, request: RequestView, now_s: float, outcome: Outcome) -> None:
-        pass
-
-    def table(self) -> Workload:
-        return self._rows.table()
 
 
 @dataclass(frozen=True)

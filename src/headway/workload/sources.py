@@ -45,12 +45,16 @@ class TraceSource:
 
     reactive = False
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, ids: Sequence[int] | None = None) -> None:
+        """`ids`: the requests' ids, if the table has only some rows of a workload."""
         self.num_requests: int | None = len(workload)
         self.workload = workload
-        self._rest = workload.tuples()
+        rows = workload.tuples()
+        self._rest = rows if ids is None else map(_with_id, ids, rows)
         self._next = next(self._rest, None)
-        self._num_issued = 0
+        self.num_issued = 0
+        self.last_id = -1
+        """Id of the last request sent."""
 
     def peek_s(self) -> float | None:
         row = self._next
@@ -61,14 +65,19 @@ class TraceSource:
         if row is None:
             raise IndexError("pop from a source with no request left")
         self._next = next(self._rest, None)
-        self._num_issued += 1
+        self.num_issued += 1
+        self.last_id = row[0]
         return make(*row)
 
     def ended(self, request: RequestView, now_s: float, outcome: Outcome) -> None:
         pass
 
     def table(self) -> Workload:
-        return self.workload.head(self._num_issued)
+        return self.workload.head(self.num_issued)
+
+
+def _with_id(id: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (id, *row[1:])
 
 
 class IssuedRows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -14,7 +15,6 @@ from msgspec.structs import replace
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel
 from headway.planning.capacity.problem import (
-    STOPPED,
     CandidateBounds,
     CapacityCandidate,
     CapacityPlan,
@@ -23,6 +23,7 @@ from headway.planning.capacity.problem import (
     Situation,
     Targets,
     misses,
+    stopped,
 )
 from headway.planning.capacity.search import cheapest_fleet
 from headway.planning.capacity.text import sentences
@@ -95,21 +96,33 @@ def test_the_plan_costs_what_brute_force_finds(kinds: list[tuple[int, float, flo
                 assert misses(fewer, problem.targets)
 
 
-@given(KINDS, LIMITS)
+@given(KINDS, LIMITS, st.sampled_from([lambda *_: 7, lambda _, replicas, *__: 100 * replicas]))
 def test_rehearsals_that_stop_at_a_miss_give_the_same_plan(
-    kinds: list[tuple[int, float, float]], ttft_s: float
+    kinds: list[tuple[int, float, float]], ttft_s: float, arrivals: Callable[..., int]
 ) -> None:
+    """Whether or not more replicas delay the end."""
     problem, evaluate = made(kinds, ttft_s)
 
     def until_missed(*asked: Any) -> RehearsalMetrics:
         measured = evaluate(*asked)
-        return STOPPED if misses(measured, problem.targets) else measured
+        return stopped(arrivals(*asked)) if misses(measured, problem.targets) else measured
 
     bounds = [CandidateBounds()] * len(kinds)
     whole, found = (cheapest_fleet(problem, bounds, each) for each in (evaluate, until_missed))
     assert cost(found) == pytest.approx(cost(whole)) and found.measured == whole.measured
     chosen = [each.choice and (each.choice.candidate, each.choice.replicas) for each in (found, whole)]
     assert chosen[0] == chosen[1]
+
+
+def test_early_ends_that_more_replicas_do_not_delay_lead_to_the_most_replicas() -> None:
+    problem, evaluate = made([(1, 3.0, 0.0)], ttft_s=1.0)
+
+    def until_missed(*asked: Any) -> RehearsalMetrics:
+        evaluate(*asked)
+        return stopped(7)
+
+    assert cheapest_fleet(problem, [CandidateBounds()], until_missed).status == "infeasible"
+    assert [replicas for _, replicas, _ in evaluate.asked] == [1, 2, MOST]
 
 
 def _check_bound(problem: CapacityProblem, evaluate: Queue, found: CapacityPlan) -> None:

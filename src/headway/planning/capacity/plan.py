@@ -78,7 +78,7 @@ def plan(
     """The cheapest fleet for a scenario's workload, and the rehearsals behind it.
 
     The first pool of the document's fleet gives the model and the engine. The plan is the same with any number of
-    worker processes. `stops`: rehearsals end as soon as a target is certain to be missed (`STOPPED`). Raises
+    worker processes. `stops`: rehearsals end as soon as a target is certain to be missed (`stopped`). Raises
     HeadwayError if the document is invalid or there is no target.
     """
     if not options.gpus and not _names_gpu(source.document):

@@ -100,9 +100,17 @@ class RehearsalMetrics(Struct, frozen=True, forbid_unknown_fields=True):
     attainment_if_longest: float | None = None
     """`attainment` if all latencies were longer by the factors in `longest`; None: unknown."""
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the rehearsal ended as soon as it was certain to miss a target."""
+        return self == stopped(self.num_requests)
 
-STOPPED = RehearsalMetrics(None, None, None, None, None, None, num_requests=0, num_completed=0, calibrated=False)
-"""In place of the metrics of a rehearsal that ended as soon as it was certain to miss a target."""
+
+def stopped(num_requests: int) -> RehearsalMetrics:
+    """In place of the metrics of a rehearsal that ended after so many arrivals, because it was certain to miss a
+    target."""
+    nothing = (None,) * 6
+    return RehearsalMetrics(*nothing, num_requests=num_requests, num_completed=0, calibrated=False)
 
 
 class CapacityEvaluator(Protocol):

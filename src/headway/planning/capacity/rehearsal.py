@@ -25,12 +25,12 @@ from headway.metrics.columns import Floats, Mask
 from headway.metrics.latency import SLO_KINDS, slo_masks
 from headway.metrics.usage import usage
 from headway.planning.capacity.problem import (
-    STOPPED,
     CapacityCandidate,
     RehearsalMetrics,
     Situation,
     Targets,
     misses,
+    stopped,
 )
 from headway.planning.rehearsals import (
     Rehearsal,
@@ -50,9 +50,9 @@ FRACTION = 0.99
 
 
 def rehearsal(chosen: Scenario, targets: Targets, stops: bool) -> Rehearsal[RehearsalMetrics]:
-    """The rehearsal of a scenario. `stops`: end as soon as a target is certain to be missed, with `STOPPED`."""
+    """The rehearsal of a scenario. `stops`: end as soon as a target is certain to be missed, with `stopped`."""
     watch = partial(_watch, chosen.spec, targets) if stops and chosen.spec.simulation.until_s is None else None
-    return Rehearsal(chosen, _metrics, RehearsalMetrics, failed=_stopped, failures=TargetMissedError, watch=watch)
+    return Rehearsal(chosen, _metrics, RehearsalMetrics, failed=stopped_by, failures=TargetMissedError, watch=watch)
 
 
 def _watch(spec: Spec, targets: Targets, source: RequestSource) -> RequestSource:
@@ -61,8 +61,9 @@ def _watch(spec: Spec, targets: Targets, source: RequestSource) -> RequestSource
     return watched(source, limits, targets.attainment, spec.simulation.warmup_s, spec.slo)
 
 
-def _stopped(_: HeadwayError) -> RehearsalMetrics:
-    return STOPPED
+def stopped_by(error: HeadwayError) -> RehearsalMetrics:
+    assert isinstance(error, TargetMissedError)
+    return stopped(error.num_requests)
 
 
 @dataclass
@@ -85,7 +86,7 @@ class CapacityRehearsal:
         return self._rehearsed(candidate, replicas, situation, stops=False)
 
     def until_missed(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
-        """As a call; but a run that misses a target ends as soon as that is certain, with `STOPPED`."""
+        """As a call; but a run that misses a target ends as soon as that is certain, with `stopped`."""
         return self._rehearsed(candidate, replicas, situation, stops=True)
 
     def meets_targets(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> bool:
@@ -116,7 +117,7 @@ class CapacityRehearsal:
         if found is not None:
             return found
         measured = self.rehearsals.simulate(wanted)
-        self.rehearsals.keep(self._missed_key(key) if measured == STOPPED else key, measured)
+        self.rehearsals.keep(self._missed_key(key) if stops and measured.is_stopped else key, measured)
         return measured
 
     def _missed_key(self, key: str) -> str:

@@ -32,7 +32,6 @@ from headway.core.errors import HeadwayError
 from headway.planning.capacity.problem import (
     SLO_NAMES,
     SLOS,
-    STOPPED,
     TIE,
     BestReached,
     CandidateBounds,
@@ -159,10 +158,16 @@ class _CapacitySearch:
         return not missed
 
     def settle(self, each: _CandidateSearch, most: int) -> None:
-        """Find the smallest number up to `most`: by doubling, which ends if it gains nothing, then by bisection."""
-        before, n, leaps = None, each.low, False
-        while each.high is None and not self.meets_targets(each, n) and n < most:
+        """Find the smallest number up to `most`: by doubling, which ends if it gains nothing, then by bisection.
+
+        Of rehearsals that end early it is unknown whether doubling gains. If one ends after as many arrivals as the one
+        before, `most` replicas are rehearsed next, which may rule all out.
+        """
+        before, n, leaps, doubles = None, each.low, False, each.high is None
+        while doubles and not self.meets_targets(each, n) and n < most:
             gains = before is None or _gains(each.sizes[before], each.sizes[n])
+            if before is not None and _is_stuck(each.sizes[before], each.sizes[n]):
+                doubles = self.meets_targets(each, most)
             before, n = n, min(2 * n, most) if gains else most
             leaps = not gains
         each.leapt |= leaps and each.high is not None
@@ -190,13 +195,19 @@ class _CapacitySearch:
 
 
 def _gains(before: RehearsedSize, after: RehearsedSize) -> bool:
-    if after.measured == STOPPED:
+    if after.measured.is_stopped:
         return True  # nothing is known of how much it missed
     for name in after.misses:
         old, new = getattr(before.measured, name), getattr(after.measured, name)
         if new is not None and (old is None or abs(new - old) > GAIN * abs(old)):
             return True
     return False
+
+
+def _is_stuck(before: RehearsedSize, after: RehearsedSize) -> bool:
+    """Whether both rehearsals ended early, the one with more replicas hardly later."""
+    is_early = before.measured.is_stopped and after.measured.is_stopped
+    return is_early and after.measured.num_requests <= (1 + GAIN) * before.measured.num_requests
 
 
 def _is_worse(before: RehearsedSize, after: RehearsedSize) -> bool:

@@ -26,7 +26,6 @@ from headway.planning.fleet.allocation import Parts, by_model
 from headway.planning.fleet.problem import FleetRun
 from headway.planning.fleet.rehearsal import FleetTemplate, fleet_run, rehearsal
 from headway.planning.rehearsals import Rehearsal, Rehearsals
-from headway.sim.shards import ShardSource
 from headway.workload.generate import generate
 from headway.workload.sources import RequestSource, TraceSource
 from headway.workload.spec import TraceSpec, WorkloadSpec
@@ -156,7 +155,7 @@ def _only(model: str, source: RequestSource) -> RequestSource:
     assert isinstance(source, TraceSource)
     rows = source.workload
     ids = np.flatnonzero(rows.columns["model"] == rows.models.index(model))
-    return ShardSource(rows.take(ids), ids)
+    return TraceSource(rows.take(ids), ids.tolist())
 
 
 def _unknown(_: HeadwayError) -> None:

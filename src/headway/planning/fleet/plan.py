@@ -135,8 +135,8 @@ class FleetPlanner:
     def _hold(self, fleets: Sequence[Parts], routing: str) -> list[bool]:
         tasks = [(parts, {"routing": routing}, self.requests.file(model=parts[0].model)) for parts in fleets]
         scenarios = [self.template.scenario(*each) for each in tasks]
-        attained = self.rehearsals.all([until_missed(each, self.options.attainment) for each in scenarios])
-        return [each >= self.options.attainment for each in attained]
+        found = self.rehearsals.all([until_missed(each, self.options.attainment) for each in scenarios])
+        return [(each.attainment or 0.0) >= self.options.attainment for each in found]
 
     def point(self, kind: PointKind, label: str, parts: Parts, policies: Mapping[str, Any]) -> FleetPoint:
         """A whole fleet, rehearsed with every seed."""

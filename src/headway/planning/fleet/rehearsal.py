@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.spec import Spec
 from headway.config.strict_yaml import Places
-from headway.core.errors import HeadwayError
 from headway.core.fleet import pool_name
 from headway.core.record import Records
 from headway.metrics.columns import floats
 from headway.metrics.latency import Sample, slo_masks
 from headway.metrics.usage import ReplicaUsage, usage
+from headway.planning.capacity.problem import RehearsalMetrics, stopped
+from headway.planning.capacity.rehearsal import stopped_by
 from headway.planning.combos.problem import Group, Offer
 from headway.planning.fleet.problem import FleetPart, FleetRun
 from headway.planning.rehearsals import (
@@ -97,25 +98,24 @@ def rehearsal(scenario: Scenario) -> Rehearsal[FleetRun]:
     return Rehearsal(scenario, fleet_run, FleetRun, ("fleet",))
 
 
-def until_missed(scenario: Scenario, attainment: float) -> Rehearsal[float]:
-    """The attainment in the rehearsal of a fleet for one model; 0 if it ended as soon as it was certain to miss
+def until_missed(scenario: Scenario, attainment: float) -> Rehearsal[RehearsalMetrics]:
+    """The attainment in the rehearsal of a fleet for one model, which ends as soon as it is certain to miss
     `attainment`."""
     spec = scenario.spec
     watch = None if spec.simulation.until_s is not None else partial(_watch, spec, attainment)
     facts = ("fleet", "attainment", attainment)
-    return Rehearsal(scenario, _worst, float, facts, failed=_stopped, failures=TargetMissedError, watch=watch)
+    return Rehearsal(
+        scenario, _worst, RehearsalMetrics, facts, failed=stopped_by, failures=TargetMissedError, watch=watch
+    )
 
 
 def _watch(spec: Spec, attainment: float, source: RequestSource) -> RequestSource:
     return watched(source, {}, attainment, spec.simulation.warmup_s, spec.slo, counts_all=True)
 
 
-def _worst(scenario: Scenario, records: Records) -> float:
-    return fleet_run(scenario, records).worst
-
-
-def _stopped(_: HeadwayError) -> float:
-    return 0.0
+def _worst(scenario: Scenario, records: Records) -> RehearsalMetrics:
+    run = fleet_run(scenario, records)
+    return structs.replace(stopped(run.num_requests), attainment=run.worst)
 
 
 def calibrated(template: FleetTemplate, parts: Sequence[FleetPart], requests: Path) -> tuple[FleetPart, ...]:

@@ -18,7 +18,6 @@ from headway.core.fleet import Parallel
 from headway.planning.capacity.plan import CapacityOptions
 from headway.planning.capacity.plan import plan as plan_capacity
 from headway.planning.capacity.problem import (
-    STOPPED,
     CandidateBounds,
     CandidateResult,
     CapacityCandidate,
@@ -135,8 +134,7 @@ def _split(task: SizingTask) -> SizedOptions:
     def evaluate(candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
         part = FleetPart(task.model, by_label[candidate.gpu], replicas)
         scenario = task.template.scenario([part], {"routing": task.routing}, task.requests)
-        attained = rehearsals.one(until_missed(scenario, task.attainment))
-        return structs.replace(STOPPED, attainment=attained) if attained else STOPPED
+        return rehearsals.one(until_missed(scenario, task.attainment))
 
     candidates = tuple(
         CapacityCandidate(unit.label, Parallel(1), task.routing, max(unit.usd_per_hour, 1e-9)) for unit in units

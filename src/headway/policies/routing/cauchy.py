@@ -6,45 +6,17 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from msgspec import Struct
-
 from headway.core.decision import Placement
 from headway.core.errors import HeadwayError
+from headway.core.subclasses import mypyc_attr
 from headway.core.view import FleetView, ReplicaView, RequestView
 from headway.policies.routing.combos import WeightedRoundRobin, by_combo, goodput_weights, next_after, tokens_left
+from headway.policies.workload_class import WorkloadClass
 
 Combo = Sequence[ReplicaView]
 
 
-class WorkloadClass(Struct, frozen=True, forbid_unknown_fields=True):
-    """A class of requests with its own combos. A class is defined by prompt length and tier, because output lengths are
-    unknown."""
-
-    combos: tuple[str, ...]
-    """Names of combos or pools; the name of a combo includes all its parts."""
-    min_prompt_tokens: int = 0
-    max_prompt_tokens: int | None = None
-    """Longest prompt of the class; None: no limit."""
-    tiers: tuple[int, ...] | None = None
-    """Tiers of the class; None: all tiers."""
-
-    def __post_init__(self) -> None:
-        if not self.combos:
-            raise HeadwayError("classes: combos: expected at least one name")
-        if self.max_prompt_tokens is not None and self.max_prompt_tokens < self.min_prompt_tokens:
-            most, least = self.max_prompt_tokens, self.min_prompt_tokens
-            raise HeadwayError(f"classes: max_prompt_tokens: expected at least min_prompt_tokens ({least}), got {most}")
-
-    def matches(self, request: RequestView) -> bool:
-        if self.tiers is not None and request.tier not in self.tiers:
-            return False
-        tokens = request.prompt_tokens
-        return tokens >= self.min_prompt_tokens and (self.max_prompt_tokens is None or tokens <= self.max_prompt_tokens)
-
-    def includes(self, replica: ReplicaView) -> bool:
-        return any(replica.pool in (name, f"{name}-prefill", f"{name}-decode") for name in self.combos)
-
-
+@mypyc_attr(allow_interpreted_subclasses=True)
 class CauchyRouter:
     """Selects a combo in proportion to goodput, then a prefill and a decode replica in it, or one idle replica for
     both.

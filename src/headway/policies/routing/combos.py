@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
-from random import Random
 from statistics import fmean
 
-from headway.core.view import ReplicaView, UnkeptValues
+from headway.core.view import ReplicaView
 from headway.policies.endpoints import grouped
 
 _COMBO = attrgetter("combo")
 _LITTLE = 1e-9
-
-
-@dataclass(frozen=True)
-class NarrowedView(UnkeptValues):
-    """A view of some of the replicas, for a nested router."""
-
-    now: float
-    random: Random
-    replicas: Sequence[ReplicaView]
-    wants_scores: bool = False
 
 
 def by_combo(replicas: Iterable[ReplicaView]) -> dict[int, list[ReplicaView]]:

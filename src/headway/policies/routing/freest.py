@@ -7,11 +7,13 @@ from typing import Literal
 
 from headway.core.decision import Placement
 from headway.core.record import Ended
+from headway.core.subclasses import mypyc_attr
 from headway.core.view import FleetView, RequestView
 from headway.policies.freeness import full_freeness, headroom_of
 from headway.policies.routing.least_loaded import least_loaded
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class FreestRouter:
     """The replica with the most free KV blocks per running request, after headroom for its tiers.
 

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil
+from random import Random
 
 from headway.core.decision import Placement
 from headway.core.policy import Learner, MakeRouter
 from headway.core.record import Ended
-from headway.core.view import FleetView, ReplicaView, RequestView
+from headway.core.view import FleetView, ReplicaView, RequestView, UnkeptValues
 from headway.policies.arguments import require_at_least
-from headway.policies.routing.combos import NarrowedView, by_combo
+from headway.policies.routing.combos import by_combo
 from headway.policies.routing.least_loaded import LeastLoadedRouter
+
+
+@dataclass(frozen=True)
+class NarrowedView(UnkeptValues):
+    """A view of some of the replicas, for a nested router."""
+
+    now: float
+    random: Random
+    replicas: Sequence[ReplicaView]
+    wants_scores: bool = False
 
 
 class LoraAffinityRouter:
