@@ -10,6 +10,11 @@ def main() -> int:
     atexit.register(gc.freeze)  # the process is about to give back all of its memory: no collection frees any before
     try:
         from headway.cli import main as run
+
+        if sys.argv[1:2] == ["plan"]:  # it simulates many runs, and the process is its own
+            from headway.scenario.processes import collect_rarely
+
+            collect_rarely()
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130

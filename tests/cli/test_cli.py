@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import subprocess
@@ -561,3 +562,11 @@ def test_a_plan_that_cannot_be_written_is_printed_all_the_same(
     assert "starts of 30 s" in printed.out and "KV use 0.55; 0.7; 0.85" in printed.out
     assert printed.err.splitlines()[-1] == f"error: --out {taken}: is a file; this plan has several, and needs a folder"
     assert not taken.read_text()
+
+
+def test_a_plan_within_a_process_leaves_its_garbage_collection(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the process of a plan's own command collects rarely."""
+    before = gc.get_threshold()
+    words = "plan capacity --gpus h100 --tp 1 --no-cache --jobs 1 --tpot-p99 1s".split()
+    assert main([*words, "--model", "llama-3.1-8b", *SYNTHETIC]) == 0
+    assert gc.get_threshold() == before

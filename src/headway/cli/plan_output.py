@@ -32,7 +32,7 @@ from headway.planning.rehearsals import Resources, Source
 from headway.report.page import write_page
 from headway.report.render import page
 from headway.scenario import Simulator
-from headway.scenario.processes import available_cores, collect_rarely, processes
+from headway.scenario.processes import available_cores, processes
 from headway.workload.atomic_file import write_text
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ class PlanOutput(Struct, frozen=True):
     def resources(self, doing: str, cache: str) -> Iterator[Resources]:
         """The resources of a plan's rehearsals. `cache`: name of the user's cache folder."""
         folder = None if self.no_cache else self.cache or user_cache(cache)
-        collect_rarely()
         # Start the processes before the progress bar, whose thread would prevent forking.
         with self._processes() as pool, counting(doing, not self.no_progress) as progress:
             yield Resources(Simulator(), folder, progress, pool)
