@@ -16,7 +16,7 @@ import numpy.typing as npt
 from headway import records
 from headway.calibration.runs.run import MeasuredRun, RequestRows, run_of
 from headway.core.errors import HeadwayError
-from headway.core.record import Outcome, Records, ReplicaRecord
+from headway.core.record import NUM_SEQUENCES, Outcome, Records, ReplicaRecord
 
 LEAST_REQUESTS = 20
 """Minimum number of requests of a replica; replicas with fewer are left out."""
@@ -43,7 +43,8 @@ def read(path: Path) -> tuple[list[MeasuredRun], list[str], str]:
             continue
         notes: tuple[str, ...] = (NO_CACHE,) if np.isnan(rows.cached_tokens).all() else ()
         if num_other:
-            notes += (f"{num_other} requests moved, failed or were not streamed, and are left out",)
+            why = "moved, failed, were not streamed or had several sequences"
+            notes += (f"{num_other} requests {why}, and are left out",)
         is_greedy = _is_greedy(provenance)
         runs.append(run_of(rows, where, replica.model, pool=replica.pool, is_greedy=is_greedy, notes=notes))
     if not runs:
@@ -59,12 +60,15 @@ def _is_greedy(provenance: Mapping[str, Any]) -> bool | None:
 
 
 def _rows(found: Records, replica: ReplicaRecord) -> tuple[RequestRows, int]:
-    """The requests that this replica alone answered in a stream, and the number of other requests that ended there."""
+    """The requests that this replica alone answered, in a stream of one sequence; and the number of other requests that
+    ended there."""
     requests: dict[str, Any] = dict(found.requests)
     own = requests["replica"] == replica.id
     first_s, end_s, placed_s = (requests[name] for name in ("first_token_s", "end_s", "placed_s"))
     tokens = requests["generated_tokens"]
     whole = own & (requests["outcome"] == Outcome.FINISHED) & (requests["attempts"] <= 1) & (requests["moves"] == 0)
+    if NUM_SEQUENCES in requests:
+        whole &= requests[NUM_SEQUENCES] <= 1
     whole &= (first_s > placed_s) & ((end_s > first_s) | (tokens <= 1))
     prompts = found.workload["prompt_tokens"][requests["request"][whole].astype("i8")]
     cached = requests["cached_prompt_tokens"][whole].astype("f8")

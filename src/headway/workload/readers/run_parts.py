@@ -52,9 +52,9 @@ ARRIVAL_FIELDS = pa.schema([
 """The row of an arrived request. `scores` and `lengths` are those of a cascade's answers, by model. Control does not
 know the columns of seconds after the request's id, which are outcomes."""
 _LATER_TEXTS, _LATER_SECONDS = ("tenant", "lora", REQUEST_ID), (LONGEST_GAP, RESUMED)
+"""Columns that parts of older versions lack, as they lack `num_sequences`."""
 _OF_REQUESTS = (*_LATER_SECONDS, NUM_SEQUENCES)
 """Columns of the records' `requests`, not of a workload."""
-"""Columns that parts of older versions lack."""
 ByModel = tuple[tuple[str, float], ...]
 Arrival = tuple[
     int, float, int, int, str, int, int, str, int, float, float, str, ByModel, ByModel, str, str, float, float, int
