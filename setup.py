@@ -20,7 +20,7 @@ COMPILED = (
     "control/hold_queue", "control/live", "control/model_fallbacks", "control/parts", "control/recorder",
     "control/roles", "control/search", "control/service", "gateway/admission", "gateway/auth/keys", "gateway/clock",
     "gateway/gateway", "gateway/picker/answer", "gateway/picker/bodies", "gateway/picker/exchange",
-    "gateway/picker/messages", "gateway/relay/choice_counts", "gateway/relay/continuation",
+    "gateway/picker/messages", "gateway/picker/wire", "gateway/relay/choice_counts", "gateway/relay/continuation",
     "gateway/relay/engine_request", "gateway/relay/engine_stream", "gateway/relay/failover",
     "gateway/relay/json_body", "gateway/relay/quarantine", "gateway/relay/relay",
     "gateway/relay/partial_answer", "gateway/relay/request", "gateway/relay/request_reader",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
 from headway.gateway.errors import ApiError
 from headway.gateway.picker import ext_proc_pb2 as pb
+from headway.gateway.picker import wire
 from headway.gateway.server.framing import MAX_HEAD_BYTES, MAX_HEADERS
 
 DESTINATION = "x-gateway-destination-endpoint"
@@ -39,7 +40,14 @@ _NAMESPACE, _SUBSET_NAMESPACE = "envoy.lb", "envoy.lb.subset_hint"
 _SUBSET = "x-gateway-destination-endpoint-subset"
 _CHUNK_BYTES = 62_000
 """Envoy recommends chunks of at most 64 KiB."""
-_OVERWRITE = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+_COMMON = "response", "header_mutation"
+_PART = "response", "body_mutation", "streamed_response"
+_REQUEST_HEADERS: Final = wire.path(pb.ProcessingResponse, "request_headers", *_COMMON)
+_REQUEST_BODY_HEADERS: Final = wire.path(pb.ProcessingResponse, "request_body", *_COMMON)
+_REQUEST_BODY: Final = wire.path(pb.ProcessingResponse, "request_body", "response", "body_mutation", "body")
+_REQUEST_PART: Final = wire.path(pb.ProcessingResponse, "request_body", *_PART)
+_RESPONSE_HEADERS: Final = wire.path(pb.ProcessingResponse, "response_headers", *_COMMON)
+_RESPONSE_PART: Final = wire.path(pb.ProcessingResponse, "response_body", *_PART)
 Headers = Mapping[str, str]
 
 
@@ -137,16 +145,7 @@ def served_of(message: pb.ProcessingRequest) -> str | None:
 # Messages from the picker.
 
 
-def _mutation(headers: Iterable[tuple[str, str]], removed: Iterable[str] = ()) -> pb.HeaderMutation:
-    return pb.HeaderMutation(
-        set_headers=[
-            pb.HeaderValueOption(
-                header=pb.HeaderValue(key=name, raw_value=value.encode("latin-1", "replace")), append_action=_OVERWRITE
-            )
-            for name, value in headers
-        ],
-        remove_headers=removed,
-    )
+# Concatenated encoded messages are one message with the fields of both.
 
 
 def picked(
@@ -164,45 +163,45 @@ def picked(
     `is_last`. Otherwise one answer for the whole body. The answers are made lazily, so that Envoy has the address
     before the chunks are copied.
     """
-    common = _destination(endpoints, tuple(headers), tuple(removed), is_duplex)
+    mutation = _mutation(headers)
     if is_new_body:
-        # Concatenated encoded messages are one message with the fields of both.
-        changed = pb.CommonResponse(header_mutation=_mutation((("content-length", str(len(body))),)))
-        if is_duplex:
-            common += _encoded(pb.ProcessingResponse(request_headers=pb.HeadersResponse(response=changed)))
-        else:
-            changed.body_mutation.body = body
-            common += _encoded(pb.ProcessingResponse(request_body=pb.BodyResponse(response=changed)))
-    yield common
+        mutation += wire.set_header("content-length", str(len(body)))
+    answer = _destination(endpoints, tuple(removed), is_duplex)
+    if mutation:
+        answer += wire.within(_REQUEST_HEADERS if is_duplex else _REQUEST_BODY_HEADERS, mutation)
+    if is_new_body and not is_duplex:
+        answer += wire.within(_REQUEST_BODY, body)
+    yield answer
     if is_duplex:
         yield from _chunks(body, is_last)
 
 
 @lru_cache(maxsize=1024)
-def _destination(
-    endpoints: str, headers: tuple[tuple[str, str], ...], removed: tuple[str, ...], is_duplex: bool
-) -> bytes:
+def _destination(endpoints: str, removed: tuple[str, ...], is_duplex: bool) -> bytes:
     """The part of the answer that is equal for all requests to these addresses."""
-    common = pb.CommonResponse(header_mutation=_mutation(((DESTINATION, endpoints), *headers), removed))
-    response = pb.ProcessingResponse()
-    response.dynamic_metadata.update({_NAMESPACE: {DESTINATION: endpoints}})
-    (response.request_headers if is_duplex else response.request_body).response.CopyFrom(common)
-    return _encoded(response)
+    mutation = wire.set_header(DESTINATION, endpoints)
+    mutation += pb.HeaderMutation(remove_headers=removed).SerializeToString()
+    metadata = pb.ProcessingResponse()
+    metadata.dynamic_metadata.update({_NAMESPACE: {DESTINATION: endpoints}})
+    return wire.within(_REQUEST_HEADERS if is_duplex else _REQUEST_BODY_HEADERS, mutation) + _encoded(metadata)
+
+
+def _mutation(headers: Iterable[tuple[str, str]]) -> bytes:
+    """A `HeaderMutation` that sets these headers."""
+    return b"".join([wire.set_header(name, value) for name, value in headers])
 
 
 def _chunks(body: bytes, is_last: bool) -> Iterator[bytes]:
     starts = range(0, len(body), _CHUNK_BYTES) or range(1)
     for start in starts:
-        response = pb.ProcessingResponse()
-        streamed = response.request_body.response.body_mutation.streamed_response
-        streamed.body = body[start : start + _CHUNK_BYTES]
-        streamed.end_of_stream = is_last and start == starts[-1]
-        yield _encoded(response)
+        part = body[start : start + _CHUNK_BYTES]
+        yield wire.streamed(_REQUEST_PART, part, is_last and start == starts[-1])
 
 
 def sent_to(endpoint: str, headers: Iterable[tuple[str, str]], removed: Iterable[str]) -> bytes:
     """The answer to the headers of a request to this address, for any body."""
-    return _destination(endpoint, tuple(headers), tuple(removed), True)
+    mutation = _mutation(headers)
+    return _destination(endpoint, tuple(removed), True) + wire.within(_REQUEST_HEADERS, mutation)
 
 
 def passed_on(body: bytes, is_last: bool, mode: int) -> Iterable[bytes]:
@@ -214,16 +213,12 @@ def passed_on(body: bytes, is_last: bool, mode: int) -> Iterable[bytes]:
 
 def response_headers(headers: Iterable[tuple[str, str]]) -> bytes:
     """The answer to a response's headers."""
-    common = pb.CommonResponse(header_mutation=_mutation(headers))
-    return _encoded(pb.ProcessingResponse(response_headers=pb.HeadersResponse(response=common)))
+    return wire.within(_RESPONSE_HEADERS, _mutation(headers))
 
 
 def streamed(body: bytes, is_last: bool) -> bytes:
     """A part of a response's body for the client, in full-duplex mode."""
-    response = pb.ProcessingResponse()
-    part = response.response_body.response.body_mutation.streamed_response
-    part.body, part.end_of_stream = body, is_last
-    return _encoded(response)
+    return wire.streamed(_RESPONSE_PART, body, is_last)
 
 
 def replaced(body: bytes) -> bytes:
@@ -250,7 +245,7 @@ def refusal(error: ApiError, request_id: str) -> bytes:
         pb.ProcessingResponse(
             immediate_response=pb.ImmediateResponse(
                 status=pb.HttpStatus(code=error.status),
-                headers=_mutation(headers),
+                headers=pb.HeaderMutation.FromString(_mutation(headers)),
                 body=error.json(),
                 details=error.code,
             )
