@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from sageserve import digest
 
 from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.scenario.processes import available_cores
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "papers" / "bench"))
+from sageserve import digest
 
 CHAT = """
 name: chat

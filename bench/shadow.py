@@ -94,4 +94,5 @@ def main(replicas: int, routing: str, candidates: str, requests: int, runs: int)
             inside.close()
 
 
-main()
+if __name__ == "__main__":
+    main()

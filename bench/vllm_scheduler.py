@@ -112,5 +112,6 @@ def compare(model, ordering):
     print(f"{'':20} vLLM {own:.0f} bytecodes a step; Headway {ours / own - 1:+.2%}")
 
 
-for each in sys.argv[2:] or ("fcfs",):
-    compare(sys.argv[1], each)
+if __name__ == "__main__":
+    for each in sys.argv[2:] or ("fcfs",):
+        compare(sys.argv[1], each)
