@@ -2,7 +2,8 @@
 
 `python bench/gateway.py`: two mock engines, the gateway and the client share the machine, so what a request takes is
 also given in CPU time, of all processes of the gateway. `--workers 1 --workers 2` measures one gateway after the other.
-With `--peers` or `--peer NAME=COMMAND`, other gateways are measured in the same run (`peers.py`).
+`--streams 9500 --interval-s 0.5` measures the delay of chunks at so many streams alone, each with a chunk at that
+interval. With `--peers` or `--peer NAME=COMMAND`, other gateways are measured in the same run (`peers.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import uvloop
 from click import echo
 
 HERE = Path(__file__).parent
+NUM_CHUNKS, INTERVAL_S = 100, 0.05
 BODY = b'{"model":"qwen3-8b","messages":[{"role":"user","content":"say hello"}],"max_tokens":100%s}'
 FLEET = """
 fleet:
@@ -104,7 +106,7 @@ async def together(port: int, clients: int, seconds: float, stream: bool) -> flo
     return num / (time.perf_counter() - began_s)
 
 
-async def paced(port: int, streams: int) -> list[float]:
+async def paced(port: int, streams: int, interval_s: float = INTERVAL_S) -> list[float]:
     """Seconds by which events come late at so many streams at once, sorted: against each stream's own least delay."""
 
     async def one(i: int) -> list[float]:
@@ -112,15 +114,12 @@ async def paced(port: int, streams: int) -> list[float]:
         client = await connect(port)
         await client.send(True)
         came = client.came_s[5:-5]
-        offsets = [at - k * INTERVAL_S for k, at in enumerate(came)]
+        offsets = [at - k * interval_s for k, at in enumerate(came)]
         first = min(offsets)
         return [offset - first for offset in offsets]
 
     late = [s for some in await asyncio.gather(*(one(i) for i in range(streams))) for s in some]
     return sorted(late)
-
-
-INTERVAL_S = 0.05
 
 
 def free_ports(num: int) -> list[int]:
@@ -172,12 +171,15 @@ async def measure(pid: int, port: int, mock: int) -> None:
     await with_cpu("streams/s of 100 chunks", pid, lambda: together(port, 64, 8, True), 8)
 
 
-async def measure_paced(port: int, mock: int) -> None:
+async def measure_paced(pid: int, port: int, mock: int, streams: int, interval_s: float) -> None:
     """Delay of chunks."""
     for name, where in (("straight", mock), ("through", port)):
-        late = await paced(where, 500)
-        echo(f"500 streams of 20 chunks/s, {name}: late by p50 {1e3 * late[len(late) // 2]:.2f} ms, "
-              f"p99 {1e3 * late[int(0.99 * len(late))]:.2f} ms")  # fmt: skip
+        before_s = sum(map(cpu_s, (pid, *workers(pid))))
+        late = await paced(where, streams, interval_s)
+        own = 1e6 * (sum(map(cpu_s, (pid, *workers(pid)))) - before_s) / (streams * NUM_CHUNKS)
+        p50_ms, p99_ms = (1e3 * late[int(share * len(late))] for share in (0.5, 0.99))
+        echo(f"{streams:,} streams of {1 / interval_s:g} chunks/s, {name}: late by p50 {p50_ms:.2f} ms, "
+             f"p99 {p99_ms:.2f} ms; {own:.0f} us of the gateway's CPU a chunk")  # fmt: skip
 
 
 def wait_for(port: int, num: int, tls: ssl.SSLContext | None = None) -> None:
@@ -195,21 +197,24 @@ def wait_for(port: int, num: int, tls: ssl.SSLContext | None = None) -> None:
     raise TimeoutError("the gateway is not up")
 
 
-def one(api: str, num_workers: int) -> None:
+def one(api: str, num_workers: int, streams: int, interval_s: float, is_paced_only: bool) -> None:
     """Start everything, measure, stop everything."""
     port, *mocks = free_ports(3)
     with tempfile.TemporaryDirectory() as folder:
         fleet = Path(folder) / "fleet.yaml"
         fleet.write_text(FLEET % (api, ", ".join(f'"http://127.0.0.1:{each}"' for each in mocks)))
-        for chunks, interval_s in ((100, 0.0), (100, INTERVAL_S)):
-            commands = [[str(HERE / "mock_engine.py"), str(each), str(chunks), str(interval_s)] for each in mocks]
+        for pace_s in (interval_s,) if is_paced_only else (0.0, interval_s):
+            commands = [[str(HERE / "mock_engine.py"), str(each), str(NUM_CHUNKS), str(pace_s)] for each in mocks]
             served = ["--port", str(port), "--workers", str(num_workers), "--restarts", "0"]
             serve = ["-m", "headway", "serve", str(fleet), *served]
             started = [subprocess.Popen([sys.executable, *command]) for command in (*commands, serve)]
             try:
                 wait_for(port, 2)
                 pid = started[-1].pid
-                uvloop.run(measure_paced(port, mocks[0]) if interval_s else measure(pid, port, mocks[0]))
+                if pace_s:
+                    uvloop.run(measure_paced(pid, port, mocks[0], streams, interval_s))
+                else:
+                    uvloop.run(measure(pid, port, mocks[0]))
             finally:
                 for process in reversed(started):
                     process.kill()
@@ -219,9 +224,13 @@ def one(api: str, num_workers: int) -> None:
 @click.command()
 @click.argument("api", default="openai")
 @click.option("--workers", "numbers", type=click.IntRange(1), multiple=True, default=(1,), help="Of the gateway.")
+@click.option("--streams", type=click.IntRange(1), help="Measure the delay of chunks alone, at so many streams.")
+@click.option("--interval-s", default=INTERVAL_S, show_default=True, help="Between the chunks of a paced stream.")
 @click.option("--peers", "known", is_flag=True, help="Beside those of the known other gateways that are on PATH.")
 @click.option("--peer", "named", multiple=True, metavar="NAME=COMMAND", help="Beside this one.")
-def main(api: str, numbers: tuple[int, ...], known: bool, named: tuple[str, ...]) -> None:
+def main(
+    api: str, numbers: tuple[int, ...], streams: int | None, interval_s: float, known: bool, named: tuple[str, ...]
+) -> None:
     """Start everything, measure, stop everything."""
     if known or named:
         import peers
@@ -230,7 +239,7 @@ def main(api: str, numbers: tuple[int, ...], known: bool, named: tuple[str, ...]
         return
     for num_workers in numbers:
         echo(f"workers: {num_workers}")
-        one(api, num_workers)
+        one(api, num_workers, streams or 500, interval_s, streams is not None)
 
 
 if __name__ == "__main__":
