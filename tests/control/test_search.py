@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from random import Random
 from typing import Any
 
@@ -20,8 +21,12 @@ from headway.core.policy import Router
 from headway.core.record import Ended
 from headway.core.view import Bounds, FleetView, RequestView, UnkeptValues
 from headway.policies.routing.dynamo_cost import DynamoCostRouter
+from headway.policies.routing.freest import FreestRouter
 from headway.policies.routing.headway import HeadwayRouter
+from headway.policies.routing.jsq_tokens import JsqTokensRouter
+from headway.policies.routing.kv import PascalRouter
 from headway.policies.routing.lmetric import LmetricRouter
+from headway.policies.routing.remaining_work import RemainingWorkOracleRouter, RemainingWorkRouter
 from simulation import Scenario, num_examples, play, pool, request, scenarios
 
 
@@ -33,16 +38,20 @@ class Scored:
     numbers: tuple[int, int, int, int] = (0, 0, 0, 0)
     kind: int | None = None
     beyond: int = 0
+    holds_until_s: float = 0.0
+    ends_s: float = inf
+    """When the numbers change by themselves."""
 
     def bounds(self) -> Bounds:
         first, second, third, fourth = map(float, self.numbers)
+        self.holds_until_s = min(self.holds_until_s, self.ends_s)
         return first, second, third, fourth, None if self.kind is None else (self.numbers, self.beyond, self.kind)
 
 
 UPDATES = st.tuples(st.integers(0, 6), st.integers(0, 1 << 32))
 WEIGHTS = st.tuples(*3 * [st.sampled_from([0.0, 1.0, 2.5])])
-TICKS = st.tuples(st.integers(0, 6), st.integers(0, 1), st.integers(0, 2))
-"""(replica, increase of its first number, increase of its score beyond)."""
+TICKS = st.tuples(st.integers(0, 6), st.integers(0, 1), st.integers(0, 2), st.booleans())
+"""(replica, increase of its first number, increase of its score beyond, whether both fall instead if they may)."""
 STEPS = st.tuples(
     st.lists(UPDATES, max_size=4),
     st.lists(TICKS, max_size=6),
@@ -58,19 +67,28 @@ def scored(id: int, seed: int) -> Scored:
     return Scored(id, (one, two, three, four), random.choice([None, 1, 2]), random.choice([0, 0, 1, 4]))
 
 
+def ticks_at(steps: list[Any], number: int, id: int) -> bool:
+    """Whether a replica ticks in a step."""
+    return number < len(steps) and any(tick[0] == id for tick in steps[number][1])
+
+
 @settings(max_examples=num_examples(100), derandomize="HEADWAY_FUZZ_EXAMPLES" not in os.environ, deadline=None)
-@given(st.lists(STEPS, min_size=3, max_size=30))
-def test_the_least_score_is_that_of_a_scan(steps: list[Any]) -> None:
-    """Of replicas that change, alone and in kinds, with notes and by ticks, in lists that are replaced; ties too."""
+@given(st.lists(STEPS, min_size=3, max_size=30), st.booleans())
+def test_the_least_score_is_that_of_a_scan(steps: list[Any], falls: bool) -> None:
+    """Of replicas that change, alone and in kinds, with notes and by ticks (which may lower scores, or not), in lists
+    that are replaced; ties too."""
     changes = Changes()
     everyone = [scored(id, id) for id in range(7)]
-    search = Search(Scored.bounds, changes)
+    search = Search(Scored.bounds, changes, falls)
     replicas: Any = everyone
     last = None
-    for updates, ticks, weights, event in steps:
-        for id, grown, further in ticks:
-            one = everyone[id]
-            one.numbers, one.beyond = (one.numbers[0] + grown, *one.numbers[1:]), one.beyond + further
+    for now, (updates, ticks, weights, event) in enumerate(steps):
+        for id, grown, further, falls_now in ticks:
+            one, sign = everyone[id], -1 if falls and falls_now else 1
+            one.numbers, one.beyond = (
+                (one.numbers[0] + sign * grown, *one.numbers[1:]),
+                max(one.beyond + sign * further, 0),
+            )
         for id, seed in updates:
             one, new = everyone[id], scored(id, seed)
             one.numbers, one.kind, one.beyond = new.numbers, new.kind, new.beyond
@@ -85,7 +103,9 @@ def test_the_least_score_is_that_of_a_scan(steps: list[Any]) -> None:
             first, *others = one.numbers
             return one.beyond + first + sum(number * weight for number, weight in zip(others, weights, strict=True))
 
-        at = search.least(replicas, weights, score)
+        for one in everyone:
+            one.ends_s = now + 1 if ticks_at(steps, now + 1, one.id) else inf
+        at = search.least(replicas, weights, score, now)
         expected = min(range(len(replicas)), key=lambda i: (score(replicas[i]), replicas[i].id))
         assert at == (expected if replicas is last else -1)
         last = replicas
@@ -102,11 +122,11 @@ def test_of_replicas_that_tick_alike_few_are_read() -> None:
         return float(one.numbers[0])
 
     search = Search(Scored.bounds, changes)
-    search.least(replicas, (0.0, 0.0, 0.0), score)
+    search.least(replicas, (0.0, 0.0, 0.0), score, 0.0)
     for id in range(0, 1000, 2):
-        assert search.least(replicas, (0.0, 0.0, 0.0), score) == id
+        assert search.least(replicas, (0.0, 0.0, 0.0), score, 0.0) == id
         replicas[id].numbers = (2, 0, 0, 0)
-    assert search.least(replicas, (0.0, 0.0, 0.0), score) == 1
+    assert search.least(replicas, (0.0, 0.0, 0.0), score, 0.0) == 1
     assert len(read) <= 501
 
 
@@ -122,12 +142,12 @@ def test_few_replicas_are_read() -> None:
         return float(one.numbers[0])
 
     search = Search(Scored.bounds, changes)
-    search.least(replicas, (0.0, 0.0, 0.0), score)
-    assert search.least(replicas, (0.0, 0.0, 0.0), score) == 0
+    search.least(replicas, (0.0, 0.0, 0.0), score, 0.0)
+    assert search.least(replicas, (0.0, 0.0, 0.0), score, 0.0) == 0
     assert read == [0]
     replicas[0].kind, replicas[0].numbers = None, (7, 0, 0, 0)
     changes.ids.append(0)
-    assert search.least(replicas, (0.0, 0.0, 0.0), score) == 1
+    assert search.least(replicas, (0.0, 0.0, 0.0), score, 0.0) == 1
     assert read == [0, 1]
 
 
@@ -148,8 +168,19 @@ class Checked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)
 
+    def find_least(self, key: Callable[[Any], Any], grows: bool = False) -> Any:
+        one = self._view.find_least(key, grows)
+        if one is not None:
+            assert one is min(self._view.replicas, key=key)
+            self._found.append(one.id)
+        return one
+
     def find_least_score(
-        self, bounds: Callable[[Any], Bounds], weights: tuple[float, float, float], score: Callable[[Any], float]
+        self,
+        bounds: Callable[[Any], Bounds],
+        weights: tuple[float, float, float],
+        score: Callable[[Any], float],
+        falls: bool = False,
     ) -> Any:
         of_kinds: dict[Any, tuple[float, ...]] = {}
         for replica in self._view.replicas:
@@ -159,7 +190,7 @@ class Checked:
             assert least <= own * (1 + 1e-9)
             equal = own, first, *others
             assert kind is None or of_kinds.setdefault(kind, equal) == equal
-        one = self._view.find_least_score(bounds, weights, score)
+        one = self._view.find_least_score(bounds, weights, score, falls)
         if one is not None:
             self._found.append(one.id)
         return one
@@ -198,6 +229,12 @@ ROUTERS = {
     "lmetric": (LmetricRouter, False),
     "dynamo-cost": (DynamoCostRouter, False),
     "weighted": (lambda: DynamoCostRouter(overlap_weight=0.3), False),
+    "freest": (FreestRouter, False),
+    "pascal": (PascalRouter, False),
+    "jsq-tokens": (JsqTokensRouter, False),
+    "short": (lambda: JsqTokensRouter(prior_output_tokens=2.0), False),
+    "remaining-work": (RemainingWorkRouter, False),
+    "remaining-work-oracle": (RemainingWorkOracleRouter, False),
 }
 
 

@@ -43,11 +43,17 @@ class Changes:
 class ChangeReader:
     """Reports the positions of replicas that have changed since the last call."""
 
-    __slots__ = ("_changes", "_cursor", "_generation", "_positions", "replicas")
+    __slots__ = ("_changes", "_cursor", "_ends", "_ends_s", "_generation", "_positions", "_reports_ends", "replicas")
 
-    def __init__(self, changes: Changes) -> None:
-        self._changes = changes
+    def __init__(self, changes: Changes, reports_ends: bool) -> None:
+        """`reports_ends`: a replica whose value, as `read` returned it, no longer holds is reported as changed."""
+        self._changes, self._reports_ends = changes, reports_ends
         self.replicas: Sequence[ReplicaView] = ()
+        self._ends_s: list[float] = []
+        """Maps each position to the time until which the value holds unless the replica changes."""
+        self._ends: list[tuple[float, int]] = []
+        """Heap of (end time, position), if ends are reported; may contain outdated entries with times before those in
+        `_ends_s`."""
         self._positions: dict[int, int] = {}
         """Replica id to position."""
         self._generation = -1
@@ -70,31 +76,51 @@ class ChangeReader:
         changes.is_read = True
         self._generation, self._cursor = changes.generation, len(changes.ids)
         self._positions = {replica.id: position for position, replica in enumerate(self.replicas)}
+        self._ends_s, self._ends = [inf] * len(self.replicas), []
 
-    def changed(self) -> list[int]:
+    def read(self, position: int, key: Callable[[Any], Any]) -> Any:
+        """The value of `key` for a replica."""
+        replica: Any = self.replicas[position]
+        replica.holds_until_s = inf
+        value = key(replica)
+        self._ends_s[position] = end_s = replica.holds_until_s
+        if end_s != inf and self._reports_ends:
+            heappush(self._ends, (end_s, position))
+        return value
+
+    def has_ended(self, position: int, now: float) -> bool:
+        """Whether the value that `read` returned may have changed by itself."""
+        return self._ends_s[position] <= now
+
+    def position(self, replica: int) -> int:
+        """The position of a tracked replica."""
+        return self._positions[replica]
+
+    def changed(self, now: float) -> list[int]:
         """The positions of the replicas that have changed since the last call, without duplicates."""
-        ids, cursor = self._changes.ids, self._cursor
-        if cursor == len(ids):
-            return []
-        self._cursor = len(ids)
-        positions = self._positions
-        return [positions[replica] for replica in set(ids[cursor:]) if replica in positions]
+        ids, cursor, found = self._changes.ids, self._cursor, set[int]()
+        if cursor < len(ids):
+            self._cursor = len(ids)
+            positions = self._positions
+            found = {positions[replica] for replica in ids[cursor:] if replica in positions}
+        ends = self._ends
+        while ends and ends[0][0] <= now:
+            end_s, position = heappop(ends)
+            if self._ends_s[position] == end_s:
+                found.add(position)
+        return list(found)
 
 
 class KeptValues:
     """Caches `key(replica)` for each replica and recomputes it only for replicas that may have changed."""
 
-    __slots__ = ("_ends", "_ends_s", "_entered", "_grows", "_key", "_order", "_reader", "_values")
+    __slots__ = ("_entered", "_key", "_order", "_reader", "_values")
 
     def __init__(self, key: Callable[[Any], Any], changes: Changes, grows: bool = False) -> None:
         """`grows`: values do not fall by ticks, and only the least one is asked for (`first_least`)."""
-        self._key, self._reader, self._grows = key, ChangeReader(changes), grows
+        # A value that has grown is at most the current value, and `_order` corrects it.
+        self._key, self._reader = key, ChangeReader(changes, reports_ends=not grows)
         self._values: list[Any] = []
-        self._ends_s: list[float] = []
-        """Maps each position to the time until which the value holds unless the replica changes."""
-        self._ends: list[tuple[float, int]] = []
-        """Heap of (end time, position); may contain outdated entries with times before those in `_ends_s`. Empty with
-        `grows`: an outdated value is then at most the current value, and `_order` corrects it."""
         self._order: list[tuple[Any, int]] = []
         """Heap of (value, position), if the least value is asked for. A value that grew is corrected only when it
         reaches the top of the heap, so few updates change the heap."""
@@ -127,7 +153,7 @@ class KeptValues:
             value, position = order[0]
             if entered[position] is not value:
                 heappop(order)
-            elif self._ends_s[position] <= now and position != latest:
+            elif position != latest and self._reader.has_ended(position, now):
                 latest = position
                 self._compute(position)
             elif values[position] is value:
@@ -141,29 +167,18 @@ class KeptValues:
         if self._reader.is_void():
             self._fill()
             return
-        for position in self._reader.changed():
+        for position in self._reader.changed(now):
             self._compute(position)
-        ends = self._ends
-        while ends and ends[0][0] <= now:
-            end_s, position = heappop(ends)
-            if self._ends_s[position] == end_s:
-                self._compute(position)
 
     def _fill(self) -> None:
         self._reader.begin()
         num = len(self._reader.replicas)
-        self._values, self._ends_s, self._ends = [None] * num, [inf] * num, []
-        self._order = []
+        self._values, self._order = [None] * num, []
         for position in range(num):
             self._compute(position)
 
     def _compute(self, position: int) -> None:
-        replica: Any = self._reader.replicas[position]
-        replica.holds_until_s = inf
-        self._values[position] = value = self._key(replica)
+        self._values[position] = value = self._reader.read(position, self._key)
         if self._order and value < self._entered[position]:
             self._entered[position] = value
             heappush(self._order, (value, position))
-        self._ends_s[position] = end_s = replica.holds_until_s
-        if end_s != inf and not self._grows:
-            heappush(self._ends, (end_s, position))

@@ -125,7 +125,8 @@ class MutableFleetView:
         """The list in which replicas note their changes; None: replicas note no changes."""
         self._kept: dict[tuple[Callable[[ReplicaView], Any], bool], KeptValues] = {}
         """Keyed by key, and whether its values only grow."""
-        self._searches: dict[Callable[[ReplicaView], Bounds], Search] = {}
+        self._searches: dict[tuple[Callable[[ReplicaView], Bounds], bool], Search] = {}
+        """Keyed by bounds, and whether ticks may lower the scores."""
 
     def num_reasoning(self, replica: ReplicaView, /) -> int:
         phased, lengths = self.phased, replica.queue_lengths
@@ -156,16 +157,17 @@ class MutableFleetView:
         bounds: Callable[[ReplicaView], Bounds],
         weights: tuple[float, float, float],
         score: Callable[[ReplicaView], float],
+        falls: bool = False,
     ) -> ReplicaView | None:
         replicas = self.replicas
         if self.changes is None or len(replicas) < KEPT_FROM:
             return None
-        search = self._searches.get(bounds)
+        search = self._searches.get((bounds, falls))
         if search is None:
             if len(self._searches) >= _MOST_KEYS:
                 self._searches.clear()
-            search = self._searches[bounds] = Search(bounds, self.changes)
-        position = search.least(replicas, weights, score)
+            search = self._searches[bounds, falls] = Search(bounds, self.changes, falls)
+        position = search.least(replicas, weights, score, self.now)
         return None if position < 0 else replicas[position]
 
     def _kept_by(self, key: Callable[[ReplicaView], Any], changes: Changes, grows: bool) -> KeptValues:

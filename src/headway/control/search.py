@@ -31,16 +31,28 @@ _BELOW: Final = 0.98
 """Base weights as a share of the least weights, which may fall a little from request to request."""
 
 
+class _Alike:
+    """The replicas of one kind."""
+
+    __slots__ = ("ids", "kind")
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+        self.ids: list[int] = []
+        """A heap. The first one stands for the kind in the tree; outdated ids, and some twice, may follow it."""
+
+
 class Search:
     """The lower bounds of each replica, recomputed only for replicas that have changed."""
 
     __slots__ = (
-        "_alike", "_base", "_bounds", "_entered", "_first", "_fourth", "_key", "_kinds", "_least_weights",
+        "_alike", "_base", "_bounds", "_falls", "_first", "_fourth", "_key", "_kinds", "_least_weights", "_num_entries",
         "_num_searches", "_reader", "_second", "_size", "_third",
     )  # fmt: skip
 
-    def __init__(self, key: Callable[[Any], Bounds], changes: Changes) -> None:
-        self._key, self._reader = key, ChangeReader(changes)
+    def __init__(self, key: Callable[[Any], Bounds], changes: Changes, falls: bool = False) -> None:
+        """`falls`: ticks may lower scores, so that bounds are computed again when what they were read from ends."""
+        self._key, self._falls, self._reader = key, falls, ChangeReader(changes, reports_ends=falls)
         self._size = 1
         """Number of leaves, which are the last nodes; node i has the children 2 i and 2 i + 1."""
         self._first: list[float] = []
@@ -53,23 +65,26 @@ class Search:
         self._num_searches = sys.maxsize
         """Number of searches since the base weights were chosen. They are chosen at the first search."""
         self._bounds: list[tuple[float, float, float, float]] = []
-        self._kinds: list[Any] = []
-        """Maps each position to the kind of the replica."""
-        self._alike: dict[Any, list[tuple[int, int]]] = {}
-        """Maps each kind to a heap of (replica, position). The first entry stands for the kind in the tree; outdated
-        entries may follow it."""
-        self._entered: set[tuple[Any, int]] = set()
-        """(kind, position) of all heap entries."""
+        self._alike: dict[Any, _Alike] = {}
+        """Maps each kind to the replicas of the kind."""
+        self._kinds: list[_Alike | None] = []
+        """Maps each position to the replicas of the same kind."""
+        self._num_entries = 0
+        """Number of heap entries of all kinds."""
 
     def least(
-        self, replicas: Sequence[ReplicaView], weights: tuple[float, float, float], score: Callable[[Any], float]
+        self,
+        replicas: Sequence[ReplicaView],
+        weights: tuple[float, float, float],
+        score: Callable[[Any], float],
+        now: float,
     ) -> int:
         """The position of the least score (the lowest id on ties); -1 if these replicas are not cached yet."""
         # These replicas may be asked for only once, such as the replicas with room: keep their bounds from the second
         # use on.
         if not self._reader.follows(replicas):
             return -1
-        self._update()
+        self._update(now)
         self._choose_base(weights)
         a, b, c, d, size = self._first, self._second, self._third, self._fourth, self._size
         v, w, x = weights[0] - self._base[0], weights[1] - self._base[1], weights[2] - self._base[2]
@@ -97,16 +112,17 @@ class Search:
                 position = node - size
                 if position >= len(replicas) or position in read:
                     continue
-                if self._kinds[position] is not None and not self._keeps_kind(position):
+                if not (self._falls or self._kinds[position] is None or self._keeps_kind(position)):
                     nodes, sums = [1], [-inf]  # another replica stands for the kind now
                     continue
                 value = score(replicas[position])
                 read.add(position)
                 if value < least or (value == least and (found < 0 or replicas[position].id < replicas[found].id)):
                     found, least, limit = position, value, value + _MARGIN * abs(value)
-        for position in read:  # time has passed since these bounds were computed
-            if position != found and self._kinds[position] is None:
-                self._compute(position)
+        if not self._falls:
+            for position in read:  # time has passed since these bounds were computed
+                if position != found and self._kinds[position] is None:
+                    self._compute(position)
         return found
 
     def _choose_base(self, weights: tuple[float, float, float]) -> None:
@@ -135,14 +151,14 @@ class Search:
         """Recompute a replica's bounds; whether its kind is the same after the ticks since then."""
         before = self._kinds[position]
         self._compute(position)
-        return bool(self._kinds[position] == before)
+        return self._kinds[position] is before
 
-    def _update(self) -> None:
+    def _update(self, now: float) -> None:
         """Recompute the bounds of changed replicas."""
-        if self._reader.is_void() or len(self._entered) > _MOST_ENTRIES * self._size:
+        if self._reader.is_void() or self._num_entries > _MOST_ENTRIES * self._size:
             self._fill()
             return
-        for position in self._reader.changed():
+        for position in self._reader.changed(now):
             self._compute(position)
 
     def _fill(self) -> None:
@@ -151,45 +167,52 @@ class Search:
         self._size = size = 1 << max(num - 1, 0).bit_length()
         self._first, self._second, self._third, self._fourth = ([_NONE] * 2 * size for _ in range(4))
         self._bounds, self._kinds = [(_NONE, _NONE, _NONE, _NONE)] * num, [None] * num
-        self._alike, self._entered = {}, set()
+        self._alike, self._num_entries = {}, 0
         for position in range(num):
             self._compute(position)
 
     def _compute(self, position: int) -> None:
         replica = self._reader.replicas[position]
-        first, second, third, fourth, kind = self._key(replica)
-        before = self._kinds[position]
-        if before is not None and before == kind:
-            return
-        self._bounds[position], self._kinds[position] = (first, second, third, fourth), kind
-        if before is not None:
+        values: Bounds = self._reader.read(position, self._key) if self._falls else self._key(replica)
+        first, second, third, fourth, kind = values
+        before, id = self._kinds[position], replica.id
+        alike: _Alike | None = None
+        if kind is not None:
+            alike = self._alike.get(kind)
+            if alike is None:
+                alike = self._alike[kind] = _Alike(kind)
+            elif alike is before:
+                return
+        self._bounds[position], self._kinds[position] = (first, second, third, fourth), alike
+        if before is not None and before.ids[0] == id:
             self._show_first(before)
-        if kind is None:
-            self._put(position, first, second, third, fourth)
-            return
-        alike = self._alike.setdefault(kind, [])
-        shown = alike[0][1] if alike else position
-        if (kind, position) not in self._entered:
-            self._entered.add((kind, position))
-            heappush(alike, (replica.id, position))
-        if alike[0][1] != position:
-            self._put(position, _NONE, _NONE, _NONE, _NONE)
-            return
-        if shown != position:
-            self._put(shown, _NONE, _NONE, _NONE, _NONE)
+        if alike is not None:
+            ids = alike.ids
+            shown = ids[0] if ids else id
+            heappush(ids, id)
+            self._num_entries += 1
+            if shown < id:
+                self._hide(position)
+                return
+            if shown != id:
+                self._hide(self._reader.position(shown))
         self._put(position, first, second, third, fourth)
 
-    def _show_first(self, kind: Any) -> None:
+    def _hide(self, position: int) -> None:
+        self._put(position, _NONE, _NONE, _NONE, _NONE)
+
+    def _show_first(self, alike: _Alike) -> None:
         """Put the first replica of a kind into the tree."""
-        alike = self._alike[kind]
-        while alike:
-            position = alike[0][1]
-            if self._kinds[position] == kind:
-                self._put(position, *self._bounds[position])
+        ids = alike.ids
+        while ids:
+            position = self._reader.position(ids[0])
+            if self._kinds[position] is alike:
+                first, second, third, fourth = self._bounds[position]
+                self._put(position, first, second, third, fourth)
                 return
-            heappop(alike)
-            self._entered.discard((kind, position))
-        del self._alike[kind]
+            heappop(ids)
+            self._num_entries -= 1
+        del self._alike[alike.kind]
 
     def _put(self, position: int, first: float, second: float, third: float, fourth: float) -> None:
         """Change the numbers of a leaf, and of the nodes above it."""

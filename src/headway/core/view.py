@@ -379,13 +379,15 @@ class FleetView(PolicyView, Protocol):
         bounds: Callable[[ReplicaView], Bounds],
         weights: tuple[float, float, float],
         score: Callable[[ReplicaView], float],
+        falls: bool = False,
     ) -> ReplicaView | None:
         """The replica with the least `score`, if the driver finds it without reading all replicas; else None.
 
         `bounds`, a function like the key of `map`, returns four numbers and a kind. The first number plus the other
         numbers times their weights (0 or more) is a lower bound of the score. It must hold now, and as long as the
         replica changes only by ticks. Replicas of equal kind have equal numbers and equal scores, which do not fall as
-        long as the replica changes only by ticks; None means no kind. On ties, the lowest id is returned.
+        long as the replica changes only by ticks; None means no kind. `falls`: bounds and kinds hold only until the
+        next tick, so that more of them are computed. On ties, the lowest id is returned.
         """
 
 
@@ -401,7 +403,11 @@ class UnkeptValues:
         """Always None: this view caches no values."""
 
     def find_least_score(
-        self, bounds: Callable[[Any], Bounds], weights: tuple[float, float, float], score: Callable[[Any], float]
+        self,
+        bounds: Callable[[Any], Bounds],
+        weights: tuple[float, float, float],
+        score: Callable[[Any], float],
+        falls: bool = False,
     ) -> None:
         """Always None: this view caches no values."""
 

@@ -121,6 +121,10 @@ class ObservedRatio:
         self.factor = 1.0
         """The ratio; 1 if a model is known and its error is not significant."""
 
+    def is_due(self, now: float) -> bool:
+        """Whether enough time has passed since the last sample for another one."""
+        return now - self._start_s >= _LEAST_WINDOW_S
+
     def update(
         self,
         speed: EngineSpeed,
@@ -130,13 +134,11 @@ class ObservedRatio:
         done_tokens: int,
         output_tokens: int,
     ) -> None:
-        """Compare the work since the last sample with the time since then.
+        """Compare the work since the last sample with the time since then. Call it only if `is_due`.
 
         `done_tokens` and `output_tokens` are the total prompt tokens computed and tokens generated so far.
         """
         took_s = now - self._start_s
-        if took_s < _LEAST_WINDOW_S:
-            return
         if took_s <= _MOST_WINDOW_S and min(num_running, self._num_running) >= _LEAST_RUNNING:
             num = 0.5 * (num_running + self._num_running)
             base_s, token_s = speed.line(round(num))

@@ -158,6 +158,7 @@ def fleet_view(now: float, random: Random, replicas: Sequence[Values], call: Pol
         bounds: Callable[[StrictView], Bounds],
         weights: tuple[float, float, float],
         score: Callable[[StrictView], float],
+        falls: bool = False,
     ) -> StrictView:
         return find_least(lambda view: (score(view), view.id))
 

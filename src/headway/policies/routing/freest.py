@@ -8,7 +8,7 @@ from typing import Literal
 from headway.core.decision import Placement
 from headway.core.record import Ended
 from headway.core.subclasses import mypyc_attr
-from headway.core.view import FleetView, RequestView
+from headway.core.view import FleetView, ReplicaView, RequestView
 from headway.policies.freeness import full_freeness, headroom_of
 from headway.policies.routing.least_loaded import least_loaded
 
@@ -37,8 +37,12 @@ class FreestRouter:
         adaptive: bool = False,
     ) -> None:
         self._headroom = headroom_of(num_tiers, h_max, decay, headroom, adaptive)
+        self._adapts = adaptive
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
+        found = None if self._adapts else view.find_least(self._rank, grows=True)
+        if found is not None and not found.is_draining:
+            return Placement(found.id)
         chosen, most, fewest = -1, -inf, 0
         for replica in view.replicas:
             free = full_freeness(replica, self._headroom)
@@ -48,6 +52,10 @@ class FreestRouter:
             if free > most or (load, replica.id) < (fewest, chosen):
                 chosen, most, fewest = replica.id, free, load
         return Placement(least_loaded(view.replicas) if most == -inf else chosen)
+
+    def _rank(self, replica: ReplicaView) -> tuple[float, int, int]:
+        """The freest first. Ticks only take KV blocks."""
+        return -full_freeness(replica, self._headroom), replica.num_in_flight, replica.id
 
     def learn(self, record: Ended) -> None:
         self._headroom.learn(record)

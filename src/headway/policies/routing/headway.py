@@ -258,6 +258,12 @@ class HeadwayRouter:
         was observed."""
         self._least_capacity_tokens = sys.maxsize
         """KV tokens of the smallest replica so far."""
+        self._read: _Load | None = None
+        """The values of the replica whose bounds or score were computed last, during one search."""
+        self._best: _Load | None = None
+        """The replica with the least score so far, during one search."""
+        self._least_s = inf
+        """The score of `_best`."""
         self._reads_all = False
         """Whether all replicas must be read: a request has had an SLO, or a replica has a role."""
 
@@ -294,9 +300,11 @@ class HeadwayRouter:
         is_short = self._is_short(features)
         bounds = self._bounds_if_short if is_short else self._bounds
         found = view.find_least_score(bounds, weights, partial(self._score_of, request, features))
-        if found is None or self._reads_all or (is_short and not self._is_short(features)):
+        least = self._best
+        self._read = self._best = None
+        if found is None or least is None or self._reads_all or (is_short and not self._is_short(features)):
             return None
-        best, replicas = self._single(request, features, found, found.num_in_flight), view.replicas
+        best, replicas = self._candidate(request, features, least, self._least_s), view.replicas
         for id, place in self._off.items():
             if place >= len(replicas) or replicas[place].id != id:
                 return None
@@ -308,7 +316,7 @@ class HeadwayRouter:
         return _SHORT * features.prompt_tokens <= self._least_capacity_tokens
 
     def _bounds(self, replica: ReplicaView, is_short: bool = False) -> Bounds:
-        load = self._load(replica)
+        load = self._read = self._load(replica)
         if not load.is_mixed:
             self._reads_all = True
         self._least_capacity_tokens = min(self._least_capacity_tokens, load.capacity_tokens)
@@ -318,7 +326,13 @@ class HeadwayRouter:
         return self._bounds(replica, is_short=True)
 
     def _score_of(self, request: RequestView, features: _Features, replica: ReplicaView) -> float:
-        return self._added_s(request, features, self._load(replica))
+        load, best = self._read, self._best
+        if load is None or load.replica is not replica:
+            load = self._load(replica)
+        score = self._added_s(request, features, load)
+        if best is None or score < self._least_s or (score == self._least_s and load.id < best.id):
+            self._best, self._least_s = load, score
+        return score
 
     def _scan(
         self, request: RequestView, features: _Features, view: FleetView, scores: list[tuple[int, float]]
@@ -579,13 +593,14 @@ class HeadwayRouter:
         state.pass_time(now)
         if replica.is_shared:  # ends at other gateways are unknown, so the done work is unknown, too
             return
-        left = max(replica.prefill_tokens_left - replica.expected_cached_tokens, 0)
-        num_running, generated = replica.num_running, replica.tokens_generated
-        held = replica.kv_blocks_used * replica.block_size_tokens
-        context = state.context_tokens(num_running, held, generated)
-        state.observed.update(
-            state.speed, now, num_running, context, state.placed_tokens - left, state.ended_tokens + generated
-        )
+        if state.observed.is_due(now):
+            left = max(replica.prefill_tokens_left - replica.expected_cached_tokens, 0)
+            num_running, generated = replica.num_running, replica.tokens_generated
+            held = replica.kv_blocks_used * replica.block_size_tokens
+            context = state.context_tokens(num_running, held, generated)
+            state.observed.update(
+                state.speed, now, num_running, context, state.placed_tokens - left, state.ended_tokens + generated
+            )
         if state.observed.factor != 1.0:
             self._off[replica.id] = place
         else:

@@ -8,7 +8,7 @@ from typing import cast
 
 from headway.core.decision import Placement
 from headway.core.record import Ended, Outcome
-from headway.core.view import FleetView, OracleReplicaView, ReplicaView, RequestView
+from headway.core.view import Bounds, FleetView, OracleReplicaView, ReplicaView, RequestView
 from headway.policies.arguments import require_above, require_at_least
 
 
@@ -17,7 +17,7 @@ class JsqTokensRouter:
 
     Tokens left are the prompt tokens yet to compute, plus `num_in_flight * mean - tokens_generated`, but at least one
     output token for each request in flight. The mean starts at `prior_output_tokens`, which has the weight of
-    `prior_num_requests` finished requests. Among equals, the first in the view wins.
+    `prior_num_requests` finished requests. Among equals, the lowest id wins.
     """
 
     def __init__(self, prior_output_tokens: float = 256.0, prior_num_requests: float = 16.0) -> None:
@@ -27,7 +27,20 @@ class JsqTokensRouter:
         self._count = prior_num_requests
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        return Placement(self.shortest(view.replicas))
+        found = view.find_least_score(self._bounds, (self._mean, 0.0, 0.0), self._left, falls=True)
+        return Placement(self.shortest(view.replicas) if found is None else found.id)
+
+    def _bounds(self, replica: ReplicaView) -> Bounds:
+        """The tokens left as a function of the mean."""
+        num, prefill, generated = replica.num_in_flight, replica.prefill_tokens_left, replica.tokens_generated
+        is_overdue = num * self._mean <= generated + num
+        if is_overdue:
+            return float(prefill + num), 0.0, 0.0, 0.0, (prefill, num)
+        return float(prefill - generated), float(num), 0.0, 0.0, (prefill, num, generated)
+
+    def _left(self, replica: ReplicaView) -> float:
+        num = replica.num_in_flight
+        return replica.prefill_tokens_left + max(num * self._mean - replica.tokens_generated, num)
 
     def shortest(self, replicas: Sequence[ReplicaView]) -> int:
         mean = self._mean
@@ -36,10 +49,10 @@ class JsqTokensRouter:
         for replica in replicas:
             in_flight = replica.num_in_flight
             prefill = replica.prefill_tokens_left
-            if prefill + in_flight < least:
+            if prefill + in_flight <= least:
                 expected = in_flight * mean - replica.tokens_generated
                 left = prefill + (expected if expected > in_flight else in_flight)
-                if left < least:
+                if left < least or (left == least and replica.id < chosen):
                     least = left
                     chosen = replica.id
         return chosen

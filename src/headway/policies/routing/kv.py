@@ -63,6 +63,11 @@ class PascalRouter:
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        eligible = [i for i in view.replicas if i.answers_on_pace] or view.replicas
-        selected = min(eligible, key=_footprint_and_id)
-        return Placement(selected.id)
+        found = view.find_least(_pace_and_footprint)
+        if found is None:
+            found = min(view.replicas, key=_pace_and_footprint)
+        return Placement(found.id)
+
+
+def _pace_and_footprint(replica: ReplicaView) -> tuple[bool, int, int]:
+    return not replica.answers_on_pace, *_footprint_and_id(replica)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 from headway.core.decision import Placement
 from headway.core.record import Ended
-from headway.core.view import FleetView, OracleReplicaView, OracleRequestView, ReplicaView, RequestView
+from headway.core.view import Bounds, FleetView, OracleReplicaView, OracleRequestView, ReplicaView, RequestView
 from headway.policies.arguments import require_above, require_at_least
 from headway.policies.routing.work_left import MeanOutput, pending_tokens, uncached_tokens
 
@@ -28,15 +29,42 @@ class RemainingWorkRouter:
         self._output = MeanOutput(prior_output_tokens)
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        is_profiled = all(replica.goodput_rps for replica in view.replicas)
+        unprofiled = view.find_least(_is_profiled)
+        is_profiled = all(map(_is_profiled, view.replicas)) if unprofiled is None else _is_profiled(unprofiled)
+        if not (request.prefix or view.wants_scores):
+            tokens = request.prompt_tokens + request.generated_tokens
+            bounds = self._bounds_by_goodput if is_profiled else self._bounds_by_blocks
+            score = partial(self._work, request, is_profiled=is_profiled)
+            found = view.find_least_score(bounds, (tokens, self._own_tokens(request), 0.0), score, falls=True)
+            if found is not None:
+                return Placement(found.id)
         scores = [(self._work(request, replica, is_profiled), replica.id) for replica in view.replicas]
         return Placement(min(scores)[1], scores=tuple((id, work) for work, id in scores))
 
     def _work(self, request: RequestView, replica: ReplicaView, is_profiled: bool) -> float:
         prefill = pending_tokens(replica) + uncached_tokens(request, replica)
         work = prefill + self._decode_weight * self._to_generate(request, replica)
-        capacity = replica.goodput_rps if is_profiled else replica.kv_blocks_total
-        return work / (capacity or 1)
+        return work / _capacity(replica, is_profiled)
+
+    def _bounds_by_goodput(self, replica: ReplicaView) -> Bounds:
+        return self._bounds(replica, _capacity(replica, is_profiled=True))
+
+    def _bounds_by_blocks(self, replica: ReplicaView) -> Bounds:
+        return self._bounds(replica, _capacity(replica, is_profiled=False))
+
+    def _bounds(self, replica: ReplicaView, capacity: float) -> Bounds:
+        """The work as a function of the request's tokens to prefill and of `_own_tokens`."""
+        weight, pending = self._decode_weight, pending_tokens(replica)
+        num, generated = replica.num_in_flight, replica.tokens_generated
+        if num * self._output.tokens <= generated + num:
+            num_expected, known, kind = 1, num, (pending, num, -1, capacity)
+        else:
+            num_expected, known, kind = num + 1, -generated, (pending, num, generated, capacity)
+        return (pending + weight * known) / capacity, 1.0 / capacity, weight * num_expected / capacity, 0.0, kind
+
+    def _own_tokens(self, request: RequestView) -> float:
+        """Output tokens that the request will generate, as expected."""
+        return self._output.tokens
 
     def _to_generate(self, request: RequestView, replica: ReplicaView) -> float:
         """Output tokens yet to generate: those of the request, and those of all requests at the replica."""
@@ -53,6 +81,22 @@ class RemainingWorkOracleRouter(RemainingWorkRouter):
 
     oracle = True
 
+    def _bounds(self, replica: ReplicaView, capacity: float) -> Bounds:
+        weight, pending = self._decode_weight, pending_tokens(replica)
+        left = cast("OracleReplicaView", replica).output_tokens_left
+        return (pending + weight * left) / capacity, 1.0 / capacity, weight / capacity, 0.0, (pending, left, capacity)
+
+    def _own_tokens(self, request: RequestView) -> float:
+        return cast("OracleRequestView", request).output_tokens - request.generated_tokens
+
     def _to_generate(self, request: RequestView, replica: ReplicaView) -> float:
         known = cast("OracleRequestView", request).output_tokens - request.generated_tokens
         return cast("OracleReplicaView", replica).output_tokens_left + known
+
+
+def _is_profiled(replica: ReplicaView) -> bool:
+    return bool(replica.goodput_rps)
+
+
+def _capacity(replica: ReplicaView, is_profiled: bool) -> float:
+    return (replica.goodput_rps if is_profiled else replica.kv_blocks_total) or 1
