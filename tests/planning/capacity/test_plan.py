@@ -135,7 +135,7 @@ def test_bounds_hold_in_the_simulation(
     (candidate,) = capacity._candidates(_spec(rehearsal), options)
     pool = rehearsal.scenario(candidate, 1, Situation()).fleet.pools[0]
     spec = _spec(rehearsal)
-    requests = capacity._requests(spec, generate(spec.workload, spec.seed, Path()))[0]
+    requests = capacity.arriving(spec, generate(spec.workload, spec.seed, Path()))[0]
     found = rehearsal(candidate, replicas, Situation())
     reached = Targets(ttft_p99_s=found.ttft_p99_s, tpot_p99_s=found.tpot_p99_s, e2e_p99_s=found.e2e_p99_s)
     for targets in (reached, Targets(ttft_p99_s=found.ttft_p99_s), Targets(e2e_p99_s=found.e2e_p99_s)):

@@ -6,12 +6,13 @@ import re
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from headway.planning.capacity.bounds import too_long
 from headway.planning.combos.problem import GpuCombo, Group
 from headway.planning.fleet import text
 from headway.planning.fleet.plan import split_verdict
-from headway.planning.fleet.problem import WORTH, FleetPart, FleetPlan, FleetPoint, FleetRun
+from headway.planning.fleet.problem import WORTH, FleetPart, FleetPlan, FleetPoint, FleetRun, SizedOption
 
 USD = st.floats(1, 2000).map(lambda value: round(value, 2))
 
@@ -97,3 +98,14 @@ def test_what_is_left_where_latencies_are_as_long_as_measured_runs_allow() -> No
         " longer, at least 91.4% of each model's requests would be in time"
     ]
     assert not list(text.if_longest(FleetRun(0.995, {"m": 0.995}, 0.1, 0.01, 1.0, 1000, False)))
+
+
+def test_options_that_were_only_bounded_say_so_and_follow_by_price() -> None:
+    units = [GpuCombo("m", price, aggregated=Group(gpu)) for gpu, price in (("l40s", 2.0), ("h100-80gb-sxm", 4.0))]
+    options = (
+        SizedOption("m", units[0], None, None, at_least=14),
+        SizedOption("m", units[1], 3, 0.995),
+        SizedOption("m", units[0], None, 0.5, "misses attainment with 64 replicas"),
+    )
+    rows = text.option_rows(structs.replace(planned(1.0, None), options=options))
+    assert [row[2:5] for row in rows] == [["3", "$12.00", "99.5%"], ["≥ 14", "≥ $28.00", "-"], ["-", "-", "50%"]]

@@ -124,7 +124,7 @@ def _asked(source: Source, options: CapacityOptions) -> _Asked:
         notes.append(f"the trace's requests for other models are left out: {', '.join(left_out)}")
         document["workload"] = without_models(document["workload"], left_out)
         spec = structs.replace(spec, workload=strict_yaml.convert(document["workload"], WorkloadSpec, Places()))
-    requests, own_slo = _requests(spec, table)
+    requests, own_slo = arriving(spec, table)
     targets = _targets(options.targets, spec, bool(own_slo.any()))
     own_slos = document.get("slo") or {}
     document["slo"] = _slo(own_slos, targets)
@@ -344,7 +344,7 @@ def _rows_of_its_model(spec: Spec, base_dir: Path) -> tuple[Workload, list[str]]
     return table.take(np.flatnonzero(~np.isin(codes, left_out))), [table.models[code] for code in left_out]
 
 
-def _requests(spec: Spec, table: Workload) -> tuple[ArrivingRequests, Mask]:
+def arriving(spec: Spec, table: Workload) -> tuple[ArrivingRequests, Mask]:
     """The workload's requests, and a mask of those with their own SLOs."""
     reactive = resolved(spec.workload).reacts
     prompt = table.prompt_tokens.astype(float)

@@ -268,9 +268,13 @@ class Efficiencies:
             second.num_gpus * self.offers[second.gpu].price,
         )
 
+    def goodput_rps(self, combo: GpuCombo) -> float:
+        """Estimated requests per second within the SLO; 0: none."""
+        return self.estimate.goodput_rps(combo, self.service.pattern, self.service.slo)
+
     def estimated(self, combo: GpuCombo) -> float | None:
         """Estimated served tokens per dollar; 0: no goodput."""
-        goodput = self.estimate.goodput_rps(combo, self.service.pattern, self.service.slo)
+        goodput = self.goodput_rps(combo)
         return self._served(combo, goodput) if goodput > 0 else 0.0
 
     def candidate(self, combo: GpuCombo, goodput_rps: float) -> ComboCandidate:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from headway.planning.combos.problem import ComboCandidate, ComboProblem, Offer, ServiceDemand
+from headway.planning.combos.problem import ComboCandidate, ComboPlan, ComboProblem, Offer, ServiceDemand
 from headway.planning.combos.search import deploy
 from headway.planning.fleet.problem import FleetPart, SizedOption
 
@@ -19,34 +19,63 @@ MOST_PLANS = 12
 Parts = tuple[FleetPart, ...]
 Holds = Callable[[Sequence[Parts]], list[bool]]
 """Returns, for each of several fleets for one model, whether enough requests are in time."""
+Settle = Callable[[Sequence[SizedOption]], Sequence[SizedOption]]
+"""Finds the exact numbers of options that are only bounded, and returns all options."""
 
 
 def cheapest(
-    options: Sequence[SizedOption], rates: Mapping[str, float], offers: Sequence[Offer], holds: Holds
+    options: Sequence[SizedOption],
+    rates: Mapping[str, float],
+    offers: Sequence[Offer],
+    holds: Holds,
+    settle: Settle = lambda _: (),
 ) -> tuple[Parts, str]:
-    """The cheapest parts for all models within the limits; or no parts, and the reason."""
-    sized = [each for each in options if each.least is not None]
-    without = [model for model in rates if all(each.model != model for each in sized)]
-    if without:
-        return (), "; ".join(f"{model}: {_unserved_reason(model, options)}" for model in without)
-    wanted = dict(rates)
-    for _ in range(MOST_PLANS):
-        candidates = tuple(
-            ComboCandidate(each.model, each.unit, rates[each.model] * ROUNDING / (each.least or 1), None)
-            for each in sized
-        )
-        demands = tuple(ServiceDemand(model, rate) for model, rate in wanted.items())
-        limits = {offer.gpu.name: offer.limit for offer in offers if offer.limit is not None}
-        found = deploy(ComboProblem(demands, candidates, limits, "mc"), explain=False)
+    """The cheapest parts for all models within the limits; or no parts, and the reason.
+
+    Parts of options that are only bounded are settled, and all is planned again.
+    """
+    wanted, num_plans = dict(rates), 0
+    while num_plans < MOST_PLANS:
+        sized = [each for each in options if each.fewest is not None]
+        without = [model for model in rates if all(each.model != model for each in sized)]
+        if without:
+            return (), "; ".join(f"{model}: {_unserved_reason(model, options)}" for model in without)
+        found = _planned(sized, rates, wanted, offers)
         if found.status == "short":
             return (), found.why
         parts = tuple(FleetPart(each.service, each.combo, each.count) for each in found.combos)
+        used = {(part.model, part.unit) for part in parts}
+        if bounded := [each for each in sized if each.at_least is not None and (each.model, each.unit) in used]:
+            options = settle(bounded)
+            continue
+        num_plans += 1
         mixed = [own for own in by_model(parts).values() if not _is_sized(own, sized)]
         missed = {own[0].model for own, is_met in zip(mixed, holds(mixed), strict=True) if not is_met}
         if not missed:
             return parts, ""
         wanted |= {each.service: each.goodput_rps * ABOVE for each in found.services if each.service in missed}
     return (), "no mix of GPU types that was tried keeps enough requests in time"
+
+
+def bound_usd(options: Sequence[SizedOption], rates: Mapping[str, float], offers: Sequence[Offer]) -> float | None:
+    """A lower bound of the price of `cheapest`; None if there are no such parts."""
+    sized = [each for each in options if each.fewest is not None]
+    found = _planned(sized, rates, rates, offers)
+    if found.status == "short":
+        return None
+    return usd(tuple(FleetPart(each.service, each.combo, each.count) for each in found.combos))
+
+
+def _planned(
+    sized: Sequence[SizedOption], rates: Mapping[str, float], wanted: Mapping[str, float], offers: Sequence[Offer]
+) -> ComboPlan:
+    """The program's plan. `wanted`: the rates that it must reach."""
+    candidates = tuple(
+        ComboCandidate(each.model, each.unit, rates[each.model] * ROUNDING / (each.fewest or 1), None) for each in sized
+    )
+    demands = tuple(ServiceDemand(model, rate) for model, rate in wanted.items())
+    limits = {offer.gpu.name: offer.limit for offer in offers if offer.limit is not None}
+    return deploy(ComboProblem(demands, candidates, limits, "mc"), explain=False)
 
 
 def by_model(parts: Parts) -> dict[str, Parts]:

@@ -26,8 +26,9 @@ from headway.metrics.seeds import Estimate, SeededMetrics, estimate_of
 from headway.planning.capacity.bounds import too_long
 from headway.planning.combos.problem import Offer
 from headway.planning.fleet import text
-from headway.planning.fleet.allocation import Parts, by_model, cheapest, fits, gpus, one_less, one_more, usd
+from headway.planning.fleet.allocation import Parts, bound_usd, by_model, cheapest, fits, gpus, one_less, one_more, usd
 from headway.planning.fleet.apart import ApartRehearsals, WholeFleet
+from headway.planning.fleet.options import Chosen, Options, every
 from headway.planning.fleet.problem import (
     WORTH,
     FleetPlan,
@@ -40,7 +41,7 @@ from headway.planning.fleet.problem import (
 )
 from headway.planning.fleet.rehearsal import FleetTemplate, calibrated, prices_of, until_missed
 from headway.planning.fleet.requests import FleetRequests, check_workload, names_of
-from headway.planning.fleet.sizing import SizedOptions, SizingTask, size
+from headway.planning.fleet.sizing import SizingTask
 from headway.planning.rehearsals import OF_SHAPE, Rehearsals, Resources, Source, model_keys
 from headway.planning.tiers import search as tiers
 from headway.workload.table import Workload
@@ -86,47 +87,81 @@ class FleetPlanner:
     """Requests per second of each model."""
     num_requests: dict[str, int]
     rehearsals: Rehearsals
-    sizings: list[SizedOptions] = field(default_factory=list)
     seeds: int = 1
+    sizes: Options = field(init=False)
     apart: ApartRehearsals = field(init=False)
     notes: list[str] = field(default_factory=list)
     unservable: dict[str, str] = field(default_factory=dict)
     """As in `FleetPlan`."""
 
     def __post_init__(self) -> None:
+        self.sizes = Options(self.rehearsals)
         self.apart = ApartRehearsals(self.template, self.rehearsals)
 
-    def sized(self) -> tuple[SizedOption, ...]:
-        """Every model on every type of GPU, and on pairs of types for prefill and decode."""
-        tasks = []
-        for model in self.rates:
-            alone = [((offer,), False) for offer in self.options.offers]
-            pairs = [(self.options.offers, True)] if self.options.split else []
-            tasks += [
-                SizingTask(
-                    self.template,
-                    model,
-                    self.requests.file(model=model),
-                    offers=offers,
-                    is_split=is_split,
-                    tps=self.options.tps,
-                    attainment=self.options.attainment,
-                    routing=self.options.routings[0],
-                    simulator=self.rehearsals.resources.simulator,
-                    cache_dir=self.rehearsals.resources.cache_dir,
-                )
-                for offers, is_split in [*alone, *pairs]
-            ]
-        self.sizings = self.rehearsals.map(size, tasks)
-        return tuple(option for each in self.sizings for option in each.options)
+    def size(self) -> None:
+        """Size every model as far as its cheapest GPUs need it."""
+        self.sizes.begin([self._sizing(model, rate) for model, rate in self.rates.items()])
+
+    def _sizing(self, model: str, rate: float) -> SizingTask:
+        return SizingTask(
+            self.template,
+            model,
+            rate,
+            self.requests.file(model=model),
+            offers=self.options.offers,
+            has_split=self.options.split,
+            tps=self.options.tps,
+            attainment=self.options.attainment,
+            routing=self.options.routings[0],
+            simulator=self.rehearsals.resources.simulator,
+            cache_dir=self.rehearsals.resources.cache_dir,
+        )
 
     @property
     def num_simulated(self) -> int:
-        return self.rehearsals.num_simulated + sum(each.num_simulated for each in self.sizings)
+        return self.rehearsals.num_simulated + self.sizes.num_simulated
 
     @property
     def num_found(self) -> int:
-        return self.rehearsals.num_found + sum(each.num_found for each in self.sizings)
+        return self.rehearsals.num_found + self.sizes.num_found
+
+    def cheapest(self, chosen: Chosen = every) -> tuple[Parts, str]:
+        """The cheapest parts of the chosen options, which are sized as far as needed; or no parts, and the reason."""
+
+        def settle(bounded: Sequence[SizedOption]) -> list[SizedOption]:
+            self.sizes.settle(bounded)
+            return self.sizes.bounds(chosen)
+
+        return cheapest(self.sizes.bounds(chosen), self.rates, self.options.offers, self.holds, settle)
+
+    def cheapest_split(self) -> Parts:
+        """The cheapest parts with separate prefill and decode for some model; none if there are no such parts."""
+        bounds_usd: dict[str, float] = {}
+        for model in self.rates:
+            least = bound_usd(self.sizes.bounds(_split_for(model)), self.rates, self.options.offers)
+            bounds_usd |= {} if least is None else {model: least}
+        exact: dict[str, Parts] = {}
+        while bounds_usd:
+            model = min(bounds_usd, key=lambda each: bounds_usd[each])
+            if model in exact:
+                return exact[model]
+            exact[model], _ = self.cheapest(_split_for(model))
+            if exact[model]:
+                bounds_usd[model] = usd(exact[model])
+            else:
+                del bounds_usd[model]
+        return ()
+
+    def cheapest_of(self, gpu: str) -> Parts:
+        """The cheapest parts of one type of GPU; none if there are no such parts. The model that needs the most tells
+        first whether there are."""
+
+        def chosen(each: SizedOption) -> bool:
+            return not each.is_split and list(each.unit.gpus) == [gpu]
+
+        bounded = [each for each in self.sizes.bounds(chosen) if each.at_least is not None]
+        self.sizes.settle(sorted(bounded, key=lambda each: -(each.at_least or 0) * each.unit.usd_per_hour)[:1])
+        return self.cheapest(chosen)[0]
 
     def holds(self, fleets: Sequence[Parts]) -> list[bool]:
         """As in `allocation.Holds`, with the original requests and the first router."""
@@ -250,14 +285,16 @@ def plan(source: Source, options: FleetOptions, resources: Resources) -> FleetPl
 
 def _plan(planner: FleetPlanner) -> FleetPlan:
     options = planner.options
-    sized = () if planner.unservable else planner.sized()
-    together = [each for each in sized if not each.is_split]
     parts: Parts = ()
     without: Parts = ()
     why = ""
     if not planner.unservable:
-        parts, why = cheapest(sized, planner.rates, options.offers, planner.holds)
-        without, _ = cheapest(together, planner.rates, options.offers, planner.holds)
+        planner.size()
+        parts, why = planner.cheapest()
+        without, _ = planner.cheapest(lambda each: not each.is_split)
+        if not parts and not without:
+            planner.sizes.settle(planner.sizes.bounds())
+            parts, why = planner.cheapest()
     if without and (not parts or usd(without) <= usd(parts) * (1 + WORTH)):
         parts = without
     common = FleetPlan(
@@ -267,21 +304,22 @@ def _plan(planner: FleetPlanner) -> FleetPlan:
         slo=_slo(planner.template.document),
         models=planner.num_requests,
         limits={offer.gpu.name: offer.limit for offer in options.offers},
-        options=sized,
         why=why,
         unservable=planner.unservable,
     )
     if not parts:
         short = structs.replace(
-            common, notes=tuple(planner.notes), num_simulated=planner.num_simulated, num_found=planner.num_found
+            common,
+            options=planner.sizes.known(),
+            notes=tuple(planner.notes),
+            num_simulated=planner.num_simulated,
+            num_found=planner.num_found,
         )
         return structs.replace(short, sentences=text.short(short))
-    return _compared(planner, common, sized, parts, without)
+    return _compared(planner, common, parts, without)
 
 
-def _compared(
-    planner: FleetPlanner, common: FleetPlan, sized: Sequence[SizedOption], parts: Parts, without: Parts
-) -> FleetPlan:
+def _compared(planner: FleetPlanner, common: FleetPlan, parts: Parts, without: Parts) -> FleetPlan:
     """The best plan among similar fleets, all completely rehearsed."""
     planner.choose_seeds()
     best, routers = planner.with_best_router(parts)
@@ -289,11 +327,11 @@ def _compared(
     if fewer != parts:
         routers.append(structs.replace(best, kind="one more", label="before units were left out"))
         best = planner.point("plan", "the plan", fewer, best.policies)
-    split, other = _split(planner, sized, best, without)
+    split, other = _split(planner, best, without)
     if other is not None and split.status == "worth it" and other.kind == "disaggregated":
         best, other = other, structs.replace(best, kind="not disaggregated", label="prefill and decode together")
     verdict, tiered = planner.tiers(best)
-    others = [*routers, *([other] if other else []), *planner.neighbours(best), *_of_one_type(planner, sized, best)]
+    others = [*routers, *([other] if other else []), *planner.neighbours(best), *_of_one_type(planner, best)]
     if tiered is not None and verdict.status == "worth it":
         others.append(structs.replace(best, kind="router", label=f"router {best.router}, without tiers"))
         best = tiered
@@ -303,33 +341,26 @@ def _compared(
     chosen = structs.replace(best, kind="plan", label="the plan", parts=marked)
     found = structs.replace(
         common, status="met", policies=best.policies, parts=marked, gpus=gpus(marked), usd_per_hour=usd(marked),
-        points=(chosen, *others), split=split, tiers=verdict, seeds=tuple(range(planner.seeds)),
-        notes=tuple(_notes(planner, chosen)), num_simulated=planner.num_simulated, num_found=planner.num_found,
+        options=planner.sizes.known(), points=(chosen, *others), split=split, tiers=verdict,
+        seeds=tuple(range(planner.seeds)), notes=tuple(_notes(planner, chosen)),
+        num_simulated=planner.num_simulated, num_found=planner.num_found,
     )  # fmt: skip
     return structs.replace(found, sentences=text.sentences(found))
 
 
-def _split(
-    planner: FleetPlanner, sized: Sequence[SizedOption], best: FleetPoint, without: Parts
-) -> tuple[SplitVerdict, FleetPoint | None]:
+def _split(planner: FleetPlanner, best: FleetPoint, without: Parts) -> tuple[SplitVerdict, FleetPoint | None]:
     """Whether separate prefill and decode is worthwhile, and the best fleet of the other kind."""
     if not planner.options.split:
         return SplitVerdict("not tried"), None
-    offers = planner.options.offers
     cost = usd(best.parts)
     if any(part.unit.aggregated is None for part in best.parts):
         if not without:
             return SplitVerdict("worth it", cost, None), None
         point = planner.point("not disaggregated", "prefill and decode together", without, best.policies)
         return SplitVerdict("worth it", cost, usd(without)), point
-    fleets = []
-    for model in planner.rates:
-        forced = [each for each in sized if each.model != model or each.is_split]
-        parts, _ = cheapest(forced, planner.rates, offers, planner.holds)
-        fleets += [parts] if parts else []
-    if not fleets:
+    dearer = planner.cheapest_split()
+    if not dearer:
         return split_verdict(None, cost), None
-    dearer = min(fleets, key=usd)
     point = planner.point("disaggregated", "prefill and decode apart", dearer, best.policies)
     return split_verdict(usd(dearer), cost, point.is_met), point
 
@@ -343,14 +374,13 @@ def split_verdict(usd_split: float | None, usd_together: float, is_met: bool = T
     return SplitVerdict("worth it" if is_worth else "not worth it", usd_split, usd_together, is_met)
 
 
-def _of_one_type(planner: FleetPlanner, sized: Sequence[SizedOption], best: FleetPoint) -> list[FleetPoint]:
+def _of_one_type(planner: FleetPlanner, best: FleetPoint) -> list[FleetPoint]:
     """The cheapest fleet of each single type of GPU, if the GPUs suffice and it is not the plan."""
     types = [offer.gpu.name for offer in planner.options.offers]
     wanted: list[tuple[PointKind, str, Parts, Mapping[str, Any]]] = []
     for gpu in types if len(types) > 1 else []:
-        alone = [each for each in sized if not each.is_split and list(each.unit.gpus) == [gpu]]
-        parts, _ = cheapest(alone, planner.rates, planner.options.offers, planner.holds)
-        if parts and list(gpus(best.parts)) != [gpu]:
+        parts = () if list(gpus(best.parts)) == [gpu] else planner.cheapest_of(gpu)
+        if parts:
             wanted.append(("one type", f"only {gpu}", parts, best.policies))
     return planner.points(wanted)
 
@@ -476,6 +506,11 @@ def _files_by_gpu(options: FleetOptions) -> dict[str, str]:
 
 def _slo(document: Mapping[str, Any]) -> dict[str, float]:
     return {key: value for key, value in (document.get("slo") or {}).items() if value is not None}
+
+
+def _split_for(model: str) -> Chosen:
+    """The options without those that serve this model with prefill and decode together."""
+    return lambda each: each.model != model or each.is_split
 
 
 def _tiered(num_tiers: int, decay: float) -> dict[str, Any]:

@@ -26,6 +26,14 @@ class SizedOption(Struct, frozen=True, forbid_unknown_fields=True):
     """Why no number suffices."""
     uncalibrated: tuple[str, ...] = ()
     """Step times that were not measured on its GPUs and engine."""
+    at_least: int | None = None
+    """A lower bound of the unknown `least`: fewer units miss the SLOs. No compared fleet would have units of this kind
+    even if so many sufficed. None: `least` is known."""
+
+    @property
+    def fewest(self) -> int | None:
+        """`least`, or its lower bound; None: no number suffices."""
+        return self.least if self.at_least is None else self.at_least
 
     @property
     def is_split(self) -> bool:
@@ -33,8 +41,8 @@ class SizedOption(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Price of the fewest sufficient units; None if no number suffices."""
-        return None if self.least is None else self.least * self.unit.usd_per_hour
+        """Price of the fewest sufficient units, or its lower bound; None if no number suffices."""
+        return None if self.fewest is None else self.fewest * self.unit.usd_per_hour
 
 
 class FleetPart(Struct, frozen=True, forbid_unknown_fields=True):

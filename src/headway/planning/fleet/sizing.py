@@ -1,33 +1,24 @@
-"""The number of GPUs of one kind that serves all requests of one model within the SLOs, by the search of `plan
-capacity`."""
+"""The number of GPUs of one kind that serves all requests of one model within the SLOs, by rehearsals in any
+process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
 from pathlib import Path
 
 from msgspec import structs
 
 from headway.catalog.load import coefficients_in
 from headway.config.fleet import own_of
-from headway.config.scenario import Scenario
-from headway.config.strict_yaml import Places
+from headway.config.scenario import Scenario, StepTimes
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Parallel
-from headway.planning.capacity.plan import CapacityOptions
-from headway.planning.capacity.plan import plan as plan_capacity
-from headway.planning.capacity.problem import (
-    CandidateBounds,
-    CandidateResult,
-    CapacityCandidate,
-    CapacityProblem,
-    RehearsalMetrics,
-    Situation,
-    Targets,
-)
-from headway.planning.capacity.rehearsal import CapacityRehearsal
-from headway.planning.capacity.search import cheapest_fleet
+from headway.planning.capacity.bounds import lower_bounds
+from headway.planning.capacity.plan import arriving
+from headway.planning.capacity.problem import RehearsalMetrics, Targets
+from headway.planning.capacity.rehearsal import rehearsal as of_capacity
 from headway.planning.combos.candidates import Efficiencies, enumerate_combos, usd_per_hour
 from headway.planning.combos.problem import (
     ComboService,
@@ -38,10 +29,12 @@ from headway.planning.combos.problem import (
     ServiceSlo,
     WorkloadPattern,
 )
-from headway.planning.fleet.problem import FleetPart, SizedOption
+from headway.planning.fleet.problem import FleetPart
 from headway.planning.fleet.rehearsal import FleetTemplate, calibrated, until_missed
-from headway.planning.rehearsals import Rehearsals, Resources, Simulator, Source
+from headway.planning.fleet.sizes import Kind, Sizes, UnitSizes
+from headway.planning.rehearsals import Rehearsals, Resources, Simulator
 from headway.workload.files import from_parquet
+from headway.workload.table import Workload
 
 MOST_UNITS = 64
 SPLITS = 3
@@ -55,100 +48,133 @@ class SizingTask:
 
     template: FleetTemplate
     model: str
+    rate: float
+    """Requests of this model per second."""
     requests: Path
     """Requests of this model only."""
     offers: tuple[Offer, ...]
-    is_split: bool
-    """Whether to size separate prefill and decode replicas on pairs of the offers, and not replicas of one type."""
+    has_split: bool
+    """Whether to size separate prefill and decode replicas, too."""
     tps: tuple[int, ...]
     attainment: float
     routing: str
     simulator: Simulator
     cache_dir: Path | None
+    kinds: tuple[Kind, ...] = ()
+    """What is known; empty: nothing."""
+    wanted: tuple[int, ...] = ()
+    """The kinds to make exact; none: the cheapest one."""
 
 
 @dataclass(frozen=True)
-class SizedOptions:
-    options: tuple[SizedOption, ...]
-    num_simulated: int
-    num_found: int
+class ModelSizes:
+    """The kinds of GPUs for a model, as far as they are known."""
+
+    kinds: tuple[Kind, ...] = ()
+    num_simulated: int = 0
+    num_found: int = 0
 
 
-def size(task: SizingTask) -> SizedOptions:
-    return _split(task) if task.is_split else _together(task)
+def size(task: SizingTask) -> ModelSizes:
+    """Rehearse until the wanted kinds are exact."""
+    trials = _Trials(task)
+    kinds = task.kinds or tuple(_kinds(task))
+    sizes = Sizes(kinds, trials, task.attainment)
+    for i in task.wanted:
+        sizes.size(kinds[i])
+    if not task.wanted:
+        sizes.cheapest()
+    for kind in kinds:
+        if kind.reached is None and not kind.is_split and kind.best is None and not kind.open:
+            kind.reached = trials.reached(kind)
+    return ModelSizes(kinds, trials.rehearsals.num_simulated, trials.rehearsals.num_found)
 
 
-def _together(task: SizingTask) -> SizedOptions:
-    """The fewest GPUs of the only offer, by `plan capacity`."""
-    offer, template = task.offers[0], task.template
-    unknown_unit = GpuCombo(task.model, offer.price, aggregated=Group(offer.gpu.name))
-    tps = tuple(tp for tp in task.tps if tp <= min(offer.server, offer.limit or offer.server))
-    pool = {**template.pools[task.model], "gpu": offer.gpu.name, **template.step_times(offer.gpu.name)}
-    document = {
-        **template.document,
-        "workload": {"trace": {"path": str(task.requests.absolute())}},
-        "fleet": [pool],
-        "policies": {"routing": task.routing},
-    }
-    options = CapacityOptions(
-        gpus=(offer.gpu.name,),
-        tps=tps or (1,),
-        targets=Targets(attainment=task.attainment),
-        situations=(),
-        max_replicas=min(MOST_UNITS, 4 * (offer.limit or MOST_UNITS)),
-    )
-    try:
-        source, resources = Source(document, Places(), template.base_dir), Resources(task.simulator, task.cache_dir)
-        best, done = plan_capacity(source, options, resources, stops=True)
-        reached = _reached(best.options, done) if best.choice is None else None
-    except HeadwayError as error:
-        return SizedOptions((SizedOption(task.model, unknown_unit, None, None, str(error)),), 0, 0)
-    if best.choice is None or best.measured is None:
-        reason = best.options[0].reason if best.options else "no shape is possible"
-        sized = SizedOption(task.model, unknown_unit, None, reached, reason)
-    else:
-        group = Group(offer.gpu.name, best.choice.candidate.parallel.tp)
-        price = usd_per_hour((group,), {offer.gpu.name: offer})
-        unit = GpuCombo(task.model, price, aggregated=group)
-        sized = SizedOption(
-            task.model, unit, best.choice.replicas, best.measured.attainment, uncalibrated=best.choice.uncalibrated
-        )
-    return SizedOptions((sized,), done.rehearsals.num_simulated, done.rehearsals.num_found)
+class _Trials:
+    """Rehearses units of a model."""
+
+    def __init__(self, task: SizingTask) -> None:
+        self.task = task
+        self.rehearsals = Rehearsals(Resources(task.simulator, task.cache_dir))
+        self._one: dict[GpuCombo, Scenario] = {}
+
+    def __call__(self, unit: GpuCombo, number: int) -> RehearsalMetrics:
+        """As in `Evaluate`. Requests without an SLO count only for separate prefill and decode replicas."""
+        if unit.aggregated is None:
+            return self.rehearsals.one(until_missed(self._scenario(unit, number), self.task.attainment))
+        return self._alone(unit, number, stops=True)
+
+    def _alone(self, unit: GpuCombo, number: int, stops: bool) -> RehearsalMetrics:
+        targets = Targets(attainment=self.task.attainment)
+        wanted = of_capacity(self._scenario(unit, number), targets, stops)
+        return self.rehearsals.one(replace(wanted, facts=("until missed", self.task.attainment) if stops else ()))
+
+    def reached(self, kind: Kind) -> float | None:
+        """The highest attainment of any unit with the most that were tried, which none of them meets."""
+        tried = [self._alone(each.unit, max(each.measured), stops=False) for each in kind.units if each.measured]
+        return max((each.attainment for each in tried if each.attainment is not None), default=None)
+
+    def _scenario(self, unit: GpuCombo, number: int) -> Scenario:
+        """The scenario of so many replicas, read once for any number; or of so many combos."""
+        if unit.aggregated is None:
+            return _scenario(self.task, unit, number)
+        if unit not in self._one:
+            self._one[unit] = _scenario(self.task, unit)
+        one = self._one[unit]
+        pools = tuple([structs.replace(each, replicas=number) for each in one.fleet.pools])
+        fleet = tuple([structs.replace(each, replicas=number) for each in one.spec.fleet])
+        return replace(one, spec=structs.replace(one.spec, fleet=fleet), fleet=structs.replace(one.fleet, pools=pools))
 
 
-def _reached(options: Sequence[CandidateResult], rehearsal: CapacityRehearsal) -> float | None:
-    """The highest attainment of any candidate with the most replicas that were tried, which none of them meets."""
-    tried = [(each.candidate, each.points[-1].replicas) for each in options if each.points]
-    reached = [rehearsal(*each, Situation()).attainment for each in tried]
-    return max((each for each in reached if each is not None), default=None)
+def _scenario(task: SizingTask, unit: GpuCombo, number: int = 1) -> Scenario:
+    return task.template.scenario([FleetPart(task.model, unit, number)], {"routing": task.routing}, task.requests)
 
 
-def _split(task: SizingTask) -> SizedOptions:
-    """The fewest units of the most promising pairs of GPU types, by the search of `plan capacity`."""
-    units = list(_likely_units(task))
-    if not units:
-        return SizedOptions((), 0, 0)
-    by_label = {unit.label: unit for unit in units}
-    rehearsals = Rehearsals(Resources(task.simulator, task.cache_dir))
-
-    def evaluate(candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
-        part = FleetPart(task.model, by_label[candidate.gpu], replicas)
-        scenario = task.template.scenario([part], {"routing": task.routing}, task.requests)
-        return rehearsals.one(until_missed(scenario, task.attainment))
-
-    candidates = tuple(
-        CapacityCandidate(unit.label, Parallel(1), task.routing, max(unit.usd_per_hour, 1e-9)) for unit in units
-    )
-    most = max(_most_units(unit, task.offers) for unit in units)
-    problem = CapacityProblem(candidates, Targets(attainment=task.attainment), max_replicas=most)
-    found = cheapest_fleet(problem, [CandidateBounds()] * len(units), evaluate)
-    options = []
-    for each in found.options:
-        unit = by_label[each.candidate.gpu]
+def _kinds(task: SizingTask) -> Iterator[Kind]:
+    """A kind for each type of GPU, and one for each of the most promising pairs of types."""
+    service = _service(task)
+    efficiencies = None if service is None else Efficiencies(service, task.offers)
+    likely = partial(_likely, task, efficiencies)
+    table = from_parquet(task.requests)
+    for offer in task.offers:
+        tps = tuple(tp for tp in task.tps if tp <= min(offer.server, offer.limit or offer.server)) or (1,)
+        yield Kind([_replica(task, offer, tp, table, likely) for tp in tps])
+    pairs = list(_likely_units(task, efficiencies)) if task.has_split and efficiencies is not None else []
+    most = max((_most_units(unit, task.offers) for unit in pairs), default=0)
+    for unit in pairs:
         used = calibrated(task.template, [FleetPart(task.model, unit, 1)], task.requests)[0].uncalibrated
-        point = next((p.measured.attainment for p in each.points if p.replicas == each.replicas), None)
-        options.append(SizedOption(task.model, unit, each.replicas, point, each.reason, used))
-    return SizedOptions(tuple(options), rehearsals.num_simulated, rehearsals.num_found)
+        yield Kind([UnitSizes(unit, likely(unit), most, uncalibrated=used)])
+
+
+def _replica(
+    task: SizingTask, offer: Offer, tp: int, table: Workload, likely: Callable[[GpuCombo], float]
+) -> UnitSizes:
+    """One replica on GPUs of one type; or why no number of them is enough."""
+    group = Group(offer.gpu.name, tp)
+    unit = GpuCombo(task.model, usd_per_hour((group,), {offer.gpu.name: offer}), aggregated=group)
+    most = min(MOST_UNITS, 4 * (offer.limit or MOST_UNITS))
+    try:
+        one = _scenario(task, unit)
+        task.simulator.policies(one)
+    except HeadwayError as error:
+        return UnitSizes(unit, inf, most, str(error).rpartition("fleet[0]: ")[2])
+    pool, used = one.fleet.pools[0], next(iter(StepTimes(one).coefficients.values()))
+    requests, _ = arriving(one.spec, table)
+    bounds = lower_bounds(pool, requests, Targets(attainment=task.attainment), used)
+    if bounds.reason is not None:
+        return UnitSizes(unit, inf, most, bounds.reason)
+    return UnitSizes(unit, likely(unit), most, uncalibrated=used.estimated)
+
+
+def _likely(task: SizingTask, efficiencies: Efficiencies | None, unit: GpuCombo) -> float:
+    """The number of units that the requests need by the step-time model; infinite if it is unknown."""
+    if efficiencies is None:
+        return inf
+    try:
+        goodput_rps = efficiencies.goodput_rps(unit)
+    except HeadwayError:
+        return inf
+    return task.rate / goodput_rps if goodput_rps > 0 else inf
 
 
 def _most_units(unit: GpuCombo, offers: Sequence[Offer]) -> int:
@@ -157,13 +183,9 @@ def _most_units(unit: GpuCombo, offers: Sequence[Offer]) -> int:
     return max(1, min([MOST_UNITS, *most]))
 
 
-def _likely_units(task: SizingTask) -> Iterator[GpuCombo]:
+def _likely_units(task: SizingTask, efficiencies: Efficiencies) -> Iterator[GpuCombo]:
     """The unit with the most estimated tokens per dollar for each pair of types; the best pairs first."""
-    service = _service(task)
-    if service is None:
-        return
-    combos, _ = enumerate_combos(service.model, service.engine, task.offers, COUNTS)
-    efficiencies = Efficiencies(service, task.offers)
+    combos, _ = enumerate_combos(efficiencies.service.model, efficiencies.service.engine, task.offers, COUNTS)
     best: dict[tuple[str, ...], tuple[float, GpuCombo]] = {}
     for combo in combos:
         served = efficiencies.estimated(combo)

@@ -141,7 +141,8 @@ def _point(each: FleetPoint, target: float) -> list[str]:
 
 
 def option_rows(plan: FleetPlan) -> list[list[str]]:
-    """One row for each model and kind of GPUs: the number of units that serve all of the model's requests alone."""
+    """One row for each model and kind of GPUs: the number of units that serve all of the model's requests alone, or a
+    lower bound of it."""
     ordered = sorted(plan.options, key=lambda each: (each.model, each.usd_per_hour or float("inf")))
     return [_option(each) for each in ordered]
 
@@ -149,8 +150,10 @@ def option_rows(plan: FleetPlan) -> list[list[str]]:
 def _option(each: SizedOption) -> list[str]:
     notes = [each.reason] if each.least is None and each.reason else []
     notes += [f"{NOT_CALIBRATED}: {', '.join(each.uncalibrated)}"] if each.uncalibrated else []
-    price, attained = or_dash(each.usd_per_hour, dollars), or_dash(each.attainment, share)
-    return [each.model, _unit(each), or_dash(each.least), price, attained, "; ".join(notes)]
+    units, price = or_dash(each.fewest), or_dash(each.usd_per_hour, dollars)
+    if each.at_least is not None:
+        units, price = f"≥ {units}", f"≥ {price}"
+    return [each.model, _unit(each), units, price, or_dash(each.attainment, share), "; ".join(notes)]
 
 
 def _unit(each: SizedOption) -> str:
