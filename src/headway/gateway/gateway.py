@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from math import gcd
 from typing import TYPE_CHECKING, Final
@@ -89,6 +89,8 @@ class Gateway:
         """Maps each replica that is ejected or generates nothing to the reason."""
         self._returning: set[int] = set()
         """Ejected replicas that will get a growing share of the requests once they are up again."""
+        self._checking: Iterator[None] | None = None
+        """The check for stalled engines that has begun."""
         self._stalls = StallWatch(
             self.settings.limits, self.health.outliers, self.health, self.fleet.times, self.driver.has_alternative
         )
@@ -434,13 +436,21 @@ class Gateway:
     def _check_stalls(self, now: float, _: object = None) -> None:
         """Check for engines that stall and, once a second, for engines that serve worse than their peers."""
         self.clock.at(self.clock.now + PERIOD_S, self._check_stalls, None)
-        requests = list(self.driver.requests.values())
         with logged("the search for stalled engines failed"):
-            self._stalls.check(requests, self.clock.now)
-            self._stalls.abort_stuck(requests)
-            self.admission.raise_holds(requests)
+            self.admission.raise_holds(self.driver.requests.values())
+            if self._checking is None:
+                self._checking = self._stalls.check(list(self.driver.requests.values()), self.clock.now)
+                self._check_further(now)
             if int(now) != int(now - PERIOD_S):
                 self.health.check_outliers()
+
+    def _check_further(self, now: float, _: object = None) -> None:
+        """Check some of the requests, and the others after what is due meanwhile."""
+        checking, self._checking = self._checking, None
+        with logged("the search for stalled engines failed"):
+            if checking is not None and next(checking, False) is None:
+                self._checking = checking
+                self.clock.at(now, self._check_further, None)
 
     def _replica_up(self, replica: LiveReplica) -> None:
         self.admission.forget_limits()

@@ -14,6 +14,7 @@ from driver_alone import Driven
 from headway.catalog import engine, gpu, model
 from headway.core.fleet import Pool
 from headway.core.record import Outcome
+from headway.gateway.scheduling import stalls
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.scheduling.stalls import PERIOD_S, StallWatch
@@ -69,8 +70,14 @@ class Watched:
             for request in progress:
                 request.live.generated_tokens += 1
             requests = list(self.driven.driver.requests.values())
-            self.watch.check(requests, self.now)
-            self.watch.abort_stuck(requests)
+            for _ in self.watch.check(requests, self.now):
+                pass
+
+
+@pytest.fixture(autouse=True, params=[1, 500])
+def part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many requests are compared at once makes no difference."""
+    monkeypatch.setattr(stalls, "_PART", request.param)
 
 
 def _why(request: InFlightRequest) -> str:
@@ -241,3 +248,16 @@ def test_a_full_engine_is_not_suspected() -> None:
     for _ in range(240):
         watched.run(PERIOD_S, tuple(random.sample(streams, 8)))
     assert not watched.suspected and not any(map(_why, streams))
+
+
+def test_a_check_of_many_requests_lets_other_work_be_done_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stalls, "_PART", 3)
+    watched = Watched()
+    requests = [watched.add_request(i) for i in range(8)]
+    parts = watched.watch.check(requests, PERIOD_S)
+    assert sum(1 for _ in parts) == 2, "after three and after six"
+    parts = watched.watch.check(requests, 2 * PERIOD_S)
+    next(parts)
+    requests[7].detach()  # a request that has ended meanwhile is not compared
+    assert sum(1 for _ in parts) == 3, "of the silent ones, too"
+    assert not watched.suspected

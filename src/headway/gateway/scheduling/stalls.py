@@ -14,7 +14,7 @@ not aborted for its silence: the engine may compute prompts first, or may have p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from headway.gateway.scheduling.in_flight import InFlightRequest
@@ -24,6 +24,8 @@ from headway.gateway.upstream.outliers import OutlierDetector
 from headway.perf.engine_times import PoolTimes
 
 PERIOD_S = 0.25
+_PART = 500
+"""Maximum number of requests compared at once: no more than a millisecond, in which no token is passed on."""
 _STUCK_FACTOR, _SILENT_FACTOR = 5, 2
 _MIN_BEGUN, _BEGUN_CHECKS = 3, 4
 """(number of begun streams that represent an engine's pace, number of checks after its first token from which a stream
@@ -91,7 +93,7 @@ class _Streams:
 
 
 class StallWatch:
-    """Detects stalls among a gateway's requests. `check` must be called every PERIOD_S."""
+    """Detects stalls among a gateway's requests. A check must begin every PERIOD_S."""
 
     def __init__(
         self,
@@ -125,15 +127,23 @@ class StallWatch:
         """Use these limits from now on."""
         self._limits = limits
 
-    def check(self, requests: Iterable[InFlightRequest], now: float) -> None:
-        """Compare the requests with the last check, and suspect engines that are silent for too long."""
+    def check(self, requests: Sequence[InFlightRequest], now: float) -> Iterator[None]:
+        """Compare the requests with the last check, suspect engines that are silent for too long, and abort requests
+        that are silent for too long while their engines generate for other requests.
+
+        The check is done as the result is iterated over: each item is a place where other work can be done, among a few
+        hundred requests each.
+        """
         self._steps_s.clear()
         self._num_learnt.clear()
         stays: dict[int, _Stay] = {}
         busy: dict[int, LiveReplica] = {}
         alive: set[int] = set()
         streams: dict[int, _Streams] = {}
-        for request in requests:
+        silent: list[InFlightRequest] = []
+        for i, request in enumerate(requests):
+            if i and not i % _PART:
+                yield
             if (replica := _waits_on(request)) is None:
                 continue
             live = request.live
@@ -156,6 +166,7 @@ class StallWatch:
                 stay.silent_s = 0.0
             else:
                 stay.silent_s += PERIOD_S
+                silent.append(request)
             stays[live.id] = stay
             if not request.answer.waits_for_client:
                 busy[replica.id] = replica
@@ -179,25 +190,27 @@ class StallWatch:
             if silence_s - self._silence_suspected_s.get(id, 0.0) > limit_s:
                 self._silence_suspected_s[id] = silence_s
                 self._health.suspect(replica, limit_s * _CANARY_SHARE)
+        for i, request in enumerate(silent):
+            if i and not i % _PART:
+                yield
+            self._abort_if_stuck(request)
 
     def _silence_s(self, replica: int) -> float:
         """Seconds for which a replica has been silent towards all of its requests, or towards all begun streams."""
         return max(self._silent_s.get(replica, 0.0), self._streams_silent_s.get(replica, 0.0))
 
-    def abort_stuck(self, requests: Iterable[InFlightRequest]) -> None:
-        """Abort requests that have been silent for too long while their engines generate for other requests."""
-        for request in requests:
-            stay, replica = self._stays.get(request.live.id), _waits_on(request)
-            if stay is None or replica is None or stay.replica is not replica or not stay.silent_s:
-                continue
-            limit_s = self._stuck_s(request, replica, stay)
-            if limit_s is not None and stay.silent_s > limit_s:
-                stay.silent_s = 0.0
-                why = f"sent no token for {limit_s:.0f} s"
-                if request.prefill_leg is not None:
-                    request.abort_prefill_leg(why)
-                else:
-                    request.abort(why)
+    def _abort_if_stuck(self, request: InFlightRequest) -> None:
+        stay, replica = self._stays.get(request.live.id), _waits_on(request)
+        if stay is None or replica is None or stay.replica is not replica or not stay.silent_s:
+            return
+        limit_s = self._stuck_s(request, replica, stay)
+        if limit_s is not None and stay.silent_s > limit_s:
+            stay.silent_s = 0.0
+            why = f"sent no token for {limit_s:.0f} s"
+            if request.prefill_leg is not None:
+                request.abort_prefill_leg(why)
+            else:
+                request.abort(why)
 
     def _stuck_s(self, request: InFlightRequest, replica: LiveReplica, stay: _Stay) -> float | None:
         """Seconds for which a request may be silent; None: forever."""
