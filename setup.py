@@ -36,10 +36,11 @@ COMPILED = (
     "policies/routing/combos", "policies/routing/freest", "policies/routing/headway", "policies/routing/least_loaded",
     "policies/routing/lmetric",
     "policies/routing/round_robin", "policies/routing/slo_misses",
-    "policies/routing/work_left", "sim/api_server", "sim/batch", "sim/batching",
+    "policies/routing/work_left", "sim/api_server", "sim/batch", "sim/batching", "sim/checks",
     "sim/cluster", "sim/engine_scheduler", "sim/fabric", "sim/fleet", "sim/host_memory", "sim/in_transit", "sim/kernel",
     "sim/kvcache", "sim/observation", "sim/placed", "sim/preemption", "sim/prefixcache", "sim/replica",
-    "sim/replica_view", "sim/stall_tracker", "sim/timeline", "sim/transfers", "sim/waiting_queue", "workload/sources",
+    "sim/replica_view", "sim/stall_tracker", "sim/timeline", "sim/tournament",
+    "sim/transfers", "sim/waiting_queue", "workload/sources",
 )  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
+from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import pytest
@@ -15,56 +16,73 @@ from headway.core.fleet import Fleet
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.routing.round_robin import RoundRobinRouter
 from headway.sim.cluster import simulate
-from headway.sim.kernel import ARRIVAL, COMMAND, FINISH, TICK, Kernel
+from headway.sim.kernel import ARRIVAL, COMMAND, FINISH, TICK, Kernel, Sleeper
 from headway.workload.sources import TraceSource
 from simulation import pool, request, workload
 
 
-@given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 1.5]), st.integers(0, 3), st.integers(0, 2)), max_size=40))
-def test_events_are_ordered_by_time_priority_key_and_sequence(events: list[tuple[float, int, int]]) -> None:
-    kernel, seen = Kernel(), []
-    for number, (time_s, priority, key) in enumerate(events):
-        kernel.at(time_s, priority, key, lambda now, number: seen.append(number), number)
-    assert len(kernel.heap) == len(events)
-    kernel.run()
-    assert seen == sorted(range(len(events)), key=lambda number: (*events[number], number))
+class Logging(Sleeper):
+    """A replica that logs when it wakes and decides, and then sleeps until the next of its times."""
 
+    def __init__(self, id: int, kernel: Kernel, log: list[Any], wakes_s: Sequence[float] = ()) -> None:
+        self.id = id
+        self._kernel, self._log, self._wakes_s = kernel, log, iter(wakes_s)
+        self.number = kernel.add(self)
+        self._sleep()
 
-@dataclass
-class Deciding:
-    """A replica that logs its decisions."""
+    def _sleep(self) -> None:
+        self._kernel.boundaries.set(self.number, next(self._wakes_s, inf))
 
-    id: int
-    log: list[Any]
+    def wake(self, now: float) -> None:
+        self._log.append((now, FINISH, self.id))
+        assert (self._kernel.priority, self._kernel.key) == (FINISH, self.id)
+        self._sleep()
 
     def decide(self, now: float) -> None:
-        self.log.append((now, "decide", self.id))
+        self._log.append((now, "decide", self.id))
+
+
+_TIMES_S = st.sampled_from([0.0, 1.0, 1.5])
+
+
+@given(
+    st.lists(st.tuples(_TIMES_S, st.sampled_from([COMMAND, ARRIVAL, TICK]), st.integers(0, 2)), max_size=40),
+    st.lists(st.lists(_TIMES_S, max_size=4).map(sorted), max_size=9),
+    st.none() | _TIMES_S,
+)
+def test_events_are_ordered_by_time_priority_key_and_sequence(
+    events: list[tuple[float, int, int]], wakes: list[list[float]], arrival_s: float | None
+) -> None:
+    kernel, seen = Kernel(), list[Any]()
+    for number, (time_s, priority, key) in enumerate(events):
+        kernel.at(time_s, priority, key, lambda now, event: seen.append(event), (time_s, priority, key, number))
+    for id, times_s in enumerate(wakes):
+        Logging(id, kernel, seen, times_s)
+    expected = [(time_s, FINISH, id) for id, times_s in enumerate(wakes) for time_s in times_s]
+    expected += [(*event, number) for number, event in enumerate(events)]
+    if arrival_s is not None:
+        kernel.arrival_s, kernel.arrive = arrival_s, lambda now: seen.append((now, ARRIVAL, -1))
+        expected.append((arrival_s, ARRIVAL, -1))
+    kernel.run()
+    assert seen == sorted(expected)
+    assert kernel.next_s() == inf
 
 
 def test_replicas_decide_last_and_in_order_of_id() -> None:
-    kernel, log = Kernel(), []
-    replicas = [Deciding(id, log) for id in range(3)]
+    kernel, log = Kernel(), list[Any]()
+    replicas = [Logging(id, kernel, log, [2.0] if id == 1 else []) for id in range(3)]
 
     def happen(now: float, argument: tuple[str, int | None]) -> None:
         log.append((now, argument[0]))
         if argument[1] is not None:
             kernel.undecided.append(replicas[argument[1]])
 
-    for priority, name, wakes in [(TICK, "tick", None), (ARRIVAL, "arrival", 0), (FINISH, "finish", 2)]:
+    for priority, name, wakes in [(TICK, "tick", 2), (ARRIVAL, "arrival", 0), (COMMAND, "command", None)]:
         kernel.at(1.0, priority, 0, happen, (name, wakes))
-    kernel.at(1.0, COMMAND, 0, happen, ("command", None))
-    kernel.at(2.0, FINISH, 0, happen, ("finish", 1))
+    kernel.at(2.0, COMMAND, 0, happen, ("command", 1))
     kernel.run()
-    assert [entry[1] for entry in log] == [
-        "finish",
-        "command",
-        "arrival",
-        "tick",
-        "decide",
-        "decide",
-        "finish",
-        "decide",
-    ]
+    names = ["command", "arrival", "tick", "decide", "decide", FINISH, "command", "decide"]
+    assert [entry[1] for entry in log] == names
     assert [entry[2] for entry in log if entry[1] == "decide"] == [0, 2, 1]
 
 
@@ -73,7 +91,7 @@ def test_a_run_stops_before_later_events() -> None:
     for time_s in (1.0, 2.0, 3.0):
         kernel.at(time_s, TICK, 0, lambda now, _: seen.append(now))
     kernel.run(2.0)
-    assert (seen, len(kernel.heap)) == ([1.0, 2.0], 1)
+    assert (seen, kernel.next_s()) == ([1.0, 2.0], 3.0)
     kernel.run()
     assert seen == [1.0, 2.0, 3.0]
 

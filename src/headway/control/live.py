@@ -50,7 +50,7 @@ class Live:
 
     __slots__ = (
         "acceptance", "admitted_s", "allowed", "answer_s", "arrival_s", "attempt", "cached_tokens",
-        "cancelled_s", "check_tick", "computed_tokens", "deadline_s", "decode_replica", "enqueued_s",
+        "cancelled_s", "check_slot", "check_tick", "computed_tokens", "deadline_s", "decode_replica", "enqueued_s",
         "expected_cached_tokens", "fallback", "first_token_s", "generated_tokens", "id", "is_streamed",
         "joined_generated", "joined_tick", "keeps_model", "lengths", "lora", "model", "move", "moves",
         "num_before", "num_sequences", "output_id", "output_tokens", "pace_version", "phase", "placed_s",
@@ -152,6 +152,8 @@ class Live:
     turn_ends_at: int
     """Number of generated tokens at which the request's turn ends, from the ordering's `next_change_tokens`; 0 =
     never."""
+    check_slot: int
+    """The request's place in the replica's `Checks`; -1: none."""
     check_tick: int
     """Tick at which the replica next checks the request; -1 = not decoding."""
 
@@ -192,7 +194,7 @@ class Live:
         self.cancelled_s = self.score = self.enqueued_s = self.ready_s = self.stay_admitted_s = NEVER
         self.prefill_end_s = NEVER
         self.tier_since_s = arrival_s
-        self.replica = self.stage_index = self.decode_replica = self.check_tick = -1
+        self.replica = self.stage_index = self.decode_replica = self.check_slot = self.check_tick = -1
         self.generated_tokens = self.turn = self.preemptions = self.cached_tokens = self.scheduler = self.attempt = 0
         self.moves = self.sent_tokens = self.unstarted_tokens = self.num_before = self.expected_cached_tokens = 0
         self.target_tokens = self.computed_tokens = self.swapped_tokens = self.resident_blocks = 0

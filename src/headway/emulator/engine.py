@@ -260,8 +260,8 @@ class EmulatedEngine:
             self._run_timer = None
         if self.events is not None and (changes := self._replica.view.cache_changes()):
             self.events.publish(changes)
-        if kernel.heap:
-            wait_s = kernel.heap[0][0] / self._speed - (monotonic() - self._start_s)
+        if (next_s := kernel.next_s()) < inf:
+            wait_s = next_s / self._speed - (monotonic() - self._start_s)
             self._run_timer = self._loop.call_later(max(wait_s, 0.0), self._run)
         return now
 

@@ -14,6 +14,7 @@ from headway.control.recorder import Recorder
 from headway.core.fleet import Engine, Pool
 from headway.core.record import Cause
 from headway.sim.adapter_slots import AdapterSlots
+from headway.sim.checks import Checks
 from headway.sim.host_memory import HostMemory
 from headway.sim.kv_store import StoreClient
 from headway.sim.kvcache import KvCache
@@ -100,9 +101,8 @@ class Batch:
         self.chunk_shapes: list[tuple[int, int]] = []
         """(new tokens, earlier tokens) of the chunks in `chunks`."""
         self.chunk_tokens = 0
-        self.checks: list[tuple[int, int, Live]] = []
-        """Heap of (tick, id, request): when to check a decoding request for its end or for a change of phase or
-        rank."""
+        self.checks = Checks()
+        """When to check a decoding request for its end or for a change of phase or rank."""
         self._window_ends: list[tuple[int, int]] = []
         """Heap of (tick, id): when a request's context outgrows the sliding window."""
         self.growing: dict[int, int] = {}
@@ -280,6 +280,8 @@ class Batch:
         self.context_offset -= tokens - tick
         del self.decoding[live.id]
         live.check_tick = -1
+        if live.check_slot >= 0:
+            self.checks.remove(live)
         if self.adapters is not None and live.lora:
             self.adapters.release(live.lora)
         if self.window is not None:
@@ -333,8 +335,7 @@ class Batch:
             ahead = ahead if step is None else min(ahead, step)
         if self.speculation is not None:
             ahead = self.speculation.ticks_until(live, self.tick, generated + ahead)
-        live.check_tick = tick = self.tick + ahead
-        heappush(self.checks, (tick, live.id, live))
+        self.checks.put(live, self.tick + ahead)
 
     def sync(self, live: Live) -> None:
         """Update a decoding request's `generated_tokens` to the current tick."""

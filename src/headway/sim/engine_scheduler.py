@@ -6,13 +6,11 @@ decides the next iteration, which repeats until something changes. The *horizon*
 
 from __future__ import annotations
 
-from heapq import heappop
 from math import inf
 from typing import Protocol
 
 from headway.control.live import WAITING, Live
 from headway.core.fleet import Engine
-from headway.sim.batch import Batch
 from headway.sim.batching import BATCHING_RULES
 from headway.sim.in_transit import InTransit
 from headway.sim.kernel import COMMAND, Kernel
@@ -134,10 +132,7 @@ class EngineScheduler:
     def _horizon(self, now: float) -> int:
         """Number of iterations, at least one, for which the current decoding batch repeats."""
         batch, queue, timeline = self._batch, self._queue, self._timeline
-        checks = batch.checks
-        while (live := checks[0][2]).check_tick != checks[0][0] or live.replica != batch.replica:
-            heappop(checks)
-        n = checks[0][0] - batch.tick
+        n = int(batch.checks.ticks.least) - batch.tick
         if batch.window is not None:
             n = batch.ticks_in_window(n)
         if timeline.valid is not None:
@@ -184,7 +179,7 @@ class EngineScheduler:
         has_chunks, tick = batch.chunk_tokens > 0, batch.tick
         if timeline.advances:
             tick += timeline.k_end - timeline.k
-        if not has_chunks and (not batch.checks or batch.checks[0][0] > tick or not _has_check(batch, tick)):
+        if not has_chunks and batch.checks.ticks.least > tick:
             return False
         if launches is None:
             launches = self._launches = self._launched.launches
@@ -242,17 +237,6 @@ class EngineScheduler:
             left -= prefixes.hit_blocks(live, tick - 1 if self._timeline.advances else tick) * kv.block
         chunk = min(left, batch.max_num_batched_tokens - len(batch.decoding) - tokens)
         return chunk if kv.can_tick(tick, -(-(tokens + chunk) // kv.block) + kv.watermark) else 0
-
-
-def _has_check(batch: Batch, tick: int) -> bool:
-    """Whether a running request has a check at this tick or before. Drops those of requests that have left."""
-    checks = batch.checks
-    while checks and checks[0][0] <= tick:
-        at_tick, _, live = checks[0]
-        if live.check_tick == at_tick and live.replica == batch.replica:
-            return True
-        heappop(checks)
-    return False
 
 
 def _decodes_next(live: Live) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from heapq import heappop, heappush
+from math import inf
 from operator import attrgetter
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+from mypy_extensions import mypyc_attr
 
 from headway.control.changes import Changes
+from headway.sim.tournament import tournament
 
 # Priorities at equal times, first one first. Scheduling follows all of them.
 FINISH: Final = 0
@@ -19,12 +22,21 @@ BEFORE: Final = 1 << 40
 """Offset subtracted from replica keys, so that they precede request keys."""
 
 
-class Schedulable(Protocol):
-    """A replica that decides its next iteration after all events of this instant."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Sleeper:
+    """A replica: it sleeps until a boundary, and decides its next iteration after all events of an instant."""
+
+    __slots__ = ("id",)
 
     id: int
 
-    def decide(self, now: float) -> None: ...
+    def wake(self, now: float) -> None:
+        """Handle the boundary."""
+        raise NotImplementedError
+
+    def decide(self, now: float) -> None:
+        """Decide the next iteration."""
+        raise NotImplementedError
 
 
 Action = Callable[[float, Any], object]
@@ -33,43 +45,46 @@ Event = tuple[Any, ...]
 to read one value."""
 
 
-_AN_ARRIVAL: Final[Event] = (0.0, ARRIVAL, 0, 0, None, None)
-_NEVER_S: Final = float("inf")
-
-
 class Kernel:
     """The event loop. `key` breaks ties between entities, so the order never depends on who pushed first."""
 
     __slots__ = (
+        "_heap",
         "_sequence",
+        "_sleepers",
         "arrival_s",
         "arrive",
+        "boundaries",
         "changes",
         "deciding",
-        "event",
-        "heap",
+        "event_s",
+        "key",
         "now",
         "num_rounds",
-        "push",
+        "priority",
         "settled_s",
         "undecided",
     )
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.heap: list[Event] = []
+        self._heap: list[Event] = []
+        self.event_s = inf
+        """The time of the first event in the heap."""
         self._sequence = 0
-        self.arrival_s = _NEVER_S
+        self._sleepers: list[Sleeper] = []
+        self.boundaries = tournament()
+        """When each replica wakes, by the number from `add`: an event with the priority `FINISH` and the replica's
+        id as its key."""
+        self.arrival_s = inf
         """The time of the next arrival, which is not in the heap: only one is known at a time."""
         self.arrive: Callable[[float], object] | None = None
         """Called at `arrival_s`, with the priority `ARRIVAL`. It sets the next time."""
-        self.undecided: list[Schedulable] = []
+        self.undecided: list[Sleeper] = []
         """Replicas that decide at the end of this instant. Each appends itself once."""
         self.changes = Changes()
-        self.push: Callable[[Event], None] = partial(heappush, self.heap)
-        """Add an event with the caller's own sequence number, unique per (priority, key)."""
-        self.event: Event | None = None
-        """The latest event."""
+        self.priority = self.key = 0
+        """Of the latest event."""
         self.deciding = -1
         """The replica that is deciding now; -1: none."""
         self.settled_s = -1.0
@@ -77,43 +92,62 @@ class Kernel:
         self.num_rounds = 0
         """Number of decision rounds begun in that instant."""
 
-    def at(self, time_s: float, priority: int, key: int, action: Action, argument: Any = None) -> None:
-        """Call `action(time_s, argument)` at `time_s`."""
-        self._sequence += 1
-        heappush(self.heap, (time_s, priority, key, self._sequence, action, argument))
+    def add(self, sleeper: Sleeper) -> int:
+        """The number of one more replica. Call it in order of ids."""
+        assert not self._sleepers or self._sleepers[-1].id < sleeper.id
+        self._sleepers.append(sleeper)
+        self.boundaries.extend_to(len(self._sleepers))
+        return len(self._sleepers) - 1
 
-    def run(self, until_s: float = _NEVER_S) -> None:
+    def at(self, time_s: float, priority: int, key: int, action: Action, argument: Any = None) -> None:
+        """Call `action(time_s, argument)` at `time_s`. The priority is not `FINISH`."""
+        self._sequence += 1
+        heappush(self._heap, (time_s, priority, key, self._sequence, action, argument))
+        if time_s < self.event_s:
+            self.event_s = time_s
+
+    def run(self, until_s: float = inf) -> None:
         """Run until there are no more events, or the next one is after `until_s`."""
-        heap, undecided, pop = self.heap, self.undecided, heappop
+        boundaries, sleepers, undecided = self.boundaries, self._sleepers, self.undecided
         self._settle()
-        while (heap or self.arrival_s < _NEVER_S) and (now := self.next_s()) <= until_s:
+        while True:
+            now = boundaries.least
+            if self.event_s < now:
+                now = self.event_s
+            if self.arrival_s < now:
+                now = self.arrival_s
+            if now > until_s or now == inf:
+                return
             self.now = now
-            if self.arrival_s == now and self._arrival_is_first(now):
-                self._arrive(now)
+            if boundaries.least == now:
+                sleeper = sleepers[boundaries.pop()]
+                self.priority, self.key = FINISH, sleeper.id
+                sleeper.wake(now)
+            elif self.event_s == now and (self.arrival_s > now or self._heap[0][1] < ARRIVAL):
+                self._happen()
             else:
-                self.event = event = pop(heap)
-                event[4](event[0], event[5])
+                self._arrive(now)
             if undecided and self.next_s() > now:
                 self._settle()
 
     def next_s(self) -> float:
-        """The time of the next event or arrival; infinite if there is none."""
-        if self.heap:
-            event_s: float = self.heap[0][0]
-            if event_s < self.arrival_s:
-                return event_s
-        return self.arrival_s
+        """The time of the next event; infinite if there is none."""
+        next_s = self.boundaries.least
+        if self.event_s < next_s:
+            next_s = self.event_s
+        if self.arrival_s < next_s:
+            next_s = self.arrival_s
+        return next_s
 
-    def _arrival_is_first(self, now: float) -> bool:
-        """Whether an arrival at this instant precedes all events."""
-        if not self.heap or self.heap[0][0] != now:
-            return True
-        priority: int = self.heap[0][1]
-        return priority > ARRIVAL
+    def _happen(self) -> None:
+        event = heappop(self._heap)
+        self.event_s = self._heap[0][0] if self._heap else inf
+        self.priority, self.key = event[1], event[2]
+        event[4](event[0], event[5])
 
     def _arrive(self, now: float) -> None:
         assert self.arrive is not None
-        self.event, self.arrival_s = _AN_ARRIVAL, _NEVER_S
+        self.priority, self.key, self.arrival_s = ARRIVAL, 0, inf
         self.arrive(now)
 
     def _settle(self) -> None:

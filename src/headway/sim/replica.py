@@ -11,7 +11,6 @@ next one is decided.
 
 from __future__ import annotations
 
-from heapq import heappop
 from operator import attrgetter
 from typing import Final, Protocol, cast
 
@@ -27,7 +26,7 @@ from headway.sim.api_server import ApiServer
 from headway.sim.batch import Batch
 from headway.sim.engine_scheduler import EngineScheduler
 from headway.sim.in_transit import InTransit
-from headway.sim.kernel import BEFORE, COMMAND, Kernel
+from headway.sim.kernel import BEFORE, COMMAND, Kernel, Sleeper
 from headway.sim.kv_store import StoreClient
 from headway.sim.placed import PlacedRequests
 from headway.sim.prefixcache import Keeping, PrefixCache
@@ -84,13 +83,13 @@ class Run:
         self.is_exact, self.pacer, self.network, self.seed = is_exact, pacer, network, seed
 
 
-class Replica:
+class Replica(Sleeper):
     """One replica: outside events, and boundaries. Policies read its `view`."""
 
     __slots__ = (
         "_api_server", "_cancelling", "_kernel", "_listener", "_makes_first_token", "_pausing",
         "_reports_late", "_sends_first_token",
-        "_undecided", "batch", "id", "is_up", "max_num_waiting", "max_request_tokens", "placed", "response_s",
+        "_undecided", "batch", "is_up", "max_num_waiting", "max_request_tokens", "placed", "response_s",
         "scheduler", "timeline", "transit", "view",
     )  # fmt: skip
 
@@ -217,9 +216,8 @@ class Replica:
                 live.swapped_tokens = live.resident_blocks = 0
             batch.host.drop(live)
             live.shared_blocks = live.computed_tokens = live.expected_cached_tokens = 0
-            live.check_tick = -1
+            live.check_slot = live.check_tick = -1
             live.stage = HELD
-        timeline.version += 1
         batch.clear()
         timeline.reset()
         self.transit.clear()
@@ -238,13 +236,9 @@ class Replica:
 
     # At a boundary.
 
-    def wake(self, now: float, version: int) -> None:
-        """Handle boundary `k_end`, unless the replica has gone to sleep again since `version`, or the engine launches
-        the next iteration before it reports this one."""
-        timeline = self.timeline
-        if version != timeline.version:
-            return
-        batch = self.batch
+    def wake(self, now: float) -> None:
+        """Handle boundary `k_end`, unless the engine launches the next iteration before it reports this one."""
+        timeline, batch = self.timeline, self.batch
         if (
             self._reports_late
             and batch.prefill_tokens_left
@@ -268,18 +262,19 @@ class Replica:
         if batch.chunk_tokens:
             self._end_prefills(now)
         checks, tick = batch.checks, batch.tick
-        while checks and checks[0][0] <= tick:
-            live = heappop(checks)[2]
-            if live.check_tick == tick and batch.decoding.get(live.id) is live:
-                live.generated_tokens = live.joined_generated + tick - live.joined_tick
-                self._check(live, now)
+        if checks.ticks.least <= tick:
+            for live in checks.due(tick):
+                if live.check_tick == tick:  # no check of another request has changed this
+                    live.generated_tokens = live.joined_generated + tick - live.joined_tick
+                    self._check(live, now)
         if self._pausing:  # after the checks: a request that ends now is not paused
             pausing, self._pausing = self._pausing, []
             for live in pausing:
                 self._pause_running(live, now)
         if self.transit.pausing:
             self.transit.pause_all(now)
-        if not self._undecided and self._kernel.next_s() > now:
+        kernel = self._kernel
+        if kernel.boundaries.least > now and not self._undecided and kernel.event_s > now and kernel.arrival_s > now:
             self.scheduler.schedule(now)
         else:
             timeline.note_change()

@@ -61,11 +61,8 @@ class RowOrder:
         rounds = kernel.num_rounds if kernel.settled_s == kernel.now else 0
         if kernel.deciding >= 0:
             return kernel.now, (rounds - 1) << _ROUND_BITS | 1 << _SETTLE_BIT | kernel.deciding
-        assert kernel.event is not None
-        _, priority, key, *_ = kernel.event
-        if priority == ARRIVAL:
-            key = self._source.last_id
-        return kernel.now, rounds << _ROUND_BITS | priority << _KEY_BITS | (key + KEY_OFFSET)
+        key = self._source.last_id if kernel.priority == ARRIVAL else kernel.key
+        return kernel.now, rounds << _ROUND_BITS | kernel.priority << _KEY_BITS | (key + KEY_OFFSET)
 
 
 class RowPlaces:

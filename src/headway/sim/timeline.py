@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf, nextafter, sqrt
-from typing import Final, Protocol
+from typing import Final
 
 from headway.control.recorder import BegunStretch, StretchTable
+from headway.perf.step import StepModel
 from headway.sim.api_server import ApiServer
 from headway.sim.batch import Batch
-from headway.sim.kernel import FINISH, Kernel, Schedulable
+from headway.sim.kernel import Kernel, Sleeper
 
 Line = Callable[[int, int, Sequence[tuple[int, int]], int, int], tuple[float, float, int | None]]
 """The step times of a batch: see `perf.step.StepModel.line`."""
@@ -32,28 +33,23 @@ class Launches:
         self.most_graph_tokens = most_graph_tokens
 
 
-class Sleeper(Schedulable, Protocol):
-    """A replica that the timeline wakes."""
-
-    def wake(self, now: float, version: int) -> None: ...
-
-
 class Timeline:
     """The epoch of a batch, and its events in the kernel."""
 
     __slots__ = (
         "_batch",
+        "_boundaries",
         "_graph_s",
         "_lag",
         "_line",
+        "_model",
         "_opened",
         "_owner",
-        "_push",
         "_reports_late",
         "_seen_s",
+        "_slot",
         "_stretches",
         "_undecided",
-        "_wake",
         "a_s",
         "advances",
         "api_server",
@@ -70,7 +66,6 @@ class Timeline:
         "slowdown",
         "start_s",
         "valid",
-        "version",
     )  # fmt: skip
 
     def __init__(
@@ -83,10 +78,11 @@ class Timeline:
         reports_late: bool = False,
     ) -> None:
         """`reports_late`: the engine launches an iteration before it reports the one before: see `report_late`."""
-        self._owner, self._wake, self._batch = owner, owner.wake, batch
+        self._owner, self._batch = owner, batch
         self.kernel = kernel
-        self._push, self._undecided = kernel.push, kernel.undecided
-        self._stretches, self._line = stretches, line
+        self._boundaries, self._undecided = kernel.boundaries, kernel.undecided
+        self._slot = kernel.add(owner)
+        self._stretches, self._line, self._model = stretches, line, _model_of(line)
         self._lag, self._reports_late = bool(batch.engine.schedule_lag), reports_late
         self._graph_s = batch.engine.launch_overhead_s
         self.least_launch_s = 0.0
@@ -95,7 +91,6 @@ class Timeline:
         """Factor on the times of `line`, from the next epoch on."""
         self.api_server: ApiServer | None = None
         """Sends the tokens of each tick; None: sending takes no time."""
-        self.version = 0
         self.is_due = False
         """Whether the owner is among the kernel's undecided replicas."""
         self.reset()
@@ -114,6 +109,7 @@ class Timeline:
         self.advances = False
         """Whether every iteration is a tick, in which decoding requests gain a token."""
         self._opened: BegunStretch = (0, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
+        self._boundaries.set(self._slot, inf)
 
     # The epoch.
 
@@ -139,9 +135,11 @@ class Timeline:
         if self.advances:
             num_decode = len(batch.decoding)
             context = batch.context_offset + num_decode * tick
-        a_s, b_s, self.valid = self._line(
-            num_decode, context, batch.chunk_shapes, batch.window_tokens, batch.num_growing
-        )
+        model, shapes, window, growing = self._model, batch.chunk_shapes, batch.window_tokens, batch.num_growing
+        if model is not None:
+            a_s, b_s, self.valid = model.line(num_decode, context, shapes, window, growing)
+        else:
+            a_s, b_s, self.valid = self._line(num_decode, context, shapes, window, growing)
         launch_s, is_next_launched = 0.0, False
         if has_prompts:
             launch_s, b_s = b_s, 0.0
@@ -217,7 +215,7 @@ class Timeline:
         time_s = ended_s + late_s
         while boundary_s(self.start_s, self.a_s, self.b_s, self.k_end) < time_s:
             self.start_s = nextafter(self.start_s, inf)
-        self._push((time_s, FINISH, batch.replica, self.version, self._wake, self.version))
+        self._boundaries.set(self._slot, time_s)
 
     def close(self) -> None:
         """Record the current epoch if it has a complete iteration."""
@@ -281,7 +279,7 @@ class Timeline:
         self._batch.advance(n)
         if self.k < self.k_end and boundary_s(self.start_s, self.a_s, self.b_s, self.k) == now:
             self.k_end = self.k
-            self.version += 1
+            self._boundaries.set(self._slot, inf)
             self.request_decision()
 
     def send(self, api_server: ApiServer, k: int) -> None:
@@ -313,9 +311,13 @@ class Timeline:
     def sleep_until(self, k: int) -> None:
         """Wake the owner at boundary k. Cancels an earlier sleep."""
         self.k_end = k
-        self.version = version = self.version + 1
-        time_s = boundary_s(self.start_s, self.a_s, self.b_s, k)
-        self._push((time_s, FINISH, self._batch.replica, version, self._wake, version))
+        self._boundaries.set(self._slot, boundary_s(self.start_s, self.a_s, self.b_s, k))
+
+
+def _model_of(line: Line) -> StepModel | None:
+    """The model whose method `line` is: compiled code calls it without making objects of its arguments."""
+    owner = getattr(line, "__self__", None)
+    return owner if isinstance(owner, StepModel) and owner.line == line else None
 
 
 def boundary_s(start_s: float, a_s: float, b_s: float, k: int) -> float:
