@@ -91,7 +91,6 @@ class Batch:
             self.prefixes = PrefixCache(
                 self.kv, self.host.prefix_tier(self.kv.block), self.cache_changes, self.store, self.keeping
             )
-        self.queue.clear()
         self.prefilling: dict[int, Live] = {}
         self.decoding: dict[int, Live] = {}
         self.resident: dict[int, Live] = {}

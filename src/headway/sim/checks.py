@@ -6,7 +6,7 @@ from math import inf
 from typing import Final
 
 from headway.control.live import Live
-from headway.sim.tournament import tournament
+from headway.sim.tournament import IS_COMPILED, InterpretedTournament, Tournament
 
 _FIRST_SLOTS: Final = 8
 
@@ -17,7 +17,7 @@ class Checks:
     __slots__ = ("_free", "_lives", "ticks")
 
     def __init__(self) -> None:
-        self.ticks = tournament()
+        self.ticks = Tournament() if IS_COMPILED else InterpretedTournament()
         """The ticks of the checks, by slot."""
         self._lives: list[Live | None] = []
         """The requests by slot."""

@@ -11,13 +11,15 @@ from typing import Any, Final
 from mypy_extensions import mypyc_attr
 
 from headway.control.changes import Changes
-from headway.sim.tournament import tournament
+from headway.sim.tournament import IS_COMPILED, InterpretedTournament, Tournament
 
 # Priorities at equal times, first one first. Scheduling follows all of them.
 FINISH: Final = 0
 COMMAND: Final = 1
 ARRIVAL: Final = 2
 TICK: Final = 3
+_ROOM: Final = 8
+"""Numbers of replicas for which room is made at once."""
 BEFORE: Final = 1 << 40
 """Offset subtracted from replica keys, so that they precede request keys."""
 
@@ -73,7 +75,7 @@ class Kernel:
         """The time of the first event in the heap."""
         self._sequence = 0
         self._sleepers: list[Sleeper] = []
-        self.boundaries = tournament()
+        self.boundaries = Tournament() if IS_COMPILED else InterpretedTournament()
         """When each replica wakes, by the number from `add`: an event with the priority `FINISH` and the replica's
         id as its key."""
         self.arrival_s = inf
@@ -95,9 +97,11 @@ class Kernel:
     def add(self, sleeper: Sleeper) -> int:
         """The number of one more replica. Call it in order of ids."""
         assert not self._sleepers or self._sleepers[-1].id < sleeper.id
+        number = len(self._sleepers)
+        if not number % _ROOM:
+            self.boundaries.extend_to(number + _ROOM)
         self._sleepers.append(sleeper)
-        self.boundaries.extend_to(len(self._sleepers))
-        return len(self._sleepers) - 1
+        return number
 
     def at(self, time_s: float, priority: int, key: int, action: Action, argument: Any = None) -> None:
         """Call `action(time_s, argument)` at `time_s`. The priority is not `FINISH`."""

@@ -42,15 +42,14 @@ class Observation:
 
     def add(self, replica: Replica) -> None:
         """Observe one more replica. Call it in order of ids, and before the replica's first request."""
-        self._index_cache(replica)
+        if self._cache_events.config.source != "exact":
+            self._index_cache(replica)
         self._views.add(replica.view)
 
     def _index_cache(self, replica: Replica) -> None:
         """Set up how policies see a replica's prefix cache, by the scenario's observation settings."""
         config = self._cache_events.config
         source = config.source
-        if source == "exact":
-            return
         num, view = 1 if self._schedulers is None else self._schedulers.config.num, replica.view
         block, total = view.block_size_tokens, view.kv_blocks_total
         indexes = [CacheIndex(block, total, source == "placements", adds_placed=config.placed) for _ in range(num)]

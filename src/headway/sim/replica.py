@@ -103,10 +103,19 @@ class Replica(Sleeper):
         self._listener = run.listener
         queue, host = WaitingQueue(ordering), resources.new_host_memory()
         self.batch = batch = Batch(
-            id, pool, resources.kv_blocks, host, queue, recorder, run.seed, resources.new_adapter_slots()
+            id,
+            pool,
+            resources.kv_blocks,
+            host,
+            queue,
+            recorder,
+            run.seed,
+            None if pool.lora is None else resources.new_adapter_slots(),
         )
         self._reports_late = late = resources.reports_late
-        self.timeline = timeline = Timeline(self, batch, resources.line, kernel, recorder.stretches, late)
+        self.timeline = timeline = Timeline(
+            self, batch, resources.line, kernel, recorder.stretches, late, resources.model
+        )
         self.placed = PlacedRequests(batch, kernel.changes)
         self.transit = InTransit(batch, timeline, self.placed)
         self.scheduler = EngineScheduler(pool.engine, kernel, timeline, self.transit, run.is_exact, resources)
@@ -218,8 +227,9 @@ class Replica(Sleeper):
             live.shared_blocks = live.computed_tokens = live.expected_cached_tokens = 0
             live.check_slot = live.check_tick = -1
             live.stage = HELD
+        batch.queue.clear()
         batch.clear()
-        timeline.reset()
+        timeline.stop()
         self.transit.clear()
         self.placed.crash()
         self._cancelling, self._pausing = [], []

@@ -14,7 +14,7 @@ from headway.perf.engine_times import PoolTimes
 from headway.perf.hosted import hosted_line
 from headway.perf.power import replica_power
 from headway.perf.speculation import step_model
-from headway.perf.step import most_graph_tokens
+from headway.perf.step import StepModel, most_graph_tokens
 from headway.sim.adapter_slots import AdapterSlots, LoadTimes
 from headway.sim.host_memory import HostMemory
 from headway.sim.timeline import Launches, Line
@@ -26,6 +26,9 @@ class PoolResources:
 
     def __init__(self, pool: Pool, line: Line) -> None:
         self.pool, self.line = pool, line
+        owner = getattr(line, "__self__", None)
+        self.model = owner if isinstance(owner, StepModel) and owner.line == line else None
+        """The model whose method `line` is, if it is one's."""
         self.times = PoolTimes(pool, line)
         self.reports_late = bool(pool.engine.schedule_lag) and pool.parallel.tp * pool.parallel.pp == 1
         """Whether the process that reports an iteration's outputs launches the next one first. Engines on several GPUs

@@ -76,13 +76,15 @@ class Timeline:
         kernel: Kernel,
         stretches: StretchTable,
         reports_late: bool = False,
+        model: StepModel | None = None,
     ) -> None:
-        """`reports_late`: the engine launches an iteration before it reports the one before: see `report_late`."""
+        """`reports_late`: the engine launches an iteration before it reports the one before: see `report_late`.
+        `model`: the one whose method `line` is, which compiled code calls without making objects of the arguments."""
         self._owner, self._batch = owner, batch
         self.kernel = kernel
         self._boundaries, self._undecided = kernel.boundaries, kernel.undecided
         self._slot = kernel.add(owner)
-        self._stretches, self._line, self._model = stretches, line, _model_of(line)
+        self._stretches, self._line, self._model = stretches, line, model
         self._lag, self._reports_late = bool(batch.engine.schedule_lag), reports_late
         self._graph_s = batch.engine.launch_overhead_s
         self.least_launch_s = 0.0
@@ -109,7 +111,11 @@ class Timeline:
         self.advances = False
         """Whether every iteration is a tick, in which decoding requests gain a token."""
         self._opened: BegunStretch = (0, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
+
+    def stop(self) -> None:
+        """Forget the epoch, and sleep no more."""
         self._boundaries.set(self._slot, inf)
+        self.reset()
 
     # The epoch.
 
@@ -312,12 +318,6 @@ class Timeline:
         """Wake the owner at boundary k. Cancels an earlier sleep."""
         self.k_end = k
         self._boundaries.set(self._slot, boundary_s(self.start_s, self.a_s, self.b_s, k))
-
-
-def _model_of(line: Line) -> StepModel | None:
-    """The model whose method `line` is: compiled code calls it without making objects of its arguments."""
-    owner = getattr(line, "__self__", None)
-    return owner if isinstance(owner, StepModel) and owner.line == line else None
 
 
 def boundary_s(start_s: float, a_s: float, b_s: float, k: int) -> float:

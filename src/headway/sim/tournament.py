@@ -10,7 +10,8 @@ from typing import Final
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-_IS_COMPILED: Final = not __file__.endswith(".py")
+IS_COMPILED: Final = not __file__.endswith(".py")
+"""Whether `Tournament` is the faster one, or else `InterpretedTournament`."""
 
 
 class Tournament:
@@ -78,7 +79,7 @@ class InterpretedTournament(Tournament):
     __slots__ = ("_heap", "_values")
 
     def __init__(self) -> None:
-        super().__init__()
+        self.least = inf
         self._values: list[float] = []
         self._heap: list[tuple[float, int]] = []
         """(value, slot). Values that have changed are dropped when they are first."""
@@ -110,8 +111,3 @@ class InterpretedTournament(Tournament):
         while heap and values[heap[0][1]] != heap[0][0]:
             heappop(heap)
         self.least = heap[0][0] if heap else inf
-
-
-def tournament() -> Tournament:
-    """A new one without slots."""
-    return Tournament() if _IS_COMPILED else InterpretedTournament()
