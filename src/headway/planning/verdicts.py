@@ -8,7 +8,7 @@ whole run would miss the same target. A run that may still meet its targets cont
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import floor
 from typing import Any, TypeVar
 
@@ -78,10 +78,11 @@ class _WatchedSource:
         ]
         self._num_late = [0] * len(self._limits)
         slo_s = _slo_s(rows, slo)
-        self._slo_s = [array("d", of_kind.tobytes()) for of_kind in slo_s]
-        """Maps each kind to each request's SLO; NaN means none."""
         has_any = ~np.isnan(slo_s).all(axis=0) | counts_all
-        self._counts_all = counts_all
+        self._counts = has_any.tolist()
+        """For each request, whether it belongs to the share of SLOs met."""
+        self._slo_s = [array("d", of_kind.tobytes()) for of_kind in np.where(np.isnan(slo_s), np.inf, slo_s)]
+        """Maps each kind to each request's SLO; infinite means none."""
         self._num_with_slo = int((has_any & (rows.arrival_s >= warmup_s)).sum())
         self._num_missed = 0
 
@@ -104,21 +105,14 @@ class _WatchedSource:
                 self._num_late[i] += 1
                 if self._num_late[i] >= too_many:
                     raise TargetMissedError(self._source.num_issued)
-        if self._attainment is None:
+        i = request.id
+        if self._attainment is None or not self._counts[i]:
             return
-        limits_s = [of_kind[request.id] for of_kind in self._slo_s]
-        if not self._counts_all and all(limit_s != limit_s for limit_s in limits_s):
-            return
-        if latencies_s is None or _misses(latencies_s, limits_s):
+        ttft_s, tpot_s, e2e_s = self._slo_s
+        if latencies_s is None or latencies_s[0] > ttft_s[i] or latencies_s[1] > tpot_s[i] or latencies_s[2] > e2e_s[i]:
             self._num_missed += 1
             if (self._num_with_slo - self._num_missed) / self._num_with_slo < self._attainment:
                 raise TargetMissedError(self._source.num_issued)
-
-
-def _misses(latencies_s: Sequence[float], limits_s: Sequence[float]) -> bool:
-    return any(
-        limit_s == limit_s and not value <= limit_s for value, limit_s in zip(latencies_s, limits_s, strict=True)
-    )
 
 
 def _latencies_s(request: Any, end_s: float) -> tuple[float, float, float]:

@@ -104,3 +104,29 @@ def test_fleets_share_the_models_that_are_the_same(tmp_path: Path) -> None:
     found = apart.runs([WholeFleet(least, {"routing": each}, file) for each in ("least-kv", "random", "freest")])
     assert rehearsals.num_simulated == 3 * len(MODELS), "one replica gets all requests, whatever the router"
     assert found[0] == found[1] == found[2]
+
+
+def test_no_model_does_worse_than_the_one_that_does_worst(tmp_path: Path) -> None:
+    """The bound is the named model's own attainment, and what it took is not simulated again with the whole fleet."""
+    draw = Random(7)
+    of_all = template(tmp_path, {"ttft_s": 0.2, "tpot_s": 0.02}, warmup_s=0.3)
+    for router, couples in [("least-loaded", False), ("freest", False), (NUMBERED[0], True)]:
+        asked = WholeFleet(fleet(draw), {"routing": router}, requests(draw, tmp_path))
+        rehearsals = Rehearsals(Resources(Simulator()))
+        apart = ApartRehearsals(of_all, rehearsals)
+        bounds = apart.at_most([(asked, model) for model in MODELS])
+        (whole,) = apart.runs([asked])
+        assert bounds == ([1.0] * len(MODELS) if couples else [whole.by_model[model] for model in MODELS])
+        assert rehearsals.num_simulated == (1 if couples else len(MODELS))
+
+
+def test_kept_bounds_are_not_simulated(tmp_path: Path) -> None:
+    draw = Random(8)
+    of_all = template(tmp_path, {"ttft_s": 0.2})
+    asked = [(WholeFleet(fleet(draw), {"routing": "freest"}, requests(draw, tmp_path)), model) for model in MODELS]
+    found = []
+    for num in (len(MODELS), 0):
+        rehearsals = Rehearsals(Resources(Simulator(), tmp_path / "cache"))
+        found.append(ApartRehearsals(of_all, rehearsals).at_most(asked))
+        assert rehearsals.num_simulated == num
+    assert found[0] == found[1]

@@ -19,7 +19,7 @@ from headway.config.spec import PolicySpecs
 from headway.core.errors import HeadwayError
 from headway.metrics.interval import interval
 from headway.planning.tiers.rehearsal import with_tiers
-from headway.planning.tiers.search import merged, plan
+from headway.planning.tiers.search import highest_mean, merged, plan
 
 
 @given(st.integers(1, 12), st.integers(1, 12))
@@ -163,3 +163,22 @@ def test_options_that_are_no_numbers_are_refused(
 ) -> None:
     assert main(["plan", "tiers", *([str(file)] if flags else []), *flags]) == 2
     assert "expected" in capsys.readouterr().err
+
+
+values = st.lists(st.sampled_from([0.0, 0.5, 0.75, 1.0]), min_size=3, max_size=3)
+
+
+@given(st.lists(st.tuples(values, values), min_size=1, max_size=4))
+def test_the_best_is_found_without_keys_whose_bound_is_lower(drawn: list[tuple[list[float], list[float]]]) -> None:
+    exact = {i: [min(pair) for pair in zip(*both, strict=True)] for i, both in enumerate(drawn)}
+    bounds = {i: bound for i, (bound, _) in enumerate(drawn)}
+    asked: list[int] = []
+
+    def looked_at(i: int) -> list[float]:
+        asked.append(i)
+        return exact[i]
+
+    best, found = highest_mean(bounds, looked_at)
+    assert best == max(exact, key=lambda i: sum(exact[i])) and list(found) == exact[best]
+    assert len(asked) == len(set(asked))
+    assert all(sum(bounds[i]) >= sum(found) for i in asked)

@@ -83,6 +83,22 @@ class ApartRehearsals:
         found |= zip(whole, self._rehearsals.all([wanted[i] for i in whole]), strict=True)
         return [found[i] for i in range(len(fleets))]
 
+    def at_most(self, wanted: Sequence[tuple[WholeFleet, str]]) -> list[float]:
+        """For each fleet and one of its models, an upper bound of the attainment of the model that does worst: that of
+        the named model, or 1 if its requests may meet those of others."""
+        alone = [fleet._replace(parts=by_model(fleet.parts)[model]) for fleet, model in wanted]
+        bounds = [_bound(self._of_model(each)) for each in alone]
+        couples = [self._scenario(fleet)[1] for fleet, _ in wanted]
+        found = [1.0 if each else self._rehearsals.find(bound) for each, bound in zip(couples, bounds, strict=True)]
+        left = [i for i, known in enumerate(found) if known is None]
+        for j, run in self._rehearsals.each([self._of_model(alone[i]) for i in left]):
+            i = left[j]
+            self._keep(_key(alone[i]), run)
+            share = 1.0 if run is None else _merged(self._scenario(alone[i])[0], [run]).worst
+            self._rehearsals.keep_result(bounds[i], share)
+            found[i] = share
+        return [1.0 if known is None else known for known in found]
+
     def _apart(self, chosen: Sequence[int], fleets: Sequence[WholeFleet]) -> Iterator[tuple[int, FleetRun]]:
         """The runs of the chosen fleets, as soon as they are known; without those that must be simulated whole."""
         models = {i: [fleets[i]._replace(parts=own) for own in by_model(fleets[i].parts).values()] for i in chosen}
@@ -156,6 +172,15 @@ def _only(model: str, source: RequestSource) -> RequestSource:
     rows = source.workload
     ids = np.flatnonzero(rows.columns["model"] == rows.models.index(model))
     return TraceSource(rows.take(ids), ids.tolist())
+
+
+def _bound(of_model: Rehearsal[ModelRun | None]) -> Rehearsal[float]:
+    """The attainment of one model as a result that is kept."""
+    return Rehearsal(of_model.scenario, _attainment, float, ("one model of the requests",), watch=of_model.watch)
+
+
+def _attainment(scenario: Scenario, records: Records) -> float:
+    return fleet_run(scenario, records).worst
 
 
 def _unknown(_: HeadwayError) -> None:

@@ -20,7 +20,6 @@ from headway.config.spec import Spec
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Model
-from headway.metrics.interval import interval
 from headway.metrics.latency import nothing_measured
 from headway.metrics.seeds import Estimate, SeededMetrics, estimate_of
 from headway.planning.capacity.bounds import too_long
@@ -43,7 +42,7 @@ from headway.planning.fleet.rehearsal import FleetTemplate, calibrated, prices_o
 from headway.planning.fleet.requests import FleetRequests, check_workload, names_of
 from headway.planning.fleet.sizing import SizingTask
 from headway.planning.rehearsals import OF_SHAPE, Rehearsals, Resources, Source, model_keys
-from headway.planning.tiers import search as tiers
+from headway.planning.tiers.search import highest_mean
 from headway.workload.table import Workload
 
 T = TypeVar("T")
@@ -254,23 +253,35 @@ class FleetPlanner:
         return self.points(wanted)
 
     def tiers(self, plan: FleetPoint) -> tuple[TierVerdict, FleetPoint | None]:
-        """The verdict whether service tiers keep more requests in time, by the search of `plan tiers`, and the fleet
-        with tiers."""
+        """The verdict whether service tiers keep more requests in time, and the fleet with tiers."""
         num_classes = int(self.requests.table().column("tier").max(initial=0)) + 1
         if num_classes == 1:
             return TierVerdict("one class"), None
-
-        def evaluate(num_tiers: int, decay: float, i: int) -> float:
-            (run,) = self.apart.runs([WholeFleet(plan.parts, _tiered(num_tiers, decay), self.requests.file(i))])
-            return run.worst
-
-        found = tiers.plan(evaluate, (num_classes,), DECAYS, range(max(2, self.seeds)), interval)
-        best = found.best
-        gains = [value - run.worst for value, run in zip(best.values, plan.runs, strict=False)]
+        decay, values = self._best_decay(plan, num_classes)
+        gains = [value - run.worst for value, run in zip(values, plan.runs, strict=False)]
         gain = estimate_of(gains) or Estimate(gains[0], gains[0], gains[0])
-        status = TierVerdict("worth it" if gain.low > 0 else "not worth it", num_classes, best.num_tiers, gain)
-        point = self.point("tiers", f"{best.num_tiers} tiers", plan.parts, _tiered(best.num_tiers, best.decay))
-        return status, point
+        status = TierVerdict("worth it" if gain.low > 0 else "not worth it", num_classes, num_classes, gain)
+        return status, self.point("tiers", f"{num_classes} tiers", plan.parts, _tiered(num_classes, decay))
+
+    def _best_decay(self, plan: FleetPoint, num_tiers: int) -> tuple[float, tuple[float, ...]]:
+        """The decay with the highest mean attainment, the first of equal ones, and its attainment with each seed.
+
+        No model has less in time than the one that does worst: a decay's attainment is at most that of the model that
+        does worst without tiers. Only a decay that may be the best is rehearsed with all models.
+        """
+        fleets = {
+            each: [
+                WholeFleet(plan.parts, _tiered(num_tiers, each), self.requests.file(i))
+                for i in range(max(2, self.seeds))
+            ]
+            for each in DECAYS
+        }
+        worst = [min(run.by_model, key=lambda model: run.by_model[model]) for run in plan.runs]
+        bounds = {
+            each: [*self.apart.at_most(list(zip(own, worst, strict=False))), *[1.0] * (len(own) - len(worst))]
+            for each, own in fleets.items()
+        }
+        return highest_mean(bounds, lambda each: [run.worst for run in self.apart.runs(fleets[each])])
 
 
 def plan(source: Source, options: FleetOptions, resources: Resources) -> FleetPlan:

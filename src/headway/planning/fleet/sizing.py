@@ -33,7 +33,7 @@ from headway.planning.fleet.problem import FleetPart
 from headway.planning.fleet.rehearsal import FleetTemplate, calibrated, until_missed
 from headway.planning.fleet.sizes import Kind, Sizes, UnitSizes
 from headway.planning.rehearsals import Rehearsals, Resources, Simulator
-from headway.workload.files import from_parquet
+from headway.workload.read import read
 from headway.workload.table import Workload
 
 MOST_UNITS = 64
@@ -132,10 +132,10 @@ def _scenario(task: SizingTask, unit: GpuCombo, number: int = 1) -> Scenario:
 
 def _kinds(task: SizingTask) -> Iterator[Kind]:
     """A kind for each type of GPU, and one for each of the most promising pairs of types."""
-    service = _service(task)
+    table = read(task.requests)
+    service = _service(task, table)
     efficiencies = None if service is None else Efficiencies(service, task.offers)
     likely = partial(_likely, task, efficiencies)
-    table = from_parquet(task.requests)
     for offer in task.offers:
         tps = tuple(tp for tp in task.tps if tp <= min(offer.server, offer.limit or offer.server)) or (1,)
         yield Kind([_replica(task, offer, tp, table, likely) for tp in tps])
@@ -198,9 +198,8 @@ def _likely_units(task: SizingTask, efficiencies: Efficiencies) -> Iterator[GpuC
         yield structs.replace(combo, model=task.model)
 
 
-def _service(task: SizingTask) -> ComboService | None:
+def _service(task: SizingTask, rows: Workload) -> ComboService | None:
     """The model's requests as a service of mean lengths; None if the model fits into no offer."""
-    rows = from_parquet(task.requests)
     pattern = WorkloadPattern(None, float(rows.prompt_tokens.mean()), float(rows.output_tokens.mean()))
     some = _some_scenario(task)
     if some is None:

@@ -14,10 +14,11 @@ The choice is the simplest setting that is enough: the fewest tiers, and of thes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from headway.catalog.coefficients import PoolCalibration
 from headway.core.errors import HeadwayError
 
+K = TypeVar("K")
 Ints = npt.NDArray[np.integer]
 TierEvaluator = Callable[[int, float, int], float]
 """Maps (number of tiers, decay, seed) to a value; higher is better."""
@@ -81,6 +83,22 @@ def plan(
     settings = tuple(_setting(pair, values[pair], values[top], interval, tolerance) for pair in pairs)
     chosen = min((each for each in settings if each.is_enough), key=lambda each: (each.num_tiers, -each.mean))
     return TierPlan(settings[pairs.index(top)], chosen, settings)
+
+
+def highest_mean(
+    bounds: Mapping[K, Sequence[float]], exact: Callable[[K], Sequence[float]]
+) -> tuple[K, tuple[float, ...]]:
+    """The key with the highest mean of `exact` values, the first of equal ones, and its values.
+
+    `bounds` are upper bounds of the values: only keys that may be the best are looked at.
+    """
+    values, known = dict(bounds), set[K]()
+    while True:
+        best = max(values, key=lambda each: fmean(values[each]))
+        if best in known:
+            return best, tuple(values[best])
+        values[best] = exact(best)
+        known.add(best)
 
 
 def merged(tier: Ints, num_classes: int, num_tiers: int) -> Ints:
