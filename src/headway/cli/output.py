@@ -119,9 +119,16 @@ def console() -> Console:
 
 def print_json(value: Any) -> None:
     """Print indented JSON, with null for NaN, on the real stdout."""
+    print_pieces([msgspec.json.format(msgspec.json.encode(value), indent=2)])
+
+
+def print_pieces(text: Iterable[bytes]) -> None:
+    """Print a text that comes in pieces, on the real stdout."""
     context = click.get_current_context(silent=True)
     stdout = context.meta.get(_STDOUT) if context else None
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2), file=stdout)
+    for piece in text:
+        click.echo(piece, file=stdout, nl=False)
+    click.echo(file=stdout)
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:

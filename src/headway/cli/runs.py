@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from msgspec import Struct, json, structs
 from headway.catalog.coefficients import PoolCalibration
 from headway.catalog.errors import Band
 from headway.cli.flags import changes, check_complete, check_trace, scenario_file, together, used_flags
-from headway.cli.output import PATH, as_json_option, command_line, console, no_progress_option, print_json
+from headway.cli.output import PATH, as_json_option, command_line, console, no_progress_option, print_pieces
 from headway.cli.own_policies import broken_rules
 from headway.config import strict_yaml
 from headway.config.policy_preset import explained
@@ -24,7 +24,7 @@ from headway.config.scenario import Scenario, read, variants
 from headway.config.scenario import variant as variant_of
 from headway.core.errors import HeadwayError
 from headway.metrics.seeds import Estimate, SeededMetrics, Verdict
-from headway.metrics.summary import flatten
+from headway.metrics.summary import Summary, flat_replicas, flatten
 from headway.report.run import Run
 from headway.report.table import COLUMNS, render
 from headway.scenario.run import Simulator, assemble_unresolved, provenance
@@ -110,6 +110,7 @@ class RunResult(Struct, frozen=True, omit_defaults=True):
     """Whether each pool is calibrated."""
     notes: tuple[str, ...]
     metrics: dict[str, float | int | None]
+    """Without those of single replicas, which `results_text` adds."""
     intervals: dict[str, Estimate] = {}
     """Intervals of metrics over several seeds."""
     verdicts: dict[str, Verdict] = {}
@@ -149,7 +150,7 @@ def results(runs: Sequence[Run], scenario: Scenario, seeded: SeededMetrics | Non
                 calibrated=run.calibrated,
                 pools=run.pools,
                 notes=run.notes,
-                metrics=flatten(run.summary),
+                metrics=flatten(run.summary, replicas=False),
                 intervals=intervals[i],
                 verdicts=verdicts[i],
                 bands=run.bands,
@@ -158,6 +159,26 @@ def results(runs: Sequence[Run], scenario: Scenario, seeded: SeededMetrics | Non
         ],
         seeds=() if seeded is None else seeded.seeds,
     )
+
+
+def results_text(runs: Sequence[Run], scenario: Scenario, seeded: SeededMetrics | None = None) -> Iterator[bytes]:
+    """The JSON output, indented, in pieces: a fleet has hundreds of thousands of metrics of single replicas."""
+    text, at = json.format(json.encode(results(runs, scenario, seeded)), indent=2), 0
+    for run in runs:
+        end = text.index(b"\n      }", text.index(b'\n      "metrics": {', at))
+        yield text[at:end]
+        yield from _replicas_text(run.summary)
+        at = end
+    yield text[at:]
+
+
+def _replicas_text(summary: Summary) -> Iterator[bytes]:
+    """The metrics of each replica, as further items of the indented metrics."""
+    pattern, of = b"", None
+    for name, keys, values in flat_replicas(summary.replicas):
+        if keys is not of:
+            pattern, of = b"".join([b',\n        "replica.*.%b": %%b' % key.encode() for key in keys]), keys
+        yield pattern.replace(b"*", name.encode()) % tuple(json.encode(values)[1:-1].split(b","))
 
 
 def _over_seeds(seeded: SeededMetrics) -> tuple[list[dict[str, Estimate]], list[dict[str, Verdict]]]:
@@ -198,7 +219,7 @@ def deliver(runs: Sequence[Run], scenario: Scenario, outputs: Outputs, seeded: S
 
         trace.write(runs[0], provenance(scenario, command), _with_folder(outputs.trace_out))
     if outputs.as_json:
-        print_json(results(runs, scenario, seeded))
+        print_pieces(results_text(runs, scenario, seeded))
     else:
         terminal = console()
         click.echo(render(runs, width=terminal.width, color=sys.stdout.isatty(), seeded=seeded))
@@ -223,5 +244,5 @@ def _write_folder(runs: Sequence[Run], scenario: Scenario, folder: Path, seeded:
     for run, variant in zip(runs, variants(scenario), strict=True):
         own = folder if len(runs) == 1 else folder / re.sub(r"[^\w.-]+", "-", "--".join(run.policies.values()))
         records.save(run.records, own, asdict(provenance(variant)))
-    text = json.format(json.encode(results(runs, scenario, seeded)), indent=2).decode()
+    text = b"".join(results_text(runs, scenario, seeded)).decode()
     write_text(folder / "results.json", text + "\n")

@@ -263,7 +263,7 @@ def merged(parts: Iterable[GapRuns]) -> list[GapRuns]:
 
 
 class SmallSamples:
-    """Many samples at once: those of at most `FEW_GAPS` durations, which are expanded."""
+    """Many samples at once: those of at most `FEW_GAPS` durations with a weight, which are expanded."""
 
     def __init__(self, parts: Sequence[tuple[GapRuns, Codes]]) -> None:
         """`parts`: runs, and the code of each run's sample. The runs of one code are consecutive in a part, and give
@@ -272,10 +272,11 @@ class SmallSamples:
         size = np.concatenate([count.astype(np.int64) * weight for (_, _, count, weight), _ in parts])
         codes, of_run = np.unique(code, return_inverse=True)
         totals = np.bincount(of_run, size, len(codes)).astype(np.int64)
-        self.large = codes[totals > FEW_GAPS]
+        expanded = np.bincount(of_run, np.concatenate([count for (_, _, count, _), _ in parts]), len(codes))
+        is_small = expanded <= FEW_GAPS
+        self.large = codes[~is_small]
         """Codes of larger samples."""
-        is_small = totals <= FEW_GAPS
-        self.codes, self.totals = codes[is_small], totals[is_small]
+        self.codes, self.totals, self._expanded = codes[is_small], totals[is_small], expanded[is_small]
         kept = is_small[of_run]
         self._runs = _selected(_concatenated([runs for runs, _ in parts]), kept)
         self._of_run = np.searchsorted(self.codes, code[kept])
@@ -295,7 +296,7 @@ class SmallSamples:
     def quantiles_s(self, fractions: Sequence[float] | Floats) -> Floats:
         """Exact quantiles, one row for each sample."""
         rows = [np.empty((0, len(fractions)))]
-        at, ends = 0, np.cumsum(self.totals)
+        at, ends = 0, np.cumsum(self._expanded)
         while at < len(ends):
             before = ends[at - 1] if at else 0
             end = max(int(np.searchsorted(ends, before + _MOST_EXPANDED, side="right")), at + 1)
@@ -306,7 +307,7 @@ class SmallSamples:
         return np.concatenate(rows)
 
 
-_MOST_EXPANDED = 1 << 20
+_MOST_EXPANDED = 1 << 17
 """Maximum number of durations that are expanded at once, beyond one sample."""
 
 

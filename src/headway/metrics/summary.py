@@ -389,6 +389,29 @@ def flatten(summary: RequestMetrics, replicas: bool = True) -> dict[str, float |
     return dict(_flat(summary, () if replicas else ("replicas",)))
 
 
+def flat_replicas(replicas: Mapping[str, ReplicaMetrics]) -> Iterator[tuple[str, Sequence[str], list[Any]]]:
+    """Yield (name, keys, values) for each replica. The flat key of a value begins with `replica.NAME.`."""
+    keys: dict[bool, list[str]] = {}
+    for name, metrics in replicas.items():
+        has_refusals = metrics.refusals is not None
+        if has_refusals not in keys:
+            keys[has_refusals] = [key for key, _ in _flat(metrics)]
+        yield name, keys[has_refusals], _flat_values(metrics)
+
+
+def _flat_values(metrics: ReplicaMetrics) -> list[float | int | None]:
+    """The values of `_flat`, in half the time."""
+    found: list[float | int | None] = []
+    for name, value in zip(metrics.__struct_fields__, structs.astuple(metrics), strict=True):
+        if name in PARTS:
+            found += [None] * len(PARTS[name].__struct_fields__) if value is None else structs.astuple(value)
+        elif name == "refusals":
+            found += () if value is None else structs.astuple(value)
+        else:
+            found.append(value)
+    return found
+
+
 def _flat(
     summary: RequestMetrics | ProgramMetrics | Refusals, omitted: Collection[str] = ()
 ) -> Iterator[tuple[str, float | int | None]]:
