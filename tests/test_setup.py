@@ -45,6 +45,21 @@ def test_no_compiled_module_has_a_struct(name: str) -> None:
     assert not structs
 
 
+@pytest.mark.parametrize("name", [each for each in _compiled() if each.startswith("policies/")])
+def test_no_compiled_policy_has_an_argument_that_is_read_from_a_file_by_its_type(name: str) -> None:
+    """A compiled constructor has no annotations, by which a list of a scenario becomes a tuple of classes."""
+    plain = {"int", "float", "str", "bool", "None"}
+    for made in (node for node in ast.walk(_tree(name)) if isinstance(node, ast.ClassDef)):
+        if any(isinstance(node, ast.FunctionDef) and node.name in ("route", "rank") for node in made.body):
+            for init in (node for node in made.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"):
+                for each in (*init.args.args[1:], *init.args.kwonlyargs):
+                    assert each.annotation is not None
+                    written = ast.unparse(each.annotation)
+                    assert set(written.split(" | ")) <= plain or written.startswith("Literal["), (
+                        f"{each.arg}: {written}"
+                    )
+
+
 @pytest.mark.parametrize("name", _compiled())
 def test_no_compiled_handler_awaits(name: str) -> None:
     """mypyc leaves the exception that is handled to whatever runs meanwhile: that of another call is chained to it."""
