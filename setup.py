@@ -32,7 +32,7 @@ COMPILED = (
     "gateway/server/http_protocol", "gateway/telemetry/metrics",
     "gateway/telemetry/recording", "gateway/upstream/client", "gateway/upstream/engine", "gateway/upstream/sse",
     "perf/engine_times", "perf/operators", "perf/roofline", "perf/step", "policies/endpoints",
-    "policies/engine_pace", "policies/freeness", "policies/ordering/fcfs", 
+    "policies/engine_pace", "policies/freeness", "policies/ordering/fcfs",
     "policies/routing/combos", "policies/routing/freest", "policies/routing/headway", "policies/routing/least_loaded",
     "policies/routing/lmetric",
     "policies/routing/round_robin", "policies/routing/slo_misses",

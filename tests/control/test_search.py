@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from headway.control import observe
 from headway.control.changes import Changes
+from headway.control.observe import MutableFleetView
 from headway.control.search import Search
 from headway.core.decision import Placement
 from headway.core.policy import Router
-from headway.core.record import Ended
+from headway.core.record import Ended, Outcome
 from headway.core.view import Bounds, FleetView, RequestView, UnkeptValues
 from headway.policies.routing.dynamo_cost import DynamoCostRouter
 from headway.policies.routing.freest import FreestRouter
@@ -283,3 +284,50 @@ def test_routers_find_most_replicas_by_bounds(monkeypatch: pytest.MonkeyPatch, n
         )
     play(requests, pool(replicas=5), pool(name="other", replicas=3), router=kept, line=None)
     assert len(made[0].found) > 150 and len(set(made[0].found)) == 8
+
+
+@dataclass
+class Counted:
+    """A replica of counts, as routers that count tokens read it."""
+
+    id: int
+    num_in_flight: int
+    tokens_generated: int
+    prefill_tokens_left: int = 0
+    expected_cached_tokens: int = 0
+    kv_blocks_total: int = 1000
+    goodput_rps: float = 0.0
+    holds_until_s: float = inf
+
+    def cached_tokens(self, request: RequestView) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("make", [JsqTokensRouter, RemainingWorkRouter])
+def test_what_a_router_learns_does_not_leave_unlike_replicas_in_one_kind(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any]
+) -> None:
+    """All requests have more tokens than the mean, so that only their number counts, until the mean has grown."""
+    monkeypatch.setattr(observe, "KEPT_FROM", 1)
+    router = make(prior_output_tokens=2.0)
+    view = MutableFleetView(Random(0), wants_scores=False)
+    view.changes, view.replicas = Changes(), cast("Any", [Counted(0, 1, 10), Counted(1, 1, 50), Counted(2, 3, 90)])
+    asked = cast("RequestView", Asked())
+    for _ in range(3):
+        assert router.route(asked, view).replica == 0
+    for _ in range(200):
+        router.learn(cast("Ended", Finished()))
+    assert router.route(asked, view).replica == 1, "the one that has generated more has less left"
+
+
+@dataclass
+class Asked:
+    prompt_tokens: int = 10
+    generated_tokens: int = 0
+    prefix: tuple[()] = ()
+
+
+@dataclass
+class Finished:
+    generated_tokens: int = 100
+    outcome: Outcome = Outcome.FINISHED

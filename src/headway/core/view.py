@@ -386,8 +386,9 @@ class FleetView(PolicyView, Protocol):
         `bounds`, a function like the key of `map`, returns four numbers and a kind. The first number plus the other
         numbers times their weights (0 or more) is a lower bound of the score. It must hold now, and as long as the
         replica changes only by ticks. Replicas of equal kind have equal numbers and equal scores, which do not fall as
-        long as the replica changes only by ticks; None means no kind. `falls`: bounds and kinds hold only until the
-        next tick, so that more of them are computed. On ties, the lowest id is returned.
+        long as the replica changes only by ticks; None means no kind. What the policy learns changes only the weights:
+        bounds and kinds hold before and after. `falls`: bounds and kinds hold only until the next tick, so that more
+        of them are computed. On ties, the lowest id is returned.
         """
 
 

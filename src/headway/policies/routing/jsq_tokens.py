@@ -31,12 +31,12 @@ class JsqTokensRouter:
         return Placement(self.shortest(view.replicas) if found is None else found.id)
 
     def _bounds(self, replica: ReplicaView) -> Bounds:
-        """The tokens left as a function of the mean."""
+        """The tokens left as a function of the mean. Both bounds hold for any mean, as do the kinds."""
         num, prefill, generated = replica.num_in_flight, replica.prefill_tokens_left, replica.tokens_generated
-        is_overdue = num * self._mean <= generated + num
-        if is_overdue:
-            return float(prefill + num), 0.0, 0.0, 0.0, (prefill, num)
-        return float(prefill - generated), float(num), 0.0, 0.0, (prefill, num, generated)
+        kind = prefill, num, generated
+        if num * self._mean <= generated + num:
+            return float(prefill + num), 0.0, 0.0, 0.0, kind
+        return float(prefill - generated), float(num), 0.0, 0.0, kind
 
     def _left(self, replica: ReplicaView) -> float:
         num = replica.num_in_flight

@@ -53,13 +53,14 @@ class RemainingWorkRouter:
         return self._bounds(replica, _capacity(replica, is_profiled=False))
 
     def _bounds(self, replica: ReplicaView, capacity: float) -> Bounds:
-        """The work as a function of the request's tokens to prefill and of `_own_tokens`."""
+        """The work as a function of the request's tokens to prefill and of `_own_tokens`. Bounds and kinds hold for any
+        mean output."""
         weight, pending = self._decode_weight, pending_tokens(replica)
         num, generated = replica.num_in_flight, replica.tokens_generated
+        num_expected, known = num + 1, -generated
         if num * self._output.tokens <= generated + num:
-            num_expected, known, kind = 1, num, (pending, num, -1, capacity)
-        else:
-            num_expected, known, kind = num + 1, -generated, (pending, num, generated, capacity)
+            num_expected, known = 1, num
+        kind = pending, num, generated, capacity
         return (pending + weight * known) / capacity, 1.0 / capacity, weight * num_expected / capacity, 0.0, kind
 
     def _own_tokens(self, request: RequestView) -> float:
