@@ -226,7 +226,8 @@ WAYS = {
     "gaps._MOST_EXPANDED": 1,
     "gaps.SHORT_ROWS": 1,
     "itl._MOST_KEPT": 0,
-    "summary._BLOCK_ROWS": 1,
+    "columns.BLOCK_ROWS": 7,
+    "summary._JOINT_ROWS": 1,
     "tokens._JOINT_ROWS": 1,
 }
 """Sizes between ways that take less time for few values, and for many; by module."""
@@ -241,6 +242,19 @@ def test_each_way_gives_the_same_numbers(name: str, seed: int, monkeypatch: pyte
     monkeypatch.setattr(import_module(f"headway.metrics.{module}"), attribute, WAYS[name])
     found = flatten(summarize(run.records, slo=slo))
     assert {key: (found[key], each) for key, each in expected.items() if found[key] != each} == {}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("sizes", [{"tokens._WINDOW_ROWS": 3}, {"latency.BLOCK_ROWS": 7, "summary.BLOCK_ROWS": 7}])
+def test_a_long_run_is_summarised_in_parts(sizes: dict[str, int], seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only sums are rounded in another order."""
+    run, slo = Run(seed=seed, num_requests=60, num_replicas=4, trouble=0.05), DefaultSlo(ttft_s=0.4, tpot_s=0.03)
+    expected = flatten(summarize(run.records, slo=slo))
+    for name, rows in sizes.items():
+        module, attribute = name.split(".")
+        monkeypatch.setattr(import_module(f"headway.metrics.{module}"), attribute, rows)
+    found = flatten(summarize(run.records, slo=slo))
+    assert found == {key: each if each is None else pytest.approx(each, rel=1e-12) for key, each in expected.items()}
 
 
 @given(st.lists(st.floats(0, 1e9) | st.just(np.nan), max_size=50))

@@ -34,7 +34,7 @@ def integers(columns: Columns, name: str, rows: Rows | Ints | slice = slice(None
     return column if column.dtype.kind in "iu" else column.astype(np.int64)  # type: ignore[return-value]
 
 
-BLOCK_ROWS = 1 << 20
+BLOCK_ROWS = 1 << 18
 """Rows sorted together; bounds memory."""
 
 

@@ -175,7 +175,7 @@ class QuantileReader:
         for bins, (low_s, high_s) in self.windows.items():
             below, values, weights = _expanded(runs, low_s, high_s)
             self._before[bins] += below
-            self._collected[bins].append((values, weights))
+            self._collected[bins].append(_weighted(values, weights) if len(values) > FEW_GAPS else (values, weights))
 
     def values_s(self) -> Floats:
         """The quantile of each fraction, after all runs were read."""
@@ -324,6 +324,12 @@ def _expanded_quantiles_s(runs: GapRuns, of_run: Ints, totals: Ints, fractions: 
     ranks = np.stack([low, np.minimum(low + 1, totals[:, None] - 1)]) + (np.cumsum(totals) - totals)[:, None]
     at_low, at_high = values[np.searchsorted(reached, ranks + 1)]
     return np.asarray(at_low + (at_high - at_low) * (position - low))
+
+
+def _weighted(values: Floats, weights: Counts) -> tuple[Floats, Counts]:
+    """Each value once, with the sum of its weights, so that a sample of few values takes little memory."""
+    values, of_value = np.unique(values, return_inverse=True)
+    return values, np.bincount(of_value, weights).astype(np.int32)
 
 
 def _selected(runs: GapRuns, rows: Mask) -> GapRuns:

@@ -14,11 +14,20 @@ import numpy.typing as npt
 
 from headway.core.record import Records
 from headway.metrics.columns import Mask, Rows, rows_by_code
-from headway.metrics.gaps import GapHistogram, GapRuns, QuantileReader, Window, merged, single_gaps
+from headway.metrics.gaps import Codes, GapHistogram, GapRuns, QuantileReader, Window, merged, single_gaps
 from headway.metrics.latency import QUANTILES, Distribution, gap_distributions
-from headway.metrics.tokens import SegmentEnds, TokenSegments, joint_clocks, rows_of, segment_parts, tick_span
+from headway.metrics.tokens import (
+    NearRows,
+    SegmentEnds,
+    TickClock,
+    TokenSegments,
+    joint_clocks,
+    rows_of,
+    segment_parts,
+    tick_span,
+)
 
-Codes = npt.NDArray[np.integer]
+SetCodes = npt.NDArray[np.integer]
 """Set number by request id; negative means in no set."""
 Key = tuple[int, int]
 """(number of the grouping, number of the set)."""
@@ -26,7 +35,7 @@ _MOST_KEPT = 1 << 18
 """Gap runs that the first pass keeps for the second, 24 bytes each."""
 
 
-def itl_distributions(records: Records, wanted: Mask, groupings: Sequence[Codes]) -> dict[Key, Distribution]:
+def itl_distributions(records: Records, wanted: Mask, groupings: Sequence[SetCodes]) -> dict[Key, Distribution]:
     """Distributions for the requests in the mask `wanted`, for each set of each grouping."""
     span = tick_span(records)
     segments = TokenSegments(records.segments, wanted, span)
@@ -34,7 +43,7 @@ def itl_distributions(records: Records, wanted: Mask, groupings: Sequence[Codes]
     histograms: dict[Key, GapHistogram] = {}
     kept = _KeptRuns()
     for replicas, clock in joint_clocks(records.stretches, span):
-        rows = rows_of(segments.by_replica, replicas)
+        rows = segments.during(rows_of(segments.by_replica, replicas), clock)
         if not len(rows):
             continue
         ends.add(clock, replicas)
@@ -55,10 +64,7 @@ def itl_distributions(records: Records, wanted: Mask, groupings: Sequence[Codes]
         _read_near(records, segments, groupings, quantiles, span)
     for key in quantiles.keys() & over.keys():
         quantiles[key].read(over[key])
-    return {
-        key: Distribution(histograms[key].total, histograms[key].mean_s, *reader.values_s().tolist())
-        for key, reader in quantiles.items()
-    }
+    return {key: _distribution(histograms[key], reader) for key, reader in quantiles.items()}
 
 
 def itl_by_replica(records: Records, wanted: Mask) -> dict[int, Distribution | None]:
@@ -67,11 +73,36 @@ def itl_by_replica(records: Records, wanted: Mask) -> dict[int, Distribution | N
     span = tick_span(records)
     segments = TokenSegments(records.segments, wanted, span)
     found: dict[int, Distribution | None] = {}
+    histograms: dict[int, GapHistogram] = {}
+    """Of replicas with too many stretches to read at once."""
     for replicas, clock in joint_clocks(records.stretches, span):
         present = [replica for replica in replicas if replica in segments.by_replica]
-        found |= dict.fromkeys(present)
-        found |= gap_distributions(segment_parts(clock, segments, rows_of(segments.by_replica, present)))
-    return found
+        parts = _replica_parts(segments, clock, present)
+        if clock.is_whole:
+            found |= dict.fromkeys(present)
+            found |= gap_distributions(parts)
+        for replica in () if clock.is_whole else present:
+            histogram = histograms.setdefault(replica, GapHistogram())
+            for runs, _ in parts:
+                histogram.count(runs)
+    readers = {replica: QuantileReader(each, QUANTILES) for replica, each in histograms.items() if each.total}
+    for replicas, clock in joint_clocks(records.stretches, span) if readers else ():
+        for replica in () if clock.is_whole else readers.keys() & set(replicas):
+            near = clock.near(_disjoint(list(readers[replica].windows.values())))
+            for runs, _ in _replica_parts(segments, clock, [replica], near):
+                readers[replica].read(runs)
+    return found | {replica: _distribution(histograms[replica], reader) for replica, reader in readers.items()}
+
+
+def _replica_parts(
+    segments: TokenSegments, clock: TickClock, replicas: Sequence[int], near: NearRows | None = None
+) -> list[tuple[GapRuns, Codes]]:
+    rows = segments.during(rows_of(segments.by_replica, replicas), clock)
+    return segment_parts(clock, segments, rows, near)
+
+
+def _distribution(histogram: GapHistogram, reader: QuantileReader) -> Distribution:
+    return Distribution(histogram.total, histogram.mean_s, *reader.values_s().tolist())
 
 
 class _KeptRuns:
@@ -97,7 +128,9 @@ class _KeptRuns:
                     quantiles[key].read(each)
 
 
-def _rows_by_set(segments: TokenSegments, rows: Rows, groupings: Sequence[Codes]) -> Iterator[tuple[Rows, list[Key]]]:
+def _rows_by_set(
+    segments: TokenSegments, rows: Rows, groupings: Sequence[SetCodes]
+) -> Iterator[tuple[Rows, list[Key]]]:
     """The rows of each set, with the set's (grouping, code). All sets that contain every row share one entry."""
     request = segments.table["request"][rows]
     whole: list[Key] = []
@@ -114,7 +147,7 @@ def _rows_by_set(segments: TokenSegments, rows: Rows, groupings: Sequence[Codes]
         yield rows, whole
 
 
-def _resumed(ends: SegmentEnds, groupings: Sequence[Codes]) -> dict[Key, GapRuns]:
+def _resumed(ends: SegmentEnds, groupings: Sequence[SetCodes]) -> dict[Key, GapRuns]:
     """Gaps over preemptions and crashes, by set."""
     gaps_s, requests = ends.resumptions()
     by_set: dict[Key, GapRuns] = {}
@@ -127,13 +160,13 @@ def _resumed(ends: SegmentEnds, groupings: Sequence[Codes]) -> dict[Key, GapRuns
 def _read_near(
     records: Records,
     segments: TokenSegments,
-    groupings: Sequence[Codes],
+    groupings: Sequence[SetCodes],
     quantiles: dict[Key, QuantileReader],
     span: int,
 ) -> None:
     """The second pass: read the gaps near the quantiles of each set."""
     for replicas, clock in joint_clocks(records.stretches, span):
-        rows = rows_of(segments.by_replica, replicas)
+        rows = segments.during(rows_of(segments.by_replica, replicas), clock)
         if not len(rows):
             continue
         for set_rows, keys in _rows_by_set(segments, rows, groupings):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
@@ -15,11 +15,22 @@ from headway.core.errors import HeadwayError
 from headway.core.pacer import Pacer
 from headway.core.record import NUM_SEQUENCES, REFUSED, Outcome, Records
 from headway.metrics.columns import Floats, Integers, Mask, Rows, floats, integers, ints
-from headway.metrics.gaps import Codes, GapRuns, Gaps, SmallSamples, sums_by_part
+from headway.metrics.gaps import (
+    Codes,
+    GapHistogram,
+    GapRuns,
+    Gaps,
+    QuantileReader,
+    SmallSamples,
+    single_gaps,
+    sums_by_part,
+)
 from headway.metrics.qoe import Phases, phases
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 1.0)
 """The quantiles of `Distribution`, in order."""
+BLOCK_ROWS = 1 << 18
+"""Requests whose latencies are computed at once."""
 SloKind = Literal["ttft", "tpot", "e2e"]
 SLO_KINDS: tuple[SloKind, ...] = ("ttft", "tpot", "e2e")
 
@@ -60,19 +71,34 @@ class Sample:
     """Latencies of reasoning and answering; None if no request reasons, or phases were not requested."""
 
     def __len__(self) -> int:
-        return len(self.records.requests["request"][self.rows])
+        is_slice = isinstance(self.rows, slice)
+        return len(self.records.requests["request"][self.rows] if is_slice else self.rows)  # type: ignore[arg-type]
 
-    def subset(self, rows: Rows) -> Sample:
+    def subset(self, rows: Rows | slice) -> Sample:
         own = rows if isinstance(self.rows, slice) else self.rows[rows]
         return Sample(self.records, own, self.slo, None if self.phases is None else self.phases[rows])
+
+    def blocks(self) -> Iterator[Sample]:
+        """Consecutive parts of at most `BLOCK_ROWS` requests; bounds the memory of computed columns."""
+        if len(self) <= BLOCK_ROWS:
+            yield self
+            return
+        for low in range(0, len(self), BLOCK_ROWS):
+            yield self.subset(slice(low, low + BLOCK_ROWS))
 
     def column(self, name: str) -> Integers:
         """The sample's part of a column of `Records.requests`."""
         return integers(self.records.requests, name, self.rows)
 
-    def distribution(self, name: str, values: Floats) -> Distribution | None:
-        """The distribution of a latency with these values."""
-        return distribution(values)
+    def distribution(self, name: str) -> Distribution | None:
+        """The distribution of a latency: a property of the sample, or of its phases."""
+        if len(self) <= BLOCK_ROWS:
+            return distribution(self._latency_s(name))
+        return blocks_distribution(lambda: (each._latency_s(name) for each in self.blocks()))
+
+    def _latency_s(self, name: str) -> Floats:
+        values_s: Floats = getattr(self if name in _LATENCIES else self.phases, name)
+        return values_s
 
     @property
     def refused(self) -> Integers | None:
@@ -185,9 +211,13 @@ class ComputedSample:
             part._distributions = {name: of_parts[i] for name, of_parts in found.items()}
             yield part
 
-    def distribution(self, name: str, values: Floats) -> Distribution | None:
+    def distribution(self, name: str) -> Distribution | None:
         """See `Sample.distribution`; only for `parts`."""
         return self._distributions[name]
+
+    def blocks(self) -> Iterator[ComputedSample]:
+        """See `Sample.blocks`."""
+        yield self
 
     def __len__(self) -> int:
         return len(self.ttft_s)
@@ -291,6 +321,22 @@ def distribution(values: Floats) -> Distribution | None:
         return Distribution(len(values), mean, *np.quantile(values, QUANTILES, overwrite_input=True).tolist())
     values.sort()
     return Distribution(len(values), mean, *(_interpolated(values, (len(values) - 1) * each) for each in QUANTILES))
+
+
+def blocks_distribution(blocks: Callable[[], Iterable[Floats]]) -> Distribution | None:
+    """The `distribution` of values that are read twice, a block at a time; bounds memory. The mean may round
+    differently."""
+    histogram = GapHistogram(map(_known_gaps, blocks()))
+    if not histogram.total:
+        return None
+    reader = QuantileReader(histogram, QUANTILES)
+    for values in blocks():
+        reader.read(_known_gaps(values))
+    return Distribution(histogram.total, histogram.mean_s, *reader.values_s().tolist())
+
+
+def _known_gaps(values: Floats) -> GapRuns:
+    return single_gaps(values[~np.isnan(values)])
 
 
 def distributions(values: Floats, ends: Sequence[int]) -> list[Distribution | None]:

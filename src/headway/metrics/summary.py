@@ -7,7 +7,7 @@ without data is None, not 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from math import isnan
 from typing import Any
 
@@ -18,9 +18,18 @@ from msgspec import Struct, structs
 from headway.core.pacer import Pacer
 from headway.core.record import FALLBACK, FALLBACK_REASONS, REFUSAL_REASONS, MoveOutcome, Outcome, Records
 from headway.metrics.cascade import answer_metrics
-from headway.metrics.columns import Mask, Rows, floats, rows_by_code
+from headway.metrics.columns import Ints, Mask, Rows, floats, rows_by_code
 from headway.metrics.itl import itl_by_replica, itl_distributions
-from headway.metrics.latency import ComputedSample, DefaultSlo, Distribution, Sample, distribution, sample
+from headway.metrics.latency import (
+    BLOCK_ROWS,
+    SLO_KINDS,
+    ComputedSample,
+    DefaultSlo,
+    Distribution,
+    Sample,
+    distribution,
+    sample,
+)
 from headway.metrics.programs import ProgramMetrics, program_metrics
 from headway.metrics.usage import MeanPeak, ReplicaUsage, StartingGpuHours, fullest, provisioning_metrics, usage
 
@@ -195,16 +204,56 @@ ALL_REQUESTS = -1
 """Key of the grouping in `_itl` with all requests in one set."""
 
 
+class _Counts(Struct, frozen=True):
+    """Sums over requests. All are integers, so that parts of a sample add up to the same sums as the whole sample."""
+
+    outcomes: Ints
+    """Requests by `Outcome`."""
+    has_slo: Ints
+    """Requests with an SLO of each kind of `_SLOS`."""
+    met_slo: Ints
+    refused: Ints
+    """Requests by the code of the limit that denied them."""
+    output_tokens: int
+    answered_prompt_tokens: int
+    """Prompt tokens of requests with a first token."""
+    admitted_prompt_tokens: int
+    cached_prompt_tokens: int
+    preemptions: int
+    moves: int
+    retries: int
+
+
+_SLOS = ("all", *SLO_KINDS)
+
+
+def _counts(chosen: Sample | ComputedSample) -> _Counts:
+    attained, refused = chosen.attained, chosen.refused
+    prompt_tokens, admitted = chosen.prompt_tokens, ~np.isnan(chosen.queueing_s)
+    return _Counts(
+        outcomes=np.bincount(chosen.column("outcome"), minlength=len(Outcome)),
+        has_slo=np.array([np.count_nonzero(attained[kind][0]) for kind in _SLOS]),
+        met_slo=np.array([np.count_nonzero(attained[kind][1]) for kind in _SLOS]),
+        refused=np.bincount(_NO_ROWS if refused is None else refused, minlength=1 + len(REFUSAL_REASONS)),
+        output_tokens=int(chosen.column("generated_tokens").sum()),
+        answered_prompt_tokens=int(prompt_tokens.sum(where=~np.isnan(chosen.ttft_s))),
+        admitted_prompt_tokens=int(prompt_tokens.sum(where=admitted)),
+        cached_prompt_tokens=int(chosen.column("cached_prompt_tokens").sum(where=admitted)),
+        preemptions=int(chosen.column("preemptions").sum()),
+        moves=int(chosen.column("moves").sum()),
+        retries=int(np.maximum(chosen.column("attempts") - 1, 0).sum()),
+    )
+
+
+def _added(one: _Counts, other: _Counts) -> _Counts:
+    return _Counts(*(a + b for a, b in zip(structs.astuple(one), structs.astuple(other), strict=True)))
+
+
 def _request_metrics(chosen: Sample | ComputedSample, itl_s: Distribution | None, window_s: float) -> RequestMetrics:
-    attained = chosen.attained
-    has_slo, good = attained["all"]
-    num_good = int(np.count_nonzero(good))
-    outcomes = np.bincount(chosen.column("outcome"), minlength=len(Outcome)).tolist()
-    output_tokens = int(chosen.column("generated_tokens").sum())
-    prompt_tokens, ttft_s, queueing_s = chosen.prompt_tokens, chosen.ttft_s, chosen.queueing_s
-    total_tokens = output_tokens + int(prompt_tokens.sum(where=~np.isnan(ttft_s)))
-    admitted = ~np.isnan(queueing_s)
-    cached_tokens = int(chosen.column("cached_prompt_tokens").sum(where=admitted))
+    counts = reduce(_added, map(_counts, chosen.blocks()))
+    outcomes = counts.outcomes.tolist()
+    slos = dict(zip(_SLOS, zip(counts.met_slo.tolist(), counts.has_slo.tolist(), strict=True), strict=True))
+    num_good, num_with_slo = slos["all"]
     phases = chosen.phases
     return RequestMetrics(
         num_requests=len(chosen),
@@ -212,37 +261,31 @@ def _request_metrics(chosen: Sample | ComputedSample, itl_s: Distribution | None
         num_cancelled=outcomes[Outcome.CANCELLED],
         num_rejected=outcomes[Outcome.REJECTED],
         num_unfinished=outcomes[Outcome.UNFINISHED],
-        ttft_s=chosen.distribution("ttft_s", ttft_s),
-        answer_s=chosen.distribution("answer_s", chosen.answer_s),
-        tpot_s=chosen.distribution("tpot_s", chosen.tpot_s),
+        ttft_s=chosen.distribution("ttft_s"),
+        answer_s=chosen.distribution("answer_s"),
+        tpot_s=chosen.distribution("tpot_s"),
         itl_s=itl_s,
-        e2e_s=chosen.distribution("e2e_s", chosen.e2e_s),
-        queueing_s=chosen.distribution("queueing_s", queueing_s),
-        reasoning_s=chosen.distribution("reasoning_s", phases.reasoning_s) if phases else None,
-        ttfat_s=chosen.distribution("ttfat_s", phases.ttfat_s) if phases else None,
-        blocking_s=chosen.distribution("blocking_s", phases.blocking_s) if phases else None,
+        e2e_s=chosen.distribution("e2e_s"),
+        queueing_s=chosen.distribution("queueing_s"),
+        reasoning_s=chosen.distribution("reasoning_s") if phases else None,
+        ttfat_s=chosen.distribution("ttfat_s") if phases else None,
+        blocking_s=chosen.distribution("blocking_s") if phases else None,
         qoe_violations=phases.violations if phases else None,
-        slo_attainment=_share(good, has_slo),
-        slo_ttft_attainment=_share(attained["ttft"][1], attained["ttft"][0]),
-        slo_tpot_attainment=_share(attained["tpot"][1], attained["tpot"][0]),
-        slo_e2e_attainment=_share(attained["e2e"][1], attained["e2e"][0]),
-        goodput_rps=_ratio(num_good, window_s) if has_slo.any() else None,
+        slo_attainment=_ratio(num_good, num_with_slo),
+        slo_ttft_attainment=_ratio(*slos["ttft"]),
+        slo_tpot_attainment=_ratio(*slos["tpot"]),
+        slo_e2e_attainment=_ratio(*slos["e2e"]),
+        goodput_rps=_ratio(num_good, window_s) if num_with_slo else None,
         throughput_rps=_ratio(outcomes[Outcome.FINISHED], window_s),
-        output_tokens_per_s=_ratio(output_tokens, window_s),
-        total_tokens_per_s=_ratio(total_tokens, window_s),
-        output_tokens=output_tokens,
-        preemptions=int(chosen.column("preemptions").sum()),
-        moves=int(chosen.column("moves").sum()),
-        retries=int(np.maximum(chosen.column("attempts") - 1, 0).sum()),
-        cached_prompt_share=_ratio(cached_tokens, int(prompt_tokens.sum(where=admitted))),
-        refusals=_refusals(chosen),
+        output_tokens_per_s=_ratio(counts.output_tokens, window_s),
+        total_tokens_per_s=_ratio(counts.output_tokens + counts.answered_prompt_tokens, window_s),
+        output_tokens=counts.output_tokens,
+        preemptions=counts.preemptions,
+        moves=counts.moves,
+        retries=counts.retries,
+        cached_prompt_share=_ratio(counts.cached_prompt_tokens, counts.admitted_prompt_tokens),
+        refusals=None if chosen.refused is None else Refusals(*counts.refused.tolist()[1:]),
     )
-
-
-def _refusals(chosen: Sample | ComputedSample) -> Refusals | None:
-    if (refused := chosen.refused) is None:
-        return None
-    return Refusals(*np.bincount(refused, minlength=1 + len(REFUSAL_REASONS)).tolist()[1:])
 
 
 def _replica_metrics(requests: RequestMetrics, used: ReplicaUsage, rows: list[int] | slice) -> dict[str, Any]:
@@ -273,19 +316,22 @@ def _itl(records: Records, chosen: Sample, breakdowns: Sequence[Groups]) -> dict
     """Inter-token latencies by (number of the breakdown, position in it), and of all requests."""
     wanted = _wanted(records, chosen)
     codes = [_codes(chosen, groups, len(wanted)) for groups in breakdowns]
-    found = itl_distributions(records, wanted, [*codes, np.zeros(len(wanted), dtype=np.int8)])
+    found = itl_distributions(records, wanted, [*codes, np.broadcast_to(np.int8(0), len(wanted))])
     return {(w if w < len(codes) else ALL_REQUESTS, c): each for (w, c), each in found.items()}
 
 
 def _wanted(records: Records, chosen: Sample) -> Mask:
     """Holds, for each request id, whether the request is in the sample."""
     wanted = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
-    wanted[chosen.id] = True
+    for each in chosen.blocks():
+        wanted[each.id] = True
     return wanted
 
 
 def _codes(chosen: Sample, groups: Groups, num_requests: int) -> npt.NDArray[np.int16]:
     """Position of each request's group; -1 if it is in no group."""
+    if not groups:
+        return np.broadcast_to(np.int16(-1), num_requests)
     code = np.full(num_requests, -1, dtype=np.int16)
     ids = chosen.id
     for position, rows in enumerate(groups.values()):
@@ -346,23 +392,23 @@ def _replicas(records: Records, chosen: Sample, used: ReplicaUsage, window_s: fl
 
 
 _NO_ROWS: Rows = np.empty(0, dtype=np.int32)
-_BLOCK_ROWS = 1 << 16
-"""Rows whose latencies are computed at once."""
+_JOINT_ROWS = 1 << 16
+"""Rows of several groups whose latencies are computed at once."""
 
 
-def _parts(chosen: Sample, groups: Sequence[Rows]) -> Iterator[ComputedSample]:
+def _parts(chosen: Sample, groups: Sequence[Rows]) -> Iterator[Sample | ComputedSample]:
     """The part of the sample in each group of rows."""
     at = 0
     while at < len(groups):
+        if len(groups[at]) > BLOCK_ROWS:
+            yield chosen.subset(groups[at])
+            at += 1
+            continue
         ends = np.cumsum([len(rows) for rows in groups[at:]])
-        num = max(int(np.searchsorted(ends, _BLOCK_ROWS, side="right")), 1)
+        num = max(int(np.searchsorted(ends, _JOINT_ROWS, side="right")), 1)
         computed = ComputedSample.of(chosen.subset(np.concatenate(groups[at : at + num])))
         yield from computed.parts(ends[:num].tolist())
         at += num
-
-
-def _share(part: Mask, whole: Mask) -> float | None:
-    return _ratio(int(np.count_nonzero(part)), int(np.count_nonzero(whole)))
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.core.record import Columns, Records
-from headway.metrics.columns import Floats, Ints, Mask, Rows, floats, ints, ranges, rows_by_code
+from headway.metrics.columns import BLOCK_ROWS, Floats, Ints, Mask, Rows, floats, ints, ranges, rows_by_code
 from headway.metrics.gaps import Codes, GapRuns, Gaps, Window, gap_runs, single_gaps
 
 NearRows = tuple[Rows, Rows]
@@ -23,6 +23,9 @@ NearRows = tuple[Rows, Rows]
 
 class TickClock:
     """Times of the ticks of one replica, or of several with a `span` (see `tick_span`)."""
+
+    low, high = -1, np.iinfo(np.int64).max
+    """The clock has the ticks `low` + 1 to `high`: all ticks, or those of a window (`windows`)."""
 
     def __init__(self, stretches: Columns, rows: Rows, span: int = 0) -> None:
         tick = ints(stretches, "tick", rows)
@@ -37,6 +40,29 @@ class TickClock:
         self.b_s: Floats = floats(stretches, "b_s", rows)
         self.iterations: Ints = ints(stretches, "iterations", rows)
         self.replica = stretches["replica"][rows]
+
+    @classmethod
+    def windows(cls, stretches: Columns, rows: Rows, span: int) -> Iterator[TickClock]:
+        """Clocks of consecutive parts of one replica's ticks, to bound memory. The rows are in order of ticks."""
+        for first in range(0, len(rows), _WINDOW_ROWS):
+            clock = cls(stretches, rows[max(first - 1, 0) : first + _WINDOW_ROWS], span)
+            if first:
+                clock._drop_first()
+            if first + _WINDOW_ROWS < len(rows):
+                clock.high = int(clock.tick[-1] + clock.iterations[-1])
+            yield clock
+
+    def _drop_first(self) -> None:
+        """Drop the first stretch, which only tells the gap before the second one."""
+        self.entry_gaps_s = self.entry_gaps_s[1:]
+        self.tick, self.iterations, self.replica = self.tick[1:], self.iterations[1:], self.replica[1:]
+        self.start_s, self.a_s, self.b_s = self.start_s[1:], self.a_s[1:], self.b_s[1:]
+        self.low = int(self.tick[0])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the clock has all ticks of its replicas."""
+        return self.low == TickClock.low and self.high == TickClock.high
 
     def at_s(self, ticks: Ints) -> Floats:
         index = np.searchsorted(self.tick, ticks) - 1
@@ -177,20 +203,27 @@ class TokenSegments:
         """The rows for which the prefill generated a token."""
         return rows[~np.isnan(self.prefill_end_s(rows))]
 
+    def during(self, rows: Rows, clock: TickClock) -> Rows:
+        """The rows that overlap the ticks of the clock."""
+        return rows if clock.is_whole else rows[(self.left(rows) > clock.low) & (self.joined(rows) < clock.high)]
+
     def repeated(self) -> Rows:
         """Rows of requests with several segments, by request and then by time."""
         request = self.table["request"]
-        counts = np.zeros(int(request.max(initial=-1)) + 1, dtype=np.int32)
-        np.add.at(counts, ints(self.table, "request", self._some), 1)
-        rows = np.flatnonzero((counts > 1)[request] & self._some)
+        once, again = (np.zeros(int(request.max(initial=-1)) + 1, dtype=np.bool_) for _ in range(2))
+        for low in range(0, len(request), BLOCK_ROWS):
+            block = slice(low, low + BLOCK_ROWS)
+            ids, counts = np.unique(request[block][self._some[block]], return_counts=True)
+            again[ids] |= once[ids] | (counts > 1)
+            once[ids] = True
+        rows = np.flatnonzero(again[request] & self._some)
         order = np.lexsort((self.table["end_s"][rows], request[rows]))
         return np.asarray(rows[order])
 
 
 def clocks(stretches: Columns) -> Iterator[tuple[int, TickClock]]:
     """Yield the id and the clock of each replica."""
-    ticking = (stretches["advances"] != 0) & (stretches["iterations"] != 0)
-    for replica, rows in rows_by_code(stretches["replica"], ticking).items():
+    for replica, rows in rows_by_code(stretches["replica"], _ticking(stretches)).items():
         yield replica, TickClock(stretches, rows)
 
 
@@ -204,12 +237,14 @@ def tick_span(records: Records) -> int:
 
 def joint_clocks(stretches: Columns, span: int) -> Iterator[tuple[list[int], TickClock]]:
     """Yield groups of replicas that are read at once: their ids, and one clock for all of them. A group ends at
-    `_JOINT_ROWS` stretches."""
-    ticking = (stretches["advances"] != 0) & (stretches["iterations"] != 0)
-    by_replica = rows_by_code(stretches["replica"], ticking)
+    `_JOINT_ROWS` stretches. A replica with more than `_WINDOW_ROWS` is yielded several times, with its windows."""
+    by_replica = rows_by_code(stretches["replica"], _ticking(stretches))
     replicas: list[int] = []
     num = 0
     for replica, rows in by_replica.items():
+        if len(rows) > _WINDOW_ROWS and (np.diff(stretches["tick"][rows]) >= 0).all():
+            yield from (([replica], clock) for clock in TickClock.windows(stretches, rows, span))
+            continue
         if replicas and num + len(rows) > _JOINT_ROWS:
             yield replicas, TickClock(stretches, np.concatenate([by_replica[each] for each in replicas]), span)
             replicas, num = [], 0
@@ -219,8 +254,14 @@ def joint_clocks(stretches: Columns, span: int) -> Iterator[tuple[list[int], Tic
         yield replicas, TickClock(stretches, np.concatenate([by_replica[each] for each in replicas]), span)
 
 
+def _ticking(stretches: Columns) -> Mask:
+    return np.asarray((stretches["advances"] != 0) & (stretches["iterations"] != 0))
+
+
 _JOINT_ROWS = 1 << 16
 """Stretches of several replicas that are read at once."""
+_WINDOW_ROWS = 1 << 18
+"""Stretches of one replica that are read at once."""
 
 
 def inter_token_gaps(records: Records, group: npt.NDArray[np.integer]) -> dict[int, Gaps]:
@@ -248,6 +289,8 @@ def segment_parts(
     """
     rows = segments.decoded(rows)
     begun = segments.prefilled(rows)
+    if not clock.is_whole:
+        begun = begun[segments.joined(begun) >= clock.low]
     to_first_tick_s = clock.at_s(segments.joined(begun) + 1) - segments.prefill_end_s(begun)
     to_first = single_gaps(to_first_tick_s), segments.table["replica"][begun]
     return [*clock.parts(segments.joined(rows), segments.left(rows), near), to_first]
@@ -268,10 +311,10 @@ class SegmentEnds:
         index = rows_of(self.by_replica, replicas)
         joined, left = self.segments.joined(self.rows[index]), self.segments.left(self.rows[index])
         ticked = left > joined
-        index, joined, left = index[ticked], joined[ticked], left[ticked]
-        self.last_s[index] = clock.at_s(left)
-        first_s = self.first_s[index]
-        self.first_s[index] = np.where(np.isnan(first_s), clock.at_s(joined + 1), first_s)
+        ends = ticked & (left > clock.low) & (left <= clock.high)
+        self.last_s[index[ends]] = clock.at_s(left[ends])
+        begins = ticked & (joined >= clock.low) & (joined < clock.high) & np.isnan(self.first_s[index])
+        self.first_s[index[begins]] = clock.at_s(joined[begins] + 1)
 
     def resumptions(self) -> tuple[Floats, Ints]:
         """Gaps from the last token of a segment to the first token of the next one, and their request ids."""

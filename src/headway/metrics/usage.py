@@ -16,7 +16,7 @@ from headway.metrics.energy import FleetPower
 INITIAL = "initial"
 JOULES_PER_KWH = 3.6e6
 DAY_S = 86400.0
-CHUNK_ROWS = 1 << 21
+CHUNK_ROWS = 1 << 18
 """Stretches processed at a time; bounds the memory of intermediate columns."""
 
 
