@@ -8,8 +8,8 @@ from typing import Final, Protocol, final
 import numpy as np
 from librt.strings import BytesWriter, write_f64_le, write_i16_le, write_i32_le, write_i64_le
 
-from headway.control.column import Column, MakeSpill
 from headway.control.live import Live
+from headway.core.column import Column, MakeSpill
 from headway.core.record import (
     DRAFT_COLUMNS,
     FALLBACK,

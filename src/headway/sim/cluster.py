@@ -38,11 +38,11 @@ from headway.sim.replica import OrderReceived, Replica, Run
 from headway.sim.replica_resources import calibrated_line
 from headway.sim.row_order import RowOrder
 from headway.sim.schedulers import Schedulers, SharedControl
-from headway.sim.spill import SpillFile
 from headway.sim.timeline import Line
 from headway.sim.transfers import KvTransfers
 from headway.workload.quality_judges import noisy_score
 from headway.workload.sources import RequestSource
+from headway.workload.spill import SpillFile
 
 Step = Literal["stretch", "exact"]
 Progress = Callable[[float, int], None]

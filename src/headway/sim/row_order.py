@@ -17,10 +17,10 @@ from typing import Protocol
 
 import numpy as np
 
-from headway.control.column import Column
+from headway.core.column import Column
 from headway.core.record import Columns
 from headway.sim.kernel import ARRIVAL, Kernel
-from headway.sim.spill import SpillFile
+from headway.workload.spill import SpillFile
 
 KEY_OFFSET = 1 << 40
 _KEY_BITS, _SETTLE_BIT, _ROUND_BITS = 41, 43, 44

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from headway.control.column import Column
+from headway.core.column import Column
 from headway.core.record import Columns, Prefixes, Records, ReplicaRecord
 from headway.sim.row_order import AT_THE_END
-from headway.sim.spill import SpillFile
+from headway.workload.spill import SpillFile
 from headway.workload.table import Workload
 
 Longs = npt.NDArray[np.int64]

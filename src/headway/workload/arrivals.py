@@ -11,8 +11,11 @@ import numpy.typing as npt
 from msgspec import Struct
 from numpy.random import Generator
 
+from headway.core.column import Column
 from headway.core.counts import MOST_OTHER
 from headway.core.errors import HeadwayError
+from headway.workload.long_columns import column_of
+from headway.workload.spill import SpillFile
 
 Floats = npt.NDArray[np.float64]
 
@@ -211,10 +214,24 @@ Arrivals = Process | Replay
 
 def _renewal(gaps: Callable[[int], Floats], rate: float, num: int | None, duration_s: float | None) -> Floats:
     if num is not None:
-        arrival_s = np.cumsum(gaps(num))
-        return arrival_s if duration_s is None else arrival_s[arrival_s < duration_s]
+        arrival_s = _cumulated(gaps, num)
+        return arrival_s if duration_s is None else arrival_s[: int(np.searchsorted(arrival_s, duration_s))]
     assert duration_s is not None
-    return _until(lambda start_s, n: start_s + np.cumsum(gaps(n)), rate, duration_s)
+    return _until(lambda start_s, n: start_s + np.cumsum(gaps(n)) if start_s else _cumulated(gaps, n), rate, duration_s)
+
+
+def _cumulated(gaps: Callable[[int], Floats], num: int) -> Floats:
+    last_s = 0.0
+
+    def more(n: int) -> Floats:
+        nonlocal last_s
+        gaps_s = gaps(n)
+        gaps_s[:1] += last_s
+        times_s = np.cumsum(gaps_s)
+        last_s = float(times_s[-1]) if n else last_s
+        return times_s
+
+    return column_of(num, "f8", more)
 
 
 def _check_number(expected: float) -> None:
@@ -226,13 +243,13 @@ def _check_number(expected: float) -> None:
 def _until(more: Callable[[float, int], Floats], rate: float, duration_s: float) -> Floats:
     """Arrivals before `duration_s`, drawn in batches of about the number still expected."""
     _check_number(duration_s * rate)
-    parts, last_s = [np.zeros(0)], 0.0
+    parts, last_s = list[Floats](), 0.0
     while last_s < duration_s:
         expected = (duration_s - last_s) * rate
         part = more(last_s, int(expected + 4 * math.sqrt(expected)) + 16)
         parts.append(part)
         last_s = float(part[-1])
-    arrival_s = np.concatenate(parts)
+    arrival_s = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0), *parts])
     return arrival_s[: int(np.searchsorted(arrival_s, duration_s))]
 
 
@@ -249,16 +266,16 @@ def _thinned(
     After Lewis and Shedler, "Simulation of nonhomogeneous Poisson processes by thinning" (1979).
     """
     _check_number(min(math.inf if num is None else num * peak / mean, peak * (duration_s or math.inf)))
-    parts: list[Floats] = []
+    accepted = Column(np.dtype(np.float64), SpillFile)
     num_accepted, last_s, end_s = 0, 0.0, math.inf if duration_s is None else duration_s
     while last_s < end_s and (num is None or num_accepted < num):
         expected = (end_s - last_s) * mean if num is None else num - num_accepted
         batch = int(min(max(expected * peak / mean * 1.02, 0) + 1000, 4_000_000))
         candidates = last_s + np.cumsum(random.exponential(1 / peak, batch))
         chosen = candidates[random.random(batch) * peak < rate_at(candidates)]
-        parts.append(chosen)
+        accepted.extend(chosen)
         num_accepted, last_s = num_accepted + len(chosen), float(candidates[-1])
-    arrival_s = np.concatenate(parts)
+    arrival_s = accepted.values()
     return arrival_s[: int(np.searchsorted(arrival_s, end_s))][:num]
 
 

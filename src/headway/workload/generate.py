@@ -21,13 +21,14 @@ from headway.core.errors import HeadwayError, unknown
 from headway.workload import lengths, transform
 from headway.workload.arrivals import Replay, poisson_of_rate
 from headway.workload.demand import demand_rows
+from headway.workload.long_columns import column_of, constant
 from headway.workload.programs import ProgramCalls, Programs, TracedCalls, flattened_programs
 from headway.workload.quality_source import scored
-from headway.workload.random_streams import draw, stream
+from headway.workload.random_streams import draw, drawing, stream
 from headway.workload.sessions import Sessions, SessionTurns, flattened
 from headway.workload.sources import ClosedLoop, RequestSource, TraceSource
 from headway.workload.spec import AgentsSpec, MixPart, TraceSpec, WorkloadSpec, resolved
-from headway.workload.table import MAX_TOKENS, NAMED, Floats, Longs, Prefix, Workload
+from headway.workload.table import DTYPES, MAX_TOKENS, NAMED, Floats, Longs, Prefix, Workload
 from headway.workload.tiers import SloSpec, TierSpec
 
 
@@ -336,44 +337,64 @@ def _with_lengths(arrival_s: Floats, spec: WorkloadSpec, seed: int) -> Workload:
     return Workload({"arrival_s": arrival_s, **_token_columns(spec, len(arrival_s), seed)})
 
 
-def _token_columns(spec: WorkloadSpec, num: int, seed: int) -> dict[str, Longs]:
+def _token_columns(spec: WorkloadSpec, num: int, seed: int) -> dict[str, npt.NDArray[Any]]:
     """Prompt, output and, if any request reasons, reasoning tokens (part of the outputs) of `num` requests.
 
     A request of a mix has the lengths that it would have if all requests were of its kind. Changed shares therefore
     change only the kinds of requests.
     """
-    if spec.mix is None:
-        return _one_kind(spec, num, seed)
-    kind = draw(list(range(len(spec.mix))), [part.share for part in spec.mix], num, seed, "mix")
-    parts = [_one_kind(part, num, seed) for part in spec.mix]
-    absent, row = np.zeros(num, "i8"), np.arange(num)
-    names = dict.fromkeys(name for part in parts for name in part)
-    return {name: np.stack([part.get(name, absent) for part in parts])[kind, row] for name in names}
+    kinds: Sequence[WorkloadSpec | MixPart] = spec.mix or (spec,)
+    names: list[lengths.Column] = ["prompt_tokens", "output_tokens"]
+    if any(kind.reasoning_tokens is not None for kind in kinds):
+        names.append("reasoning_tokens")
+    return {
+        name: column_of(num, DTYPES[name], _mixed_tokens(spec.mix, [_tokens(kind, name, seed) for kind in kinds], seed))
+        for name in names
+    }
 
 
-def _one_kind(spec: WorkloadSpec | MixPart, num: int, seed: int) -> dict[str, Longs]:
-    """Token columns of requests of one kind.
+Tokens = Callable[[int], Longs]
+"""Draws the tokens of the next n requests."""
 
-    Prompt, reasoning and answer are drawn independently, or tied by a rank correlation: a Gaussian copula with one
-    common factor, so that each keeps its own distribution. In real traces long reasoning comes with long answers
-    (Spearman 0.43 in ServeGen's reasoning requests, over its clients), and both occupy a request's memory.
+
+def _mixed_tokens(mix: Sequence[MixPart] | None, kinds: Sequence[Tokens], seed: int) -> Tokens:
+    """Draws the tokens of requests of these kinds, whose shares `mix` gives; without a mix there is one kind."""
+    if mix is None:
+        return kinds[0]
+    kind_of = drawing(list(range(len(mix))), [part.share for part in mix], seed, "mix")
+    return lambda num: np.asarray(np.stack([draw_kind(num) for draw_kind in kinds])[kind_of(num), np.arange(num)])
+
+
+def _tokens(spec: WorkloadSpec | MixPart, name: lengths.Column, seed: int) -> Tokens:
+    """Draws a column of requests of one kind. Output tokens include reasoning tokens."""
+    if name == "reasoning_tokens" and spec.reasoning_tokens is None:
+        return lambda num: np.zeros(num, "i8")
+    drawn = _drawn_tokens(spec, name, seed)
+    if name != "output_tokens" or spec.reasoning_tokens is None:
+        return drawn
+    reasoning = _drawn_tokens(spec, "reasoning_tokens", seed)
+    return lambda num: drawn(num) + reasoning(num)
+
+
+def _drawn_tokens(spec: WorkloadSpec | MixPart, name: lengths.Column, seed: int) -> Tokens:
+    """Draws one of prompt, reasoning and answer, independently of the others or tied to them by a rank correlation.
+
+    A Gaussian copula with one common factor ties them, so that each keeps its own distribution. In real traces long
+    reasoning comes with long answers (Spearman 0.43 in ServeGen's reasoning requests, over its clients), and both
+    occupy a request's memory.
     """
-    common = stream(seed, "correlation").standard_normal(num) if spec.correlation else None
+    length, random = getattr(spec, name), stream(seed, name)
+    if not spec.correlation:
+        return lambda num: lengths.sample(length, name, random, num, name)
+    common = stream(seed, "correlation")
+    # For two normals with correlation r, the rank correlation is 6 / pi * asin(r / 2).
+    shared = 2 * math.sin(math.pi / 6 * spec.correlation)
 
-    def column(name: lengths.Column) -> Longs:
-        length, random = getattr(spec, name), stream(seed, name)
-        if common is None:
-            return lengths.sample(length, name, random, num, name)
-        # For two normals with correlation r, the rank correlation is 6 / pi * asin(r / 2).
-        shared = 2 * math.sin(math.pi / 6 * (spec.correlation or 0.0))
-        scores = math.sqrt(shared) * common + math.sqrt(1 - shared) * random.standard_normal(num)
+    def tied(num: int) -> Longs:
+        scores = math.sqrt(shared) * common.standard_normal(num) + math.sqrt(1 - shared) * random.standard_normal(num)
         return lengths.at_scores(length, name, scores, name)
 
-    columns = {"prompt_tokens": column("prompt_tokens"), "output_tokens": column("output_tokens")}
-    if spec.reasoning_tokens is not None:
-        columns["reasoning_tokens"] = column("reasoning_tokens")
-        columns["output_tokens"] += columns["reasoning_tokens"]
-    return columns
+    return tied
 
 
 def _groups(
@@ -414,7 +435,7 @@ def _with_properties(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
     if spec.timeout_s is not None:
         rows = transform.with_slo(rows, timeout_s=spec.timeout_s)
     if spec.acceptance is not None:
-        rows = rows.with_columns({"acceptance": np.full(len(rows), spec.acceptance)})
+        rows = rows.with_columns({"acceptance": constant(len(rows), spec.acceptance)})
     if isinstance(spec.tiers, tuple):  # `resolved` has replaced a mix.
         if spec.demand is None:
             rows = transform.retier(rows, {t.tier: t.share for t in spec.tiers}, seed)
@@ -430,7 +451,7 @@ def _with_properties(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
         mixes["lora"] = spec.loras.all_shares()
     for column, mix in mixes.items():
         if mix is not None:
-            names, codes = _mixed(mix, len(rows), seed, NAMED[column])
+            names, codes = _mixed(mix, len(rows), seed, NAMED[column], DTYPES[column])
             changes: dict[str, Any] = {"columns": {**rows.columns, column: codes}, NAMED[column]: names}
             rows = replace(rows, **changes)
     return rows
@@ -465,9 +486,12 @@ def _objectives(spec: SloSpec | TierSpec) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in ("ttft_s", "tpot_s", "e2e_s", "deadline_after_s")}
 
 
-def _mixed(mix: str | dict[str, float], num: int, seed: int, name: str) -> tuple[tuple[str, ...], Longs]:
+def _mixed(
+    mix: str | dict[str, float], num: int, seed: int, name: str, dtype: str = "i8"
+) -> tuple[tuple[str, ...], npt.NDArray[Any]]:
     shares = {mix: 1.0} if isinstance(mix, str) else mix
-    return tuple(shares), draw(list(range(len(shares))), list(shares.values()), num, seed, name)
+    codes = drawing(list(range(len(shares))), list(shares.values()), seed, name)
+    return tuple(shares), column_of(num, dtype, codes)
 
 
 def _turn_counts(spec: WorkloadSpec, seed: int, base_dir: Path) -> Longs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from zlib import crc32
 
 import numpy as np
@@ -18,7 +18,15 @@ def stream(seed: int, name: str) -> Generator:
 
 
 def draw(values: Sequence[int], shares: Sequence[float], num: int, seed: int, name: str) -> npt.NDArray[np.int64]:
-    """Draw `num` of `values` from the named stream, each with a probability proportional to its share.
+    """Draw `num` of `values` from the named stream, as `drawing` does."""
+    return drawing(values, shares, seed, name)(num)
+
+
+def drawing(
+    values: Sequence[int], shares: Sequence[float], seed: int, name: str
+) -> Callable[[int], npt.NDArray[np.int64]]:
+    """Returns a function that draws the next n of `values` from the named stream, each with a probability proportional
+    to its share.
 
     HeadwayError, which names the stream, for a negative share or shares that are all 0.
     """
@@ -27,5 +35,5 @@ def draw(values: Sequence[int], shares: Sequence[float], num: int, seed: int, na
         raise HeadwayError(f"{name}: shares {shares}; expected numbers from 0, not all of them 0")
     bounds = np.cumsum(weights) / weights.sum()
     bounds[-1] = 1.0
-    picked = np.searchsorted(bounds, stream(seed, name).random(num), side="right")
-    return np.asarray(values, "i8")[picked]
+    random, choices = stream(seed, name), np.asarray(values, "i8")
+    return lambda num: np.asarray(choices[np.searchsorted(bounds, random.random(num), side="right")])

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from headway.core.errors import HeadwayError, unknown
 from headway.core.request import Request, Segment
+from headway.workload.long_columns import BLOCK_ROWS, LONG_ROWS
 
 R = TypeVar("R")
 Floats = npt.NDArray[np.float64]
@@ -193,16 +194,26 @@ class Workload:
 
         HeadwayError names `where`, the first bad row (counted from 0) and the column.
         """
+        if len(self) > LONG_ROWS and self.prefix is None:
+            for start in range(0, len(self), BLOCK_ROWS):
+                # with the row before, whose arrival may not be later
+                before = min(start, 1)
+                self.slice(start - before, start + BLOCK_ROWS)._validate(where, start - before)
+        else:
+            self._validate(where, 0)
+        return self
+
+    def _validate(self, where: str, first: int) -> None:
+        """`first`: the number of the first row."""
         for key, (is_valid, expected) in CHECKS:
             for name in self._columns_of(key) if key.endswith(":") else [key] * (key in self.columns):
-                _require(is_valid(self.columns[name], self), name, self.columns[name], expected, where)
+                _require(is_valid(self.columns[name], self), name, self.columns[name], expected, where, first)
         for name in NAMED:
             codes, names = self.columns.get(name), self.names(name)
             if codes is not None:
-                _require((codes >= 0) & (codes < len(names)), name, codes, f"a code below {len(names)}", where)
+                _require((codes >= 0) & (codes < len(names)), name, codes, f"a code below {len(names)}", where, first)
         if self.prefix is not None:
             _check_prefix(self, self.prefix, where)
-        return self
 
     def tuples(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[Any, ...]]:
         """Yield the fields of each row in `Request`'s order, without trailing defaults."""
@@ -316,12 +327,14 @@ def _pairs_by_model(workload: Workload, prefix: str, a: int, b: int) -> list[tup
     return [tuple((m, v) for m, v in zip(columns, row, strict=True) if v == v and v != absent) for row in rows]
 
 
-def _require(good: npt.NDArray[np.bool_], column: str, values: npt.NDArray[Any], expected: str, where: str) -> None:
+def _require(
+    good: npt.NDArray[np.bool_], column: str, values: npt.NDArray[Any], expected: str, where: str, first: int = 0
+) -> None:
     if bool(good.all()):
         return
     row = int(np.argmin(good))
     prefix = f"{where}: " if where else ""
-    raise HeadwayError(f"{prefix}row {row}, column {column}: {values[row]}; expected {expected}")
+    raise HeadwayError(f"{prefix}row {first + row}, column {column}: {values[row]}; expected {expected}")
 
 
 def _is_none_or_positive(seconds: npt.NDArray[Any], _: Workload) -> npt.NDArray[np.bool_]:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from headway.core.errors import HeadwayError
-from headway.workload.random_streams import draw
-from headway.workload.table import Floats, Workload
+from headway.workload.long_columns import column_of, constant
+from headway.workload.random_streams import drawing
+from headway.workload.table import DTYPES, Floats, Workload
 
 
 def arriving_at(workload: Workload, arrival_s: Floats) -> Workload:
@@ -39,7 +40,8 @@ def window(workload: Workload, from_s: float = 0.0, to_s: float | None = None) -
 
 def retier(workload: Workload, mix: Mapping[int, float], seed: int) -> Workload:
     """Draw new tiers: tier t with a probability proportional to `mix[t]`."""
-    return workload.with_columns({"tier": draw(list(mix), list(mix.values()), len(workload), seed, "tiers")})
+    tiers = drawing(list(mix), list(mix.values()), seed, "tiers")
+    return workload.with_columns({"tier": column_of(len(workload), DTYPES["tier"], tiers)})
 
 
 def with_slo(
@@ -57,11 +59,12 @@ def with_slo(
     None leaves a column unchanged. Raises HeadwayError for a value that is not positive.
     """
     limits = {"slo_ttft_s": ttft_s, "slo_tpot_s": tpot_s, "slo_e2e_s": e2e_s, "timeout_s": timeout_s}
-    chosen = np.ones(len(workload), np.bool_) if tier is None else workload.column("tier") == tier
-    new = {n: np.where(chosen, v, workload.column(n)) for n, v in limits.items() if v is not None}
+    new = {name: constant(len(workload), value) for name, value in limits.items() if value is not None}
     if deadline_after_s is not None:
-        due_s = workload.arrival_s + deadline_after_s
-        new["deadline_s"] = np.where(chosen, due_s, workload.column("deadline_s"))
+        new["deadline_s"] = workload.arrival_s + deadline_after_s
+    if tier is not None:
+        chosen = workload.column("tier") == tier
+        new = {name: np.where(chosen, values, workload.column(name)) for name, values in new.items()}
     for name, value in {**limits, "deadline_s": deadline_after_s}.items():
         if value is not None and not 0 < value < float("inf"):
             raise HeadwayError(f"{name}: {value}; expected seconds above 0")

@@ -1,15 +1,17 @@
-"""Keeps records of long runs in a temporary file, whose pages the system reads on demand.
+"""Keeps columns of long runs in a temporary file, whose pages the system reads on demand.
 
 The pages are a cache, which the system drops when memory is short. The file has no name, and its disk space is freed
-with the records.
+with the columns.
 """
 
 from __future__ import annotations
 
 import mmap
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from headway.control.column import Bytes
+from headway.core.column import Bytes
 from headway.core.errors import HeadwayError
 
 
@@ -17,17 +19,16 @@ class SpillFile:
     """Bytes appended to a temporary file in `TMPDIR`."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="headway-", buffering=0)  # noqa: SIM115  (it outlives this call)
+        """Raises HeadwayError if no file can be created."""
+        with _disk_errors():
+            self._file = tempfile.TemporaryFile(prefix="headway-", buffering=0)  # noqa: SIM115  (it outlives this call)
 
     def append(self, data: Bytes) -> None:
         """Append bytes. Raises HeadwayError if the disk is full."""
         rest = memoryview(data).cast("B")
-        try:
+        with _disk_errors():
             while rest:
                 rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            what = f"the records of a long run cannot be written ({error.strerror})"
-            raise HeadwayError(f"{tempfile.gettempdir()}: {what}; expected room, or TMPDIR set elsewhere") from None
 
     def mapped(self) -> memoryview:
         """All bytes so far, as a read-only memory map. Nothing can be appended afterwards."""
@@ -36,4 +37,14 @@ class SpillFile:
         return memoryview(found)
 
     def __del__(self) -> None:
-        self._file.close()
+        if hasattr(self, "_file"):
+            self._file.close()
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"columns of a long run cannot be written ({error.strerror})"
+        raise HeadwayError(f"{tempfile.gettempdir()}: {what}; expected room, or TMPDIR set elsewhere") from None

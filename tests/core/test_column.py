@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headway.control import column
-from headway.control.column import Column
+from headway.core import column
+from headway.core.column import Column
 from headway.core.errors import HeadwayError
-from headway.sim.spill import SpillFile
+from headway.workload.spill import SpillFile
 
 
 @pytest.fixture
