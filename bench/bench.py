@@ -2,7 +2,7 @@
 """Speed of the simulator: requests simulated per second of CPU time, records included.
 
     python bench/bench.py [--quick] [--against FOLDER] [--json FILE]
-    python bench/bench.py --scale [--quick]
+    python bench/bench.py --scale [REQUESTS]
     python bench/bench.py --replicas [--quick] [--against FOLDER]
 
 Llama-2-70B on H100-80 SXM, TP 4, 1,000 tokens in and 200 out, at 70% of the throughput that a saturated replica
@@ -17,10 +17,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -182,19 +182,48 @@ def table(builds: list[Build], quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def scaling(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Time and peak memory against the number of requests."""
-    rows = []
+def scaling(largest: int) -> list[dict[str, Any]]:
+    """CPU time and peak memory of whole `headway simulate` commands by the number of requests."""
     rate = LOAD * saturated_rate("lognormal") * 8
-    for num_requests in sizes:
-        seconds, records = run("lognormal", num_requests, rate, 8, "round-robin")
-        peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        found = {"num_requests": num_requests, "cpu_s": round(seconds, 2), "peak_gib": round(peak_gb, 2)}
-        found["us_per_request"] = round(1e6 * seconds / num_requests, 1)
-        rows.append(found)
-        del records
-        print("  ".join(f"{key} {value}" for key, value in found.items()), flush=True)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        scenario = Path(folder) / "scenario.yaml"
+        for num_requests in (10**power for power in range(4, len(str(largest)))):
+            fleet = [{"model": "llama-2-70b", "gpu": "h100-80gb-sxm", "engine": "vllm-0.15", "tp": 4, "replicas": 8}]
+            workload = {
+                "num_requests": num_requests, "arrivals": rate, "prompt_tokens": lengths("lognormal", PROMPT_TOKENS),
+                "output_tokens": lengths("lognormal", OUTPUT_TOKENS),
+            }  # fmt: skip
+            policies = {"routing": "round-robin"}
+            scenario.write_text(json.dumps({"workload": workload, "fleet": fleet, "policies": policies}))
+            command = [sys.executable, "-m", "headway", "simulate", str(scenario), "--seed", "0", "--json"]
+            cpu_s, peak_kib = watched([*command, "--no-progress"], {**os.environ, "PYTHONPATH": str(fastest())})
+            found = {"num_requests": num_requests, "cpu_s": round(cpu_s, 1), "peak_gib": round(peak_kib / 2**20, 2)}
+            found["us_per_request"] = round(1e6 * cpu_s / num_requests, 1)
+            rows.append(found)
+            print("  ".join(f"{key} {value}" for key, value in found.items()), flush=True)
     return rows
+
+
+def fastest() -> Path:
+    """The folder of the compiled build if there is one, or of the sources."""
+    compiled = ROOT / "build" / "compiled"
+    return compiled if compiled.is_dir() else ROOT / "src"
+
+
+def watched(command: list[str], env: dict[str, str]) -> tuple[float, int]:
+    """CPU seconds of a command, and the peak in KiB of the memory that it holds itself: not the pages of files, which
+    the system drops when memory is short."""
+    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+    peak_kib = 0
+    while True:
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            assert not status, status
+            return usage.ru_utime + usage.ru_stime, peak_kib
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        peak_kib = max([peak_kib, *(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))])
+        time.sleep(0.05)
 
 
 def fleets(builds: list[Build], quick: bool) -> list[dict[str, Any]]:
@@ -222,7 +251,10 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests, three repeats")
-    parser.add_argument("--scale", action="store_true", help="10^4 to 10^7 requests instead of the table")
+    parser.add_argument(
+        "--scale", metavar="REQUESTS", type=int, nargs="?", const=10**7,
+        help="10,000 to so many requests (10 million) instead of the table",
+    )  # fmt: skip
     parser.add_argument("--replicas", action="store_true", help="8 to 4,096 replicas instead of the table")
     parser.add_argument("--against", metavar="FOLDER", type=Path, help="another version: the folder with `headway`")
     parser.add_argument("--json", metavar="FILE", help="write the rows here as well")
@@ -232,7 +264,7 @@ def main() -> None:
         work()
         return
     if options.scale:
-        rows = scaling((10**4, 10**5, 10**6, 10**7) if not options.quick else (10**4, 10**5))
+        rows = scaling(options.scale)
     else:
         folders = {"against": options.against, "pure": ROOT / "src", "compiled": ROOT / "build" / "compiled"}
         found = {name: folder for name, folder in folders.items() if folder is not None and folder.is_dir()}

@@ -11,7 +11,7 @@ import pytest
 
 from headway.config.scenario import Scenario, StepTimes
 from headway.config.strict_yaml import Places
-from headway.control import column as growing
+from headway.core import column as growing
 from headway.core.record import Records
 from headway.scenario import assemble, run, sharding
 from headway.scenario.policies import policies_of

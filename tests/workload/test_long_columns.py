@@ -41,7 +41,8 @@ LENGTHS = [
 ]
 PROPERTIES = [
     "slo: {ttft_s: 2, e2e_s: 9}\ntimeout_s: 20\nacceptance: 0.5\n",
-    "tiers: [{tier: 0, share: 3}, {tier: 1, ttft_s: 2}]\nmodels: {a: 2, b: 1}\nregions: {x: 1, y: 3}\ntenants: {p: 1, q: 1}\n",
+    "tiers: [{tier: 0, share: 3}, {tier: 1, ttft_s: 2}]\n"
+    "models: {a: 2, b: 1}\nregions: {x: 1, y: 3}\ntenants: {p: 1, q: 1}\n",
 ]
 TEXTS = [
     *(f"arrivals: {arrivals}\n{LENGTHS[0]}" for arrivals in ARRIVALS),
@@ -91,5 +92,5 @@ def test_a_folder_that_cannot_be_written_to_is_named(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     monkeypatch.setattr("headway.core.column.SPILL_BYTES", 100)
-    with pytest.raises(HeadwayError, match="missing: .*expected room, or TMPDIR set elsewhere"):
+    with pytest.raises(HeadwayError, match=r"missing: .*expected room, or TMPDIR set elsewhere"):
         made("arrivals: 8\nprompt_tokens: 9\noutput_tokens: azure-conv\nnum_requests: 400\n")
