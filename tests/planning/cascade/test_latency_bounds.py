@@ -106,3 +106,21 @@ def test_bounds_fall_with_replicas_and_rise_with_load() -> None:
     for lower in by_rate:
         assert (np.diff(lower) <= 1e-9).all()
     assert (by_rate[0] <= by_rate[1] + 1e-9).all() and by_rate[1].sum() < by_rate[2].sum()
+
+
+@pytest.mark.parametrize("rate_rps", [1.0, 20.0, 200.0])
+def test_counts_that_searches_share_do_not_depend_on_who_asks_first(rate_rps: float) -> None:
+    """Searches with few and with many replicas of a shape, and loads in turns, find what each would find alone."""
+    table = generate_scores(1, 60)
+    model = catalog.model(table.models[1])
+    gpu, engine = catalog.gpu("h100"), catalog.engine("vllm")
+    tokens = table.prompt_tokens.astype("f8")
+    loads = [Lengths(tokens[:num], tokens[:num], table.output_tokens[:num, 1].astype("f8")) for num in (60, 40)]
+    every = replica_sets(feasible_shapes(model, gpu, engine, 16, 8, 1)[0], 16, 2)
+    few = every.select((every.counts <= 1).all(axis=1))
+    shared = StepTimeBounds(gpu, engine, 10)
+    for sets, lengths in ((few, loads[0]), (every, loads[1]), (every, loads[0]), (few, loads[1]), (few, loads[0])):
+        found = shared.estimate(model, sets, rate_rps, lengths)
+        alone = StepTimeBounds(gpu, engine, 10).estimate(model, sets, rate_rps, lengths)
+        for values, expected in zip(found, alone, strict=True):
+            assert values.tolist() == pytest.approx(expected.tolist(), rel=1e-9)

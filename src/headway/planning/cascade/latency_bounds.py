@@ -149,16 +149,16 @@ class _SetBounds:
     def in_time(self, grid: Floats, window: Floats) -> tuple[Floats, Floats | None]:
         """[set, L]: the largest possible number of requests in time; with combos, also the expected number."""
         most = self.sets.counts.max(axis=0).tolist()
-        rooms = [window[:, None] * np.arange(num + 1) for num in most]
         total = np.zeros((len(self.sets), len(grid)))
         for j in self.mixed:
-            prompts = _count(self._prompts_s(j, len(grid)), rooms[j])
-            self._add(total, j, np.minimum(_count(self._answers_s(j, grid), rooms[j]), prompts))
+            if most[j]:
+                self._add(total, j, self._served(j, grid, window, most[j]))
         if not self.prefills:
             return total, None
+        rooms = [window[:, None] * np.arange(num + 1) for num in most]
         prompts, answers, left = np.zeros_like(total), np.zeros_like(total), np.zeros_like(total)
         for j in self.prefills:
-            self._add(prompts, j, _count(self._prompts_s(j, len(grid)), rooms[j]))
+            self._add(prompts, j, _count(self._prompts_s(j), rooms[j]))
         for j in self.decodes:
             self._add(answers, j, _count(self._answers_s(j, grid), rooms[j]))
         if self.prefills is not self.decodes:
@@ -174,10 +174,18 @@ class _SetBounds:
         chosen = np.flatnonzero(there if rows is None else there & rows)
         total[chosen] += count[self.sets.counts[chosen, j]]
 
-    def _prompts_s(self, j: int, num: int) -> Floats:
-        """[request, L]: the least time of a prompt."""
-        prompts_s = self.lengths.computed_tokens * self.shapes[j].prompt_token_s
-        return np.broadcast_to(np.sort(prompts_s)[:, None], (len(prompts_s), num))
+    def _served(self, j: int, grid: Floats, window: Floats, num: int) -> Floats:
+        """[replicas, L]: the largest number of requests that up to `num` replicas or more of a shape can serve in time,
+        both phases. Kept with the shape, for searches with other sets under the same load."""
+        served, key = self.shapes[j].served, (self.lengths.key, float(grid[0]), float(window[0]))
+        if key not in served or len(served[key]) <= num:
+            room = window[:, None] * np.arange(num + 1)
+            served[key] = np.minimum(_count(self._answers_s(j, grid), room), _count(self._prompts_s(j), room))
+        return served[key]
+
+    def _prompts_s(self, j: int) -> Floats:
+        """[request, 1]: the least time of a prompt, the same for every L."""
+        return np.asarray(self.lengths.computed_tokens * self.shapes[j].prompt_token_s)[:, None]
 
     def _answers_s(self, j: int, grid: Floats) -> Floats:
         """Array [request, L] of the least replica time of an answer in time; infinite if no answer is in time."""
@@ -205,7 +213,10 @@ class _SetBounds:
 
 
 def _num_up_to(rows: Floats, values: Floats) -> Ints:
-    """[row, value]: how many elements of each ascending row do not exceed that row's values."""
+    """[row, value]: how many elements of each ascending row do not exceed that row's values. A single row is compared
+    with all values."""
+    if len(rows) == 1:
+        return np.asarray(np.searchsorted(rows[0], values, side="right"))
     most = 1.0 + max(float(values.max()), float(np.where(np.isfinite(rows), rows, 0.0).max()))
     apart = 2 * most * np.arange(len(rows))[:, None]
     at = np.searchsorted((np.minimum(rows, most) + apart).ravel(), (values + apart).ravel(), side="right")
@@ -219,6 +230,8 @@ class _ShapeBounds:
         self.engine = engine
         self.line = step_model(model, gpu, engine, parallel, own).line
         self.room_tokens = memory.plan(model, gpu, engine, parallel).kv_capacity_tokens
+        self.served: dict[tuple[str, float, float], Floats] = {}
+        """`_SetBounds` keeps its counts here, by the digest of the lengths, the first L and its window."""
 
     @cached_property
     def sizes(self) -> Ints:
@@ -298,11 +311,11 @@ class _ShapeBounds:
 
 def _count(work_s: Floats, room: Floats) -> Floats:
     """[replicas, L]: the largest number of requests, cheapest first, whose work fits into the replicas' time; fractions
-    count."""
+    count. `work_s`: [request, L], or [request, 1] for all L."""
     ordered = np.sort(work_s.T, axis=1)
     total = np.cumsum(ordered, axis=1)
     at = _num_up_to(total, room)
-    rows, last = np.arange(len(room))[:, None], ordered.shape[1] - 1
+    rows, last = np.arange(len(ordered))[:, None], ordered.shape[1] - 1
     following = np.where(at > last, np.inf, ordered[rows, np.minimum(at, last)])
     left = room - np.where(at > 0, total[rows, np.maximum(at - 1, 0)], 0.0)
     part = np.where(np.isfinite(following), left / np.maximum(following, 1e-12), 0.0)

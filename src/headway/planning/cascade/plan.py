@@ -159,10 +159,11 @@ def _best(
     request: PlanningRequest, latencies: StageLatencies, compare: bool, rivals: tuple[RehearsedPlan, ...] = ()
 ) -> tuple[RehearsedPlan, list[RehearsedPlan]]:
     """The best of the search's plan, the alternatives and rival plans; and the alternatives."""
-    searched, rehearsed = tighten_until_met(request, latencies), list[RehearsedPlan]()
+    bounds = bounds_of(request)
+    searched, rehearsed = tighten_until_met(request, latencies, bounds=bounds), list[RehearsedPlan]()
     for planner in alternatives(request.problem) if compare else ():
         with suppress(HeadwayError):  # a planner without a plan gives no alternative
-            rehearsed.append(tighten_until_met(request, latencies, planner))
+            rehearsed.append(tighten_until_met(request, latencies, planner, bounds))
     return best_or_nearest(request.problem.target, (searched, *rivals, *rehearsed)), rehearsed
 
 

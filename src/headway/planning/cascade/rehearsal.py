@@ -21,6 +21,7 @@ from headway.metrics.usage import usage
 from headway.planning.cascade.candidates import with_held_out
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.latency import bounds_of
+from headway.planning.cascade.latency_bounds import Bounds
 from headway.planning.cascade.planners import CascadePlanner, SearchPlanner
 from headway.planning.cascade.problem import (
     CascadePlan,
@@ -209,10 +210,13 @@ def _inherited(request: PlanningRequest, model: str, gpu: str) -> dict[str, Any]
 
 
 def tighten_until_met(
-    request: PlanningRequest, latencies: StageLatencies, planner: CascadePlanner | None = None
+    request: PlanningRequest,
+    latencies: StageLatencies,
+    planner: CascadePlanner | None = None,
+    bounds: Bounds | None = None,
 ) -> RehearsedPlan:
     """The best plan whose rehearsal meets the target; otherwise the nearest plan."""
-    return best_or_nearest(request.problem.target, Trials(request, latencies, planner).run())
+    return best_or_nearest(request.problem.target, Trials(request, latencies, planner, bounds=bounds).run())
 
 
 class Trials:
@@ -224,8 +228,11 @@ class Trials:
         latencies: StageLatencies,
         planner: CascadePlanner | None = None,
         rehearsal: Callable[[PlanningRequest, CascadePlan], RehearsalResult] = rehearse,
+        bounds: Bounds | None = None,
     ) -> None:
+        """`bounds`: None = `bounds_of` the request. They remember, so that several planners should share them."""
         self.request, self.latencies, self.rehearsal = request, latencies, rehearsal
+        self.bounds: Bounds = bounds or bounds_of(request)
         self.planner: CascadePlanner = planner or SearchPlanner(Search, "cascadia")
         self.results: list[RehearsedPlan] = []
         self._rehearsed: dict[object, RehearsalResult] = {}
@@ -243,7 +250,7 @@ class Trials:
 
     def plan(self, target: Target) -> list[RehearsedPlan]:
         """The planner's plans for a target, rehearsed."""
-        plans = self.planner(self.request.problem.with_target(target), self.latencies, bounds_of(self.request))
+        plans = self.planner(self.request.problem.with_target(target), self.latencies, self.bounds)
         rehearsed = [self._rehearse(with_held_out(each, self.request.held_out)) for each in plans]
         self.results += rehearsed
         return rehearsed

@@ -115,11 +115,17 @@ def _cascades(scores: Scores, weights: tuple[float, ...]) -> Routings:
             accepted = scores.scores[:, i] >= levels[i][:, None]
         at = np.searchsorted(levels[i], thresholds[:, i])
         final[accepted[at]] = i
-    _, first = np.unique(final, axis=0, return_index=True)
-    first = np.sort(first)
+    first = _first_of_each(final)
     final = final[first]
     reached = final[:, None, :] >= np.arange(stages, dtype="i1")[:, None]
     return of_routes(scores, thresholds[first], reached, final, weights)
+
+
+def _first_of_each(final: npt.NDArray[np.int8]) -> npt.NDArray[np.int64]:
+    """The first of equal rows, in order. `np.unique` sorts rows, at ten times the time."""
+    data, width = final.tobytes(), final.shape[1]
+    first = {data[i * width : (i + 1) * width]: i for i in reversed(range(len(final)))}
+    return np.sort(np.fromiter(first.values(), "i8", len(first)))
 
 
 def of_routes(
