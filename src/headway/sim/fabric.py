@@ -20,10 +20,11 @@ Done = Callable[[float], None]
 class Link:
     """A replica's network, in one direction."""
 
-    __slots__ = ("armed_key", "armed_s", "capacity", "flows", "version")
+    __slots__ = ("armed_key", "armed_s", "capacity", "flows", "share", "version")
 
     def __init__(self, capacity: float) -> None:
-        self.capacity = capacity
+        self.capacity = self.share = float(capacity)
+        """`share`: the capacity of each flow. Every flow reads it whenever one begins or ends."""
         self.flows: dict[int, Flow] = {}
         """Flows of this network, by key."""
         self.armed_s = inf
@@ -31,6 +32,15 @@ class Link:
         self.armed_key = 0
         self.version = 0
         """Version of the event; events with another version are void."""
+
+    def add(self, flow: Flow) -> None:
+        self.flows[flow.key] = flow
+        self.share = self.capacity / len(self.flows)
+
+    def remove(self, flow: Flow) -> None:
+        del self.flows[flow.key]
+        if num := len(self.flows):
+            self.share = self.capacity / num
 
 
 class Flow:
@@ -97,7 +107,8 @@ class Fabric:
         if out is None or into is None:
             return
         flow.out = flow.into = None
-        del out.flows[flow.key], into.flows[flow.key]
+        out.remove(flow)
+        into.remove(flow)
         if not out.flows:
             out.version += 1
             del self._out[flow.source]
@@ -114,7 +125,8 @@ class Fabric:
         if into is None:
             into = self._in[flow.target] = Link(self._capacity(flow.target))
         flow.out, flow.into, flow.since_s = out, into, now
-        out.flows[flow.key] = into.flows[flow.key] = flow
+        out.add(flow)
+        into.add(flow)
         self._share(out, into, now)
 
     def _look(self, now: float, armed: tuple[Link, int]) -> None:
@@ -151,7 +163,11 @@ def _update(flow: Flow, now: float) -> bool:
     """Recompute the rate and the end; returns whether they changed."""
     out, into = flow.out, flow.into
     assert out is not None and into is not None
-    rate = min(out.capacity / len(out.flows), into.capacity / len(into.flows), flow.limit)
+    rate = out.share  # not `min`, which compiled code calls as any function
+    if into.share < rate:
+        rate = into.share
+    if flow.limit < rate:
+        rate = flow.limit
     if rate == flow.rate:
         return False
     left = Fabric.left_bytes(flow, now)
