@@ -34,7 +34,7 @@ COMPILED = (
     "perf/engine_times", "perf/operators", "perf/roofline", "perf/step", "policies/endpoints",
     "policies/engine_pace", "policies/freeness", "policies/ordering/fcfs",
     "policies/routing/combos", "policies/routing/freest", "policies/routing/headway", "policies/routing/least_loaded",
-    "policies/routing/lmetric",
+    "policies/routing/lmetric", "policies/routing/opportunistic",
     "policies/routing/round_robin", "policies/routing/slo_misses",
     "policies/routing/work_left", "sim/api_server", "sim/batch", "sim/batching", "sim/checks",
     "sim/cluster", "sim/engine_scheduler", "sim/fabric", "sim/fleet", "sim/host_memory", "sim/in_transit", "sim/kernel",

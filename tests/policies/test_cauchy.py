@@ -161,6 +161,57 @@ def test_who_is_being_prefilled_counts_where_it_will_decode() -> None:
     assert router.route(FakeRequest(), view).decode == 12
 
 
+class ByWholeRanks:
+    """The choice within a combo, with every number of every replica."""
+
+    def __init__(self, in_place: float) -> None:
+        self.in_place = in_place
+        self.sent: dict[int, list[int]] = {}
+
+    def choose(self, combo: list[FakeReplica]) -> Placement:
+        load = {each.id: max(each.num_in_flight, each.num_waiting + each.num_running) for each in combo}
+        able = [each for each in combo if each.role != "decode"] or combo
+        decode = [each for each in combo if each.role != "prefill"]
+        first = min(able, key=lambda each: (load[each.id] > 0, each.prefill_tokens_left, load[each.id], each.id))
+        if not decode:
+            return Placement(first.id)
+        for each in combo:
+            targets = self.sent.setdefault(each.id, [])
+            del targets[: max(len(targets) - each.num_in_flight, 0)]
+        coming = Counter(target for each in combo for target in self.sent[each.id])
+        last = min(decode, key=lambda each: (load[each.id] > 0, load[each.id] + coming[each.id], each.id))
+        if load[first.id] and not load[last.id]:
+            return Placement(last.id)
+        has_room = load[last.id] > 0
+        if load[first.id]:
+            is_computing = first.prefill_tokens_left > 0 or first.num_waiting > 0
+            has_room = not is_computing and load[first.id] < self.in_place * load[last.id]
+        if first.role != "prefill" or has_room:
+            return Placement(first.id)
+        self.sent[first.id].append(last.id)
+        return Placement(first.id, last.id)
+
+
+@settings(deadline=None)
+@given(
+    roles=st.lists(st.sampled_from(["prefill", "prefill", "decode", "decode", "mixed"]), min_size=1, max_size=6),
+    in_place=st.sampled_from([0.0, 0.5, 1.0]),
+    random=st.randoms(use_true_random=False),
+)
+def test_the_choice_within_a_combo_is_that_by_whole_ranks(roles: list[str], in_place: float, random: Random) -> None:
+    """Also with metrics that lag behind or count others' requests, ids in any order, and roles that change."""
+    replicas = [FakeReplica(id, role=role) for id, role in zip(random.sample(range(9), len(roles)), roles, strict=True)]
+    router, oracle = CauchyRouter(in_place=in_place), ByWholeRanks(in_place)
+    for i in range(40):
+        each = random.choice(replicas)
+        each.num_in_flight = random.choice([0, 1, each.num_in_flight + 1, 7])
+        each.num_waiting, each.num_running = random.choice([0, 0, 2]), random.choice([0, each.num_in_flight, 3])
+        each.prefill_tokens_left = random.choice([0, 0, 100, 100 * each.num_in_flight])
+        if i % 9 == 8:
+            each.role = random.choice(["prefill", "decode", "mixed"])
+        assert router.route(FakeRequest(i), FakeFleet(replicas)) == oracle.choose(replicas)
+
+
 def test_strict_is_prefill_then_decode_each_in_turn() -> None:
     router, view = CauchyRouter(within="strict"), FakeFleet(combo(1, 2, 3))
     placements = [router.route(FakeRequest(i), view) for i in range(6)]

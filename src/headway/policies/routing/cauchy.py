@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -11,6 +10,7 @@ from headway.core.errors import HeadwayError
 from headway.core.subclasses import mypyc_attr
 from headway.core.view import FleetView, ReplicaView, RequestView
 from headway.policies.routing.combos import WeightedRoundRobin, by_combo, goodput_weights, next_after, tokens_left
+from headway.policies.routing.opportunistic import Opportunistic
 from headway.policies.workload_class import WorkloadClass
 
 Combo = Sequence[ReplicaView]
@@ -55,14 +55,13 @@ class CauchyRouter:
         _one_of("within", within, ("opportunistic", "strict"))
         if not 0 <= in_place <= 1:
             raise HeadwayError(f"in_place: expected 0 to 1, got {in_place}")
-        self._between, self._within, self._in_place = between, within, in_place
+        self._between, self._within = between, within
         self._classes = classes
         self._turns: dict[int, WeightedRoundRobin] = {}
         """Round robin by class index; -1 for requests without a class."""
         self._last: dict[tuple[int, str], int] = {}
         """The replica that had the last turn, by combo and role."""
-        self._sent: dict[int, DecodeTargets] = {}
-        """Decode targets by prefill replica."""
+        self._opportunistic = Opportunistic(in_place)
 
     @property
     def answers_in_place(self) -> bool:
@@ -79,7 +78,7 @@ class CauchyRouter:
             able = {id: combo for id, combo in combos.items() if any([each.role != "decode" for each in combo])}
             combos = able or combos
         combo = self._combo(index, combos)
-        return self._strict(combo) if self._within == "strict" else self._opportunistic(combo)
+        return self._strict(combo) if self._within == "strict" else self._opportunistic.choose(combo)
 
     def _reserved(self, index: int, replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
         """The replicas that a class may use; all replicas if none of its combos is present."""
@@ -111,56 +110,6 @@ class CauchyRouter:
         chosen = self._last[key] = next_after([replica.id for replica in able], self._last.get(key, -1))
         return next(replica for replica in able if replica.id == chosen)
 
-    def _opportunistic(self, combo: Combo) -> Placement:
-        pending = []  # ids differ, so that later elements are not compared
-        for each in _prefill(combo):
-            load = _load(each)
-            pending.append((load > 0, each.prefill_tokens_left, load, each.id, each))
-        _, _, load, _, first = min(pending)
-        decode = _decode(combo)
-        if not decode:
-            return Placement(first.id)
-        sent = [self._sent[each.id].pending(each.num_in_flight) for each in combo if each.id in self._sent]
-        coming = []
-        for each in decode:
-            num = in_flight = _load(each)
-            for counts in sent:
-                num += counts.get(each.id, 0)
-            coming.append((in_flight > 0, num, each.id, in_flight, each))
-        _, _, _, last_load, last = min(coming)
-        if load and not last_load:
-            return Placement(last.id)
-        if first.role != "prefill" or self._has_room(first, load, last_load):
-            return Placement(first.id)
-        if first.id not in self._sent:
-            self._sent[first.id] = DecodeTargets()
-        self._sent[first.id].add(last.id)
-        return Placement(first.id, last.id)
-
-    def _has_room(self, first: ReplicaView, load: int, last_load: int) -> bool:
-        if not load:
-            return last_load > 0
-        return not (first.prefill_tokens_left > 0 or first.num_waiting > 0) and load < self._in_place * last_load
-
-
-class DecodeTargets:
-    """The decode replicas of the requests at a prefill replica. Views do not show them; requests leave in order of
-    arrival."""
-
-    def __init__(self) -> None:
-        self._targets: deque[int] = deque()
-        self._counts: Counter[int] = Counter()
-
-    def add(self, target: int) -> None:
-        self._targets.append(target)
-        self._counts[target] += 1
-
-    def pending(self, num_in_flight: int) -> Mapping[int, int]:
-        """Pending requests by decode replica, given that at most `num_in_flight` are pending."""
-        while len(self._targets) > num_in_flight:
-            self._counts[self._targets.popleft()] -= 1
-        return self._counts
-
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
@@ -173,8 +122,3 @@ def _prefill(combo: Combo) -> Combo:
 
 def _decode(combo: Combo) -> Combo:
     return [replica for replica in combo if replica.role != "prefill"]
-
-
-def _load(replica: ReplicaView) -> int:
-    load, seen = replica.num_in_flight, replica.num_waiting + replica.num_running
-    return load if load > seen else seen
