@@ -237,6 +237,8 @@ class Rehearsals:
         self._remembered: dict[str, Any] | None = {} if remembers else None
         self.keeps = remembers or resources.cache_dir is not None
         """Whether results are kept at all. If not, nothing needs a key."""
+        self.stores = resources.cache_dir is not None
+        """Whether results outlive this process, so that their keys cover the code."""
         self._lock = Lock()
         """Held while the cache or a counter is used."""
 
@@ -348,7 +350,8 @@ class Rehearsals:
         if not self.keeps:
             return None
         measure: Any = wanted.measure.func if isinstance(wanted.measure, partial) else wanted.measure
-        return scenario_key(wanted.scenario, *wanted.facts, modules=(SIMULATING, measure.__module__))
+        modules = (SIMULATING, measure.__module__)
+        return scenario_key(wanted.scenario, *wanted.facts, modules=modules, of_code=self.stores)
 
     def _submitted(self, wanted: Rehearsal[T]) -> Future[T] | None:
         pool = self.resources.pool
@@ -367,16 +370,18 @@ def content_key(
     digests: Iterable[bytes] = (),
     without: tuple[str, ...] = (),
     modules: tuple[str, ...] = (),
+    of_code: bool = True,
 ) -> str:
     """A digest of facts (fit for JSON), of files, of further digests, and of the code.
 
     The code is all of Headway, but `without` names parts to leave out, such as `policies/routing`; or `modules` with
-    what they import of Headway, directly or indirectly, and Headway's data files.
+    what they import of Headway, directly or indirectly, and Headway's data files. Without `of_code`, the names of
+    `modules` stand for it: keys that only one process compares.
     """
-    code = _code(without, (".py", *_DATA)) if not modules else _code(without, _DATA)
+    code = "" if not of_code else _code(without, _DATA if modules else (".py", *_DATA))
     digest = hashlib.sha256(msgspec.json.encode([__version__, code, facts]))
     for module in modules:
-        digest.update(source_digest(module, _PACKAGE))
+        digest.update(source_digest(module, _PACKAGE) if of_code else module.encode())
     for each in digests:
         digest.update(each)
     for path in paths:
@@ -384,7 +389,7 @@ def content_key(
     return digest.hexdigest()[:32]
 
 
-def scenario_key(chosen: Scenario, *facts: Any, modules: tuple[str, ...] = ()) -> str:
+def scenario_key(chosen: Scenario, *facts: Any, modules: tuple[str, ...] = (), of_code: bool = True) -> str:
     """A digest of a scenario (without its name), its step-time coefficients, the files and users' modules that it
     names, further facts, and the code, as in `content_key`."""
     spec, coefficients = structs.replace(chosen.spec, name=""), StepTimes(chosen).coefficients
@@ -392,7 +397,7 @@ def scenario_key(chosen: Scenario, *facts: Any, modules: tuple[str, ...] = ()) -
     described = [spec, chosen.fleet, list(coefficients.values()), *facts]
     own = [source_digest(name, folder) for name, folder in own_modules(_policies(spec), chosen.base_dir)]
     files = (chosen.base_dir / path for path in paths if not is_repository(path, chosen.base_dir))
-    return content_key(described, files, own, modules=modules)
+    return content_key(described, files, own, modules=modules, of_code=of_code)
 
 
 def _policies(spec: Spec) -> Any:

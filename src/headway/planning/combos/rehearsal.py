@@ -97,7 +97,8 @@ class GoodputProfiler:
         starts."""
         is_long = short_rps is not None
         scenario = assemble(self._document(chosen, combo, 1.0), Places(), chosen.base_dir)
-        key = scenario_key(scenario, self.attainment, self.num_requests, is_long)
+        facts = (self.attainment, self.num_requests, is_long)
+        key = scenario_key(scenario, *facts, of_code=self.rehearsals.stores)
         known: float | None = self.rehearsals.known(key, float)
         if known is None:
             known = self._search(chosen, combo, short_rps)
