@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from headway.control import observe
 from headway.control.changes import Changes, KeptValues
 from headway.core.decision import Placement
-from headway.core.view import FleetView, OracleReplicaView, RequestView
+from headway.core.replica_counts import Counts
+from headway.core.view import REPLICA_FIELDS, FleetView, OracleReplicaView, RequestView
 from headway.testing.strict_views import _attributes  # type: ignore[attr-defined]
 from simulation import Scenario, num_examples, scenarios
 
 FIELDS = sorted(_attributes(OracleReplicaView) - {"requests"})
+COUNTS = sorted(REPLICA_FIELDS & set(dir(Counts)))
 
 
 def read(field: str) -> Callable[[Any], Any]:
@@ -33,6 +35,13 @@ def read(field: str) -> Callable[[Any], Any]:
         return [*value] if field == "queue_lengths" else value
 
     return key
+
+
+def counts(replica: Any) -> list[Any]:
+    """The key of the fields that are read together."""
+    together = Counts(replica)
+    assert together.replica is replica
+    return [getattr(together, field) for field in COUNTS]
 
 
 RANKS = (
@@ -62,6 +71,8 @@ class Comparing:
     def route(self, request: RequestView, view: FleetView) -> Placement:
         for field, key in self.keys.items():
             assert [*view.map(key)] == [key(replica) for replica in view.replicas], field
+        by_name = [[getattr(replica, field) for field in COUNTS] for replica in view.replicas]
+        assert [*view.map(counts)] == by_name == [counts(replica) for replica in view.replicas]
         for key, grows in self.ranks:
             for declared in {False, grows}:
                 found = view.find_least(key, declared)

@@ -43,7 +43,10 @@ class Changes:
 class ChangeReader:
     """Reports the positions of replicas that have changed since the last call."""
 
-    __slots__ = ("_changes", "_cursor", "_ends", "_ends_s", "_generation", "_positions", "_reports_ends", "replicas")
+    __slots__ = (
+        "_calls", "_changes", "_cursor", "_ends", "_ends_s", "_generation", "_positions", "_reported", "_reports_ends",
+        "replicas",
+    )  # fmt: skip
 
     def __init__(self, changes: Changes, reports_ends: bool) -> None:
         """`reports_ends`: a replica whose value, as `read` returned it, no longer holds is reported as changed."""
@@ -56,6 +59,9 @@ class ChangeReader:
         `_ends_s`."""
         self._positions: dict[int, int] = {}
         """Replica id to position."""
+        self._calls = 0
+        self._reported: list[int] = []
+        """Maps each position to the last call of `changed` that has reported it."""
         self._generation = -1
         self._cursor = 0
 
@@ -77,6 +83,7 @@ class ChangeReader:
         self._generation, self._cursor = changes.generation, len(changes.ids)
         self._positions = {replica.id: position for position, replica in enumerate(self.replicas)}
         self._ends_s, self._ends = [inf] * len(self.replicas), []
+        self._calls, self._reported = 0, [0] * len(self.replicas)
 
     def read(self, position: int, key: Callable[[Any], Any]) -> Any:
         """The value of `key` for a replica."""
@@ -98,17 +105,20 @@ class ChangeReader:
 
     def changed(self, now: float) -> list[int]:
         """The positions of the replicas that have changed since the last call, without duplicates."""
-        ids, cursor, found = self._changes.ids, self._cursor, set[int]()
-        if cursor < len(ids):
-            self._cursor = len(ids)
-            positions = self._positions
-            found = {positions[replica] for replica in ids[cursor:] if replica in positions}
-        ends = self._ends
+        ids, positions, reported, found = self._changes.ids, self._positions, self._reported, list[int]()
+        self._calls = call = self._calls + 1
+        for i in range(self._cursor, len(ids)):
+            position = positions.get(ids[i], -1)
+            if position >= 0 and reported[position] != call:
+                reported[position] = call
+                found.append(position)
+        self._cursor, ends = len(ids), self._ends
         while ends and ends[0][0] <= now:
             end_s, position = heappop(ends)
-            if self._ends_s[position] == end_s:
-                found.add(position)
-        return list(found)
+            if self._ends_s[position] == end_s and reported[position] != call:
+                reported[position] = call
+                found.append(position)
+        return found
 
 
 class KeptValues:

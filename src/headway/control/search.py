@@ -16,6 +16,9 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any, Final
 
+from librt.vecs import vec
+from mypy_extensions import i64
+
 from headway.control.changes import ChangeReader, Changes
 from headway.core.view import Bounds, ReplicaView
 
@@ -46,25 +49,24 @@ class Search:
     """The lower bounds of each replica, recomputed only for replicas that have changed."""
 
     __slots__ = (
-        "_alike", "_base", "_bounds", "_falls", "_first", "_fourth", "_key", "_kinds", "_least_weights", "_num_entries",
-        "_num_searches", "_reader", "_second", "_size", "_third",
+        "_alike", "_base", "_bounds", "_falls", "_key", "_kinds", "_least_weights", "_num_entries", "_num_searches",
+        "_reader", "_size", "_tree",
     )  # fmt: skip
 
     def __init__(self, key: Callable[[Any], Bounds], changes: Changes, falls: bool = False) -> None:
         """`falls`: ticks may lower scores, so that bounds are computed again when what they were read from ends."""
         self._key, self._falls, self._reader = key, falls, ChangeReader(changes, reports_ends=falls)
-        self._size = 1
+        self._size: i64 = 1
         """Number of leaves, which are the last nodes; node i has the children 2 i and 2 i + 1."""
-        self._first: list[float] = []
-        self._second: list[float] = []
-        self._third: list[float] = []
-        self._fourth: list[float] = []
-        """Maps each node to the minimum of each number; the first one includes the others with the base weights."""
+        self._tree: vec[float] = vec[float]()
+        """Four numbers of each node: the minimum of each number; the first one includes the others with the base
+        weights."""
         self._base, self._least_weights = (0.0, 0.0, 0.0), (inf, inf, inf)
         """Base weights, and the least weights since they were chosen."""
         self._num_searches = sys.maxsize
         """Number of searches since the base weights were chosen. They are chosen at the first search."""
-        self._bounds: list[tuple[float, float, float, float]] = []
+        self._bounds: vec[float] = vec[float]()
+        """Four numbers of each position: those of the replica itself."""
         self._alike: dict[Any, _Alike] = {}
         """Maps each kind to the replicas of the kind."""
         self._kinds: list[_Alike | None] = []
@@ -86,20 +88,26 @@ class Search:
             return -1
         self._update(now)
         self._choose_base(weights)
-        a, b, c, d, size = self._first, self._second, self._third, self._fourth, self._size
-        v, w, x = weights[0] - self._base[0], weights[1] - self._base[1], weights[2] - self._base[2]
-        nodes, sums = [1], [-inf]
-        read: set[int] = set()
-        found, least, limit = -1, inf, inf
+        return self._descend(weights, score)
+
+    def _descend(self, weights: tuple[float, float, float], score: Callable[[Any], float]) -> int:
+        tree, size, base, replicas = self._tree, self._size, self._base, self._reader.replicas
+        num = len(replicas)
+        v, w, x = weights[0] - base[0], weights[1] - base[1], weights[2] - base[2]
+        nodes: list[i64] = [1]
+        sums = [-inf]
+        read: list[int] = []
+        found, found_id, least, limit = -1, -1, inf, inf
         while nodes:
             node = nodes.pop()
             if sums.pop() > limit:
                 continue
             while node < size:
                 near = 2 * node
+                at = 4 * near
+                sum = tree[at] + v * tree[at + 1] + w * tree[at + 2] + x * tree[at + 3]
+                other = tree[at + 4] + v * tree[at + 5] + w * tree[at + 6] + x * tree[at + 7]
                 far = near + 1
-                sum = a[near] + v * b[near] + w * c[near] + x * d[near]
-                other = a[far] + v * b[far] + w * c[far] + x * d[far]
                 if other < sum:
                     near, far, sum, other = far, near, other, sum
                 if other <= limit:
@@ -109,16 +117,17 @@ class Search:
                     break
                 node = near
             else:
-                position = node - size
-                if position >= len(replicas) or position in read:
+                position = int(node - size)
+                if position >= num or position in read:
                     continue
                 if not (self._falls or self._kinds[position] is None or self._keeps_kind(position)):
                     nodes, sums = [1], [-inf]  # another replica stands for the kind now
                     continue
-                value = score(replicas[position])
-                read.add(position)
-                if value < least or (value == least and (found < 0 or replicas[position].id < replicas[found].id)):
-                    found, least, limit = position, value, value + _MARGIN * abs(value)
+                replica = replicas[position]
+                value = score(replica)
+                read.append(position)
+                if value < least or (value == least and (found < 0 or replica.id < found_id)):
+                    found, found_id, least, limit = position, replica.id, value, value + _MARGIN * abs(value)
         if not self._falls:
             for position in read:  # time has passed since these bounds were computed
                 if position != found and self._kinds[position] is None:
@@ -135,12 +144,14 @@ class Search:
         if v < base[0] or w < base[1] or x < base[2] or self._num_searches >= _REBASE_AFTER * self._size:
             self._base = _BELOW * least[0], _BELOW * least[1], _BELOW * least[2]
             self._least_weights, self._num_searches = weights, 0
-            a, shown, size = self._first, self._second, self._size
-            for position, bounds in enumerate(self._bounds):
-                if shown[size + position] != _NONE:
-                    a[size + position] = self._with_base(*bounds)
+            tree, bounds, size = self._tree, self._bounds, self._size
+            at: i64 = 4 * size
+            for i in range(0, len(bounds), 4):
+                if tree[at + 1] != _NONE:
+                    tree[at] = self._with_base(bounds[i], bounds[i + 1], bounds[i + 2], bounds[i + 3])
+                at += 4
             for node in range(size - 1, 0, -1):
-                a[node] = min(a[2 * node], a[2 * node + 1])
+                tree[4 * node] = min(tree[8 * node], tree[8 * node + 4])
         self._num_searches += 1
 
     def _with_base(self, first: float, second: float, third: float, fourth: float) -> float:
@@ -165,8 +176,8 @@ class Search:
         self._reader.begin()
         num = len(self._reader.replicas)
         self._size = size = 1 << max(num - 1, 0).bit_length()
-        self._first, self._second, self._third, self._fourth = ([_NONE] * 2 * size for _ in range(4))
-        self._bounds, self._kinds = [(_NONE, _NONE, _NONE, _NONE)] * num, [None] * num
+        self._tree = vec[float]([_NONE] * (8 * size))
+        self._bounds, self._kinds = vec[float]([_NONE] * (4 * num)), [None] * num
         self._alike, self._num_entries = {}, 0
         for position in range(num):
             self._compute(position)
@@ -183,7 +194,9 @@ class Search:
                 alike = self._alike[kind] = _Alike(kind)
             elif alike is before:
                 return
-        self._bounds[position], self._kinds[position] = (first, second, third, fourth), alike
+        self._kinds[position] = alike
+        bounds, at = self._bounds, 4 * i64(position)
+        bounds[at], bounds[at + 1], bounds[at + 2], bounds[at + 3] = first, second, third, fourth
         if before is not None and before.ids[0] == id:
             self._show_first(before)
         if alike is not None:
@@ -207,8 +220,8 @@ class Search:
         while ids:
             position = self._reader.position(ids[0])
             if self._kinds[position] is alike:
-                first, second, third, fourth = self._bounds[position]
-                self._put(position, first, second, third, fourth)
+                bounds, at = self._bounds, 4 * i64(position)
+                self._put(position, bounds[at], bounds[at + 1], bounds[at + 2], bounds[at + 3])
                 return
             heappop(ids)
             self._num_entries -= 1
@@ -216,15 +229,17 @@ class Search:
 
     def _put(self, position: int, first: float, second: float, third: float, fourth: float) -> None:
         """Change the numbers of a leaf, and of the nodes above it."""
-        a, b, c, d = self._first, self._second, self._third, self._fourth
         if second != _NONE:
             first = self._with_base(first, second, third, fourth)
-        node = position + self._size
-        while a[node] != first or b[node] != second or c[node] != third or d[node] != fourth:
-            a[node], b[node], c[node], d[node] = first, second, third, fourth
-            other = node ^ 1
-            if other == 1:  # the root
+        tree, node = self._tree, position + self._size
+        while True:
+            at = 4 * node
+            if tree[at] == first and tree[at + 1] == second and tree[at + 2] == third and tree[at + 3] == fourth:
                 return
-            first, second = min(first, a[other]), min(second, b[other])
-            third, fourth = min(third, c[other]), min(fourth, d[other])
+            tree[at], tree[at + 1], tree[at + 2], tree[at + 3] = first, second, third, fourth
+            if node == 1:
+                return
+            at = 4 * (node ^ 1)
+            first, second = min(first, tree[at]), min(second, tree[at + 1])
+            third, fourth = min(third, tree[at + 2]), min(fourth, tree[at + 3])
             node >>= 1

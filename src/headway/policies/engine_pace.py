@@ -32,6 +32,15 @@ _STALE_S: Final = 60.0
 """Age at which the last observation is forgotten, so that an avoided replica is tried again."""
 
 
+class _Line:
+    """The time of an iteration of a number of sequences: an object whose floats compiled code reads as they are."""
+
+    __slots__ = ("base_s", "token_s")
+
+    def __init__(self, base_s: float = 0.0, token_s: float = 0.0) -> None:
+        self.base_s, self.token_s = base_s, token_s
+
+
 class EngineSpeed:
     """Numeric times of one kind of engine: seconds per prompt token, and the lines of iteration times.
 
@@ -46,7 +55,7 @@ class EngineSpeed:
         self.times = times
         self.is_known = times is not None
         self._most = max(most, 2)
-        self._lines: list[tuple[float, float] | None] = [None] * 64
+        self._lines: list[_Line | None] = [None] * 64
         self.first_s, self.token_s = _UNKNOWN_STEP_S, _UNKNOWN_TOKEN_S
         if times is not None:
             self.first_s = times.prefill_s(1)
@@ -60,8 +69,8 @@ class EngineSpeed:
             self._lines += [None] * (num + 1)
         found = self._lines[num]
         if found is None:
-            found = self._lines[num] = self._compute(num)
-        return found
+            found = self._lines[num] = _Line(*self._compute(num))
+        return found.base_s, found.token_s
 
     def _compute(self, num: int) -> tuple[float, float]:
         times = self.times

@@ -15,6 +15,7 @@ from headway.control.live import Live
 from headway.control.recent_adapters import RecentAdapters
 from headway.core.fleet import Network, Pool
 from headway.core.pacer import Pacer
+from headway.core.replica_counts import Counted, Counts
 from headway.core.view import EngineTimes, RequestView
 from headway.perf.copies import kv_transfer_s
 from headway.sim.in_transit import InTransit
@@ -24,7 +25,7 @@ from headway.sim.stall_tracker import StallTracker
 from headway.sim.timeline import Timeline, boundary_s, completed
 
 
-class SimulatedView:
+class SimulatedView(Counted):
     """Implements `core.view.OracleReplicaView`, `control.observe.ObservedReplica` and `EventSource`."""
 
     __slots__ = (
@@ -68,6 +69,21 @@ class SimulatedView:
         """Id of the request whose prefix was matched last."""
         self.matched_cached = self.matched_loadable = 0
         """Cached and loadable tokens of the request `matched_request`."""
+
+    def count_into(self, counts: Counts) -> None:
+        batch = self._batch
+        counts.id, counts.role, counts.times = self.id, self.role, self.times
+        counts.max_num_seqs, counts.block_size_tokens = self.max_num_seqs, self.block_size_tokens
+        counts.kv_blocks_total, counts.num_in_flight = self.kv_blocks_total, self._placed.num_in_flight
+        counts.num_running = len(batch.decoding) + len(batch.prefilling)
+        counts.prefill_tokens_left = batch.prefill_tokens_left
+        counts.expected_cached_tokens = batch.expected_cached_tokens
+        if batch.decoding:
+            tick = self._ticks_ahead() + batch.tick
+            counts.kv_blocks_used = batch.kv.used(tick)
+            counts.tokens_generated = batch.generated_offset + len(batch.decoding) * tick
+        else:
+            counts.kv_blocks_used, counts.tokens_generated = batch.kv.pinned, batch.generated_offset
 
     @property
     def num_in_flight(self) -> int:
