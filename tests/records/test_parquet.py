@@ -102,13 +102,28 @@ def test_a_failed_save_leaves_nothing_half_written(tmp_path: Path, monkeypatch: 
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(parquet, "write_table", full)
+    monkeypatch.setattr(parquet.ParquetWriter, "write_table", full)
     with pytest.raises(HeadwayError, match="No space left"):
         files.save(Run(seed=2).records, tmp_path, {"seed": 2})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     (tmp_path / "file").write_text("")
     with pytest.raises(HeadwayError, match="cannot be written"):
         files.save(Run(seed=2).records, tmp_path / "file", {})
+
+
+@pytest.mark.parametrize("stop_s", [float("inf"), 4.0])
+def test_rows_written_in_groups_are_those_written_at_once(
+    stop_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = Run(seed=1, trouble=0.05, stop_s=stop_s).records
+    files.save(records, tmp_path / "once", {})
+    monkeypatch.setattr("headway.records.parquet._GROUP_ROWS", 7)
+    files.save(records, tmp_path / "groups", {})
+    assert parquet.ParquetFile(tmp_path / "groups" / "requests.parquet").num_row_groups > 3
+    for path in (tmp_path / "once").iterdir():
+        found, expected = parquet.read_table(tmp_path / "groups" / path.name), parquet.read_table(path)
+        assert found.schema.equals(expected.schema, check_metadata=True)
+        assert repr(found.to_pydict()) == repr(expected.to_pydict())  # NaN is not equal to NaN
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import parquet
 
@@ -36,6 +37,8 @@ from headway.workload.table import NAMED
 
 _TOKEN_PRICES = ("usd_per_million_input_tokens", "usd_per_million_output_tokens")
 _CACHED_PRICE = "usd_per_million_cached_tokens"
+_GROUP_ROWS = 1 << 20
+"""Rows that are written at once."""
 TABLES = ("requests", "segments", "stretches", "moves", "replicas")
 DRAFTS = "drafts"
 """A sixth table, for runs with speculating replicas."""
@@ -60,17 +63,17 @@ def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
     `provenance` is JSON-like: the scenario's text, seed and version of the run. Raises HeadwayError if the folder
     cannot be written.
     """
-    tables = {
-        "requests": requests_table(records),
-        "segments": pa.table(records.segments),
-        "stretches": pa.table(records.stretches),
-        "moves": pa.table(records.moves),
-        "replicas": replicas_table(records.replicas),
+    row_of = _row_of_id(records)
+    rows: dict[str, tuple[int, Callable[[slice], pa.Table]]] = {
+        "requests": (len(row_of), lambda part: _requests_part(records, row_of, part)),
+        "segments": _rows_of(records.segments),
+        "stretches": _rows_of(records.stretches),
+        "moves": _rows_of(records.moves),
+        "replicas": (len(records.replicas), lambda part: replicas_table(records.replicas[part])),
     }
     if records.drafts:
-        tables[DRAFTS] = pa.table(records.drafts)
-    names = tuple(tables)
-    num_rows = {name: table.num_rows for name, table in tables.items()}
+        rows[DRAFTS] = _rows_of(records.drafts)
+    num_rows = {name: num for name, (num, _) in rows.items()}
     run = RunMetadata(
         dict(provenance),
         records.end_s,
@@ -85,13 +88,27 @@ def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as beside:
-            for name in names:
-                table = tables.pop(name).replace_schema_metadata(metadata)
-                parquet.write_table(table, Path(beside) / name, compression="zstd")
-            for name in names:
+            for name, (num, part_of) in rows.items():
+                _write(Path(beside) / name, num, part_of, metadata)
+            for name in rows:
                 os.replace(Path(beside) / name, folder / f"{name}.parquet")
     except OSError as error:
         raise HeadwayError(f"{folder}: records cannot be written ({error.strerror or error})") from None
+
+
+def _rows_of(columns: Columns) -> tuple[int, Callable[[slice], pa.Table]]:
+    """The number of rows of a table, and a function that returns some of them."""
+    num = len(next(iter(columns.values()), ()))
+    return num, lambda part: pa.table({name: column[part] for name, column in columns.items()})
+
+
+def _write(path: Path, num_rows: int, part_of: Callable[[slice], pa.Table], metadata: dict[bytes, bytes]) -> None:
+    """Write a table one group of rows at a time; bounds memory."""
+    first = part_of(slice(0, _GROUP_ROWS)).replace_schema_metadata(metadata)
+    with parquet.ParquetWriter(path, first.schema, compression="zstd") as writer:
+        writer.write_table(first)
+        for start in range(_GROUP_ROWS, num_rows, _GROUP_ROWS):
+            writer.write_table(part_of(slice(start, start + _GROUP_ROWS)))
 
 
 def load(folder: Path) -> tuple[Records, dict[str, Any]]:
@@ -135,23 +152,38 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
 
 def requests_table(records: Records) -> pa.Table:
     """The workload's columns and the outcomes; null in rows that were never issued."""
+    return _requests_part(records, _row_of_id(records), slice(None))
+
+
+def _row_of_id(records: Records) -> npt.NDArray[np.signedinteger[Any]]:
+    """The row of each request in `records.requests`, by its id; -1 if it was never issued."""
+    ids = records.requests["request"]
+    found: npt.NDArray[np.signedinteger[Any]]
+    found = np.full(len(records.workload["arrival_s"]), -1, np.int32 if len(ids) < 2**31 else np.int64)
+    for start in range(0, len(ids), _GROUP_ROWS):
+        part = ids[start : start + _GROUP_ROWS]
+        found[part] = np.arange(start, start + len(part))
+    return found
+
+
+def _requests_part(records: Records, row_of: npt.NDArray[np.integer], part: slice) -> pa.Table:
+    """The requests whose ids are in `part`."""
     arrays: dict[str, pa.Array] = {}
-    for name, column in records.workload.items():
+    for name, whole in records.workload.items():
+        column = whole[part]
         names = getattr(records, NAMED[name]) if name in NAMED else ()
         codes = pa.array(column.astype(np.int32)) if names else pa.array(column)
         arrays[name] = pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string())) if names else codes
     if records.prefixes is not None:
-        arrays |= prefix_lists(records.prefixes)
+        arrays |= {name: lists[part] for name, lists in prefix_lists(records.prefixes).items()}
     if records.request_ids is not None:
-        arrays[REQUEST_ID] = records.request_ids
-    ids = records.requests["request"].astype(np.int64)
-    num_rows = len(records.workload["arrival_s"])
-    absent = np.ones(num_rows, dtype=np.bool_)
-    absent[ids] = False
+        arrays[REQUEST_ID] = records.request_ids[part]
+    rows = row_of[part]
+    absent = rows < 0
     for name in _present(records.requests):
         column = records.requests[name]
-        placed = np.zeros(num_rows, dtype=column.dtype)
-        placed[ids] = column
+        placed = np.zeros(len(rows), dtype=column.dtype)
+        placed[~absent] = column[rows[~absent]]
         arrays[name] = pa.array(placed, mask=absent) if absent.any() else pa.array(placed)
     return pa.table(arrays)
 
