@@ -20,7 +20,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from attacking import SCALE
-from headway.gateway.server.framing import END, RequestFraming
+from headway.gateway.framing import END, RequestFraming
 from headway.gateway.server.http_cycle import HttpCycle
 from headway.gateway.server.http_protocol import HttpProtocol
 from http_streams import random_stream

@@ -281,7 +281,7 @@ def answer_of(*events: str) -> Answer:
     answer, clock = Answer(0.0), iter(range(1, 100))
     reader = StreamReader(answer, lambda: float(next(clock)))
     for each in events:
-        reader.feed(each.encode())
+        reader.feed([each.encode()])
     reader.close()
     answer.end_s = 99.0
     return answer

@@ -222,8 +222,8 @@ class Proxy(Front):
         connection = await replica.client.request("POST", path, "Content-Type: application/json\r\n", found.body or b"")
         call.answer(connection.status, **connection.headers)
 
-        def fed(data: bytes) -> bool:
-            call.part(data)
+        def fed(parts: list[bytes]) -> bool:
+            call.part(b"".join(parts))
             return True
 
         while await connection.stream_to(fed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -183,6 +184,59 @@ def test_passthrough_events(payload: bytes, tokens: int, reasoning_tokens: int) 
     assert (live.generated_tokens, live.reasoning_tokens) == (tokens, reasoning_tokens)
 
 
+_STREAMED = st.one_of(
+    st.sampled_from(("so", " on", "ü", "\n", 'a"', "\\", "<think>", "</think>", " ")).map(
+        lambda text: {"id": "c", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
+    ),
+    st.sampled_from((
+        {"id": "c", "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]},
+        {"id": "c", "choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "stop"}]},
+        {"id": "c", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}},
+    )),
+)  # fmt: skip
+
+
+@given(
+    st.lists(st.one_of(_STREAMED.map(sse.encode_event), st.sampled_from((b": comment\n\n", sse.DONE))), max_size=30),
+    st.booleans(),
+    st.sampled_from((1, 5, 100)),
+    st.data(),
+)
+def test_a_stream_is_counted_and_passed_on_alike_in_any_pieces(
+    events: list[bytes], begins_with_thought: bool, max_tokens: int, data: st.DataObject
+) -> None:
+    if begins_with_thought:
+        first = {"id": "c", "choices": [{"index": 0, "delta": {"content": "<think>"}, "finish_reason": None}]}
+        events = [sse.encode_event(first), *events]
+
+    def fed(reads: list[list[bytes]]) -> Any:
+        in_flight, scheduler = InFlightRequest(Live(0, 0.0, 5, 10, model="m")), OrderedScheduler([])
+        in_flight.reservation = reservation = Reservation()
+        partial, written = PartialAnswer(chat_request(stream=True), in_flight, scheduler), list[bytes]()
+        partial.limit(max_tokens, is_exact=True)
+        stream = EngineStream(partial, in_flight, scheduler, None, True, lambda data: written.append(data) is None)
+        for parts in reads:
+            if not (stream.is_done or stream.is_too_long):
+                stream.feed(parts)
+        live = in_flight.live
+        return (
+            b"".join(written) + stream.last_events,
+            (stream.is_done, stream.is_too_long, partial.finish_reason, partial.has_usage),
+            (partial.tokens, partial.token_ids, "".join(partial.text), partial.last_text, partial.head),
+            (live.generated_tokens, live.reasoning_tokens, live.phase, live.stage, reservation.tokens),
+            [repr(each) for each in (live.first_token_s, live.answer_s, live.reasoning_end_s)],
+            scheduler.phase_changes,
+        )
+
+    whole = b"".join(events)
+    places = data.draw(st.lists(st.integers(0, len(whole)), max_size=4).map(sorted))
+    pieces = [whole[start:end] for start, end in pairwise([0, *places, len(whole)])]
+    num = data.draw(st.integers(0, len(events)))
+    expected = fed([[event] for event in events])
+    for reads in ([events], [events[:num], events[num:]], [pieces], [[each] for each in pieces]):
+        assert fed(reads) == expected
+
+
 def test_tokens_of_one_read_are_spread_over_the_time_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     in_flight, scheduler = InFlightRequest(Live(0, 0.0, 5, 10, model="m")), OrderedScheduler([])
     now = 10.0
@@ -196,7 +250,7 @@ def test_tokens_of_one_read_are_spread_over_the_time_since_the_last(monkeypatch:
         (12.5, 1),
         (16.5, 2),
     ):
-        stream.feed(event * tokens)
+        stream.feed([event * tokens])
     # One interval of 0 within the first read, one of 2.5 s to the next token, and two of 2 s.
     histogram = scheduler.metrics.inter_token(in_flight)
     assert sum(histogram.counts.values()) == 4 and histogram.total == pytest.approx(6.5)

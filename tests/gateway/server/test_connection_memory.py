@@ -22,8 +22,8 @@ from uvicorn.server import ServerState
 
 from certificates import new_certificate
 from headway.gateway.errors import ApiError
+from headway.gateway.framing import MAX_HEAD_BYTES, RequestFraming
 from headway.gateway.relay.writer import write_error
-from headway.gateway.server.framing import MAX_HEAD_BYTES, RequestFraming
 from headway.gateway.server.http_cycle import MAX_HELD_BYTES, MAX_UNREAD_BYTES, READ_BYTES, ConnectionMemory, HttpCycle
 from headway.gateway.server.http_protocol import HttpProtocol
 from wire import Timers, UnreadWire

@@ -18,9 +18,10 @@ pytest.importorskip("httptools")
 import uvicorn
 from uvicorn.server import ServerState
 
+from headway.gateway.framing import MAX_FRAMING_BYTES, MAX_HEAD_BYTES
 from headway.gateway.relay.writer import AsgiWriter
-from headway.gateway.server.framing import MAX_FRAMING_BYTES, MAX_HEAD_BYTES
 from headway.gateway.server.hosts import ExpectedHosts
+from headway.gateway.server.http_cycle import TEXT_HEADERS
 from headway.gateway.server.http_protocol import HttpProtocol
 from wire import Wire
 
@@ -71,7 +72,7 @@ def answers(app: Any, segments: Sequence[bytes]) -> bytes:
                 await asyncio.sleep(0)
         while wire.is_paused and not wire.is_closed:
             await asyncio.sleep(0)
-        for _ in range(8 * len(segments)):
+        for _ in range(8 * (len(segments) + b"".join(segments).count(b" HTTP/1."))):
             await asyncio.sleep(0)
         protocol.connection_lost(None)
         await asyncio.sleep(0)
@@ -204,3 +205,66 @@ def test_a_lost_connection_is_freed_without_a_collection(stream: bytes, app: Any
         assert asyncio.run(story())() is None
     finally:
         gc.enable()
+
+
+def _post(length: bytes, body: bytes = b"", path: bytes = b"/a", more: bytes = b"") -> bytes:
+    return b"POST " + path + HOST + more + b"Content-Length:" + length + b"\r\nX: y\r\n\r\n" + body
+
+
+SERVED = [
+    *(_post(b" %d" % num, b"z" * num) for num in (1, 9, 10, 12, 300)),
+    _post(b"12", b"b" * 12),
+    _post(b"\t 12 ", b"t" * 12),
+    _post(b" 003", b"abc"),
+    _post(b" 0"),
+    _post(b" 3", b"abc", b"/b"),
+    _post(b" 3", b"abc", more=b"Z: Content-Length: 7\r\n"),
+    _post(b" 3", b"abc", more=b"Expect: 100-continue\r\n"),
+    _post(b" 6", b"\r\n\r\nab"),
+    CHUNKS + b"2\r\nab\r\n0\r\n\r\n",
+    NEXT,
+]
+NOT_KEPT = [
+    b"",
+    _post(b" +3", b"abc"),
+    _post(b" 3_0", b"abc"),
+    _post(b" 3", b"abc", more=b"Host: localhost\r\n"),
+    _post(b" 3", b"abc", more=b"Content-Length: 3\r\n"),
+    _post(b" 3", b"abc", more=b"Connection: close\r\n"),
+    _post(b" 3", b"abc", more=CHUNKED),
+    _post(b" 99999999999999999999999", b"abc"),
+    b"POST /a HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 3\r\nX: y\r\n\r\nabc",
+]
+
+
+@pytest.mark.parametrize("app", [_echo, _direct], ids=["asgi", "direct"])
+@given(
+    st.lists(st.sampled_from(SERVED), min_size=2, max_size=10),
+    st.sampled_from(NOT_KEPT),
+    st.lists(st.floats(0.0, 1.0), max_size=4),
+)
+@settings(max_examples=40, deadline=None, database=None)
+def test_a_request_has_the_answer_of_a_connection_of_its_own(
+    app: Any, served: list[bytes], last: bytes, cuts: list[float]
+) -> None:
+    """Also if its head repeats that of an earlier request."""
+    stream = b"".join(served) + last
+    places = [0, *sorted(int(cut * len(stream)) for cut in cuts), len(stream)]
+    segments = [stream[start:end] for start, end in pairwise(places)]
+    alone = b"".join(answers(app, [each]) for each in (*served, last) if each)
+    assert _without_interim(answers(app, segments)) == _without_interim(alone)
+
+
+def test_the_headers_of_a_repeated_head_have_the_length_of_their_own_body() -> None:
+    seen = []
+
+    async def noted(scope: Any, receive: Any, send: Any, writer: Any = None) -> None:
+        seen.append((dict(scope["headers"]), scope.get(TEXT_HEADERS), scope["path"]))
+        await _direct(scope, receive, send, writer)
+
+    noted.takes_writer = True  # type: ignore[attr-defined]
+    answers(noted, [_post(b" %d" % num, b"z" * num) for num in (3, 20, 100)])
+    for (headers, text, path), length in zip(seen, (b"3", b"20", b"100"), strict=True):
+        assert path == "/a" and headers == {b"host": b"localhost", b"content-length": length, b"x": b"y"}
+        repeats = length != b"3"
+        assert text == ({name.decode(): value.decode() for name, value in headers.items()} if repeats else None)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("httptools")
+
+import httptools
 
 from headway.core.errors import HeadwayError
 from headway.gateway.upstream import client as client_module
@@ -306,20 +311,20 @@ def test_a_stream_goes_to_a_callback_until_the_callback_stops_it() -> None:
         connection = await client.request("GET", "/")
         seen: list[bytes] = []
 
-        def stop_after_two(data: bytes) -> bool:
-            seen.append(data)
+        def stop_after_two(parts: list[bytes]) -> bool:
+            seen.extend(parts)
             return len(seen) < 2
 
         assert await connection.stream_to(stop_after_two) is True
         assert seen == [b"x", b"x"]
-        assert await connection.stream_to(lambda data: seen.append(data) is None) is False
+        assert await connection.stream_to(lambda parts: seen.extend(parts) is None) is False
         assert b"".join(seen) == b"xxxx" and connection.is_reusable
 
     run(story())
 
 
 def test_an_error_of_the_callback_reaches_the_caller() -> None:
-    def fails(data: bytes) -> bool:
+    def fails(parts: list[bytes]) -> bool:
         raise ValueError("no")
 
     async def story() -> None:
@@ -395,5 +400,138 @@ def test_an_abort_after_the_server_has_closed_the_connection_is_a_break(has_clos
             with pytest.raises(EngineError, match="does not answer any more") as failure:
                 connection.wait()
             assert isinstance(failure.value, BrokenOffError) == has_closed
+
+    run(story())
+
+
+_HEAD = b"HTTP/1.1 %d OK\r\nServer: s\r\nContent-Length:%b\r\nX: y\r\n\r\n%b"
+_RESPONSES = [
+    *(_HEAD % (200, b" %d" % num, b"z" * num) for num in (1, 9, 10, 12, 300)),
+    _HEAD % (500, b" 12", b"e" * 12),
+    _HEAD % (200, b"12", b"b" * 12),
+    _HEAD % (200, b" 012", b"l" * 12),
+    _HEAD % (200, b" 0", b""),
+    b"HTTP/1.1 204 No\r\nX: y\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\n" + _HEAD % (200, b" 3", b"abc"),
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n",
+]
+_BROKEN = [
+    _HEAD % (200, b" 3", b"abcd"),
+    _HEAD % (200, b" 3", b"abcHTTP/1.1 200 OK\r\n\r\n"),
+    _HEAD % (200, b" +3", b"abc"),
+    _HEAD % (200, b" 5", b"abc"),
+    b"HTTP/1.1 200 OK\r\nServer: s\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc",
+]
+
+
+@given(st.lists(st.tuples(st.sampled_from(_RESPONSES), st.floats(0.0, 1.0)), max_size=8), st.sampled_from(_BROKEN))
+@settings(max_examples=100, deadline=None, database=None)
+def test_a_response_is_read_as_on_a_connection_of_its_own(responses: list[tuple[bytes, float]], last: bytes) -> None:
+    """Also if its head repeats that of an earlier response, and however it is divided into two reads."""
+
+    async def read(client: Client) -> Any:
+        try:
+            connection = await client.request("GET", "/v1/models")
+            data = await connection.read(1000)
+        except EngineError as error:
+            return type(error)
+        client.release(connection)
+        return connection.status, connection.headers, data, connection.is_longer
+
+    def divided(response: bytes, share: float) -> list[bytes]:
+        at = int(share * len(response))
+        return [piece for piece in (response[:at], response[at:]) if piece]
+
+    async def story() -> None:
+        sent = [raw(*divided(*each)) for each in responses] + [raw(last, close=True)]
+        following = iter(sent)
+        shared, transport = client_of(lambda exchange: next(following)(exchange))
+        for serve in sent:
+            alone, _ = client_of(serve)
+            assert await read(shared) == await read(alone)
+        assert transport.num_connections == 1
+
+    run(story())
+
+
+def _framed(content: bytes, size: bytes = b"%x", end: bytes = b"\r\n") -> bytes:
+    return size % len(content) + b"\r\n" + content + end
+
+
+_FRAMES = st.one_of(
+    st.builds(_framed, st.binary(min_size=1, max_size=40), st.sampled_from((b"%x", b"%X", b"00%x", b"%x;a=b", b"%x "))),
+    st.sampled_from(
+        (
+            b"\r\n",
+            b"g\r\n",
+            b"5",
+            _framed(b"a", end=b"\n"),
+            _framed(b"a", end=b"xx"),
+            b"0\r\n\r\n",
+            b"0\r\nT: u\r\n\r\n",
+        )
+    ),
+)
+
+
+class Aborted(asyncio.Transport):
+    """A transport of which only the abort is used."""
+
+    def abort(self) -> None:
+        pass
+
+
+def _reference(data: bytes) -> tuple[bytes, bool, bool]:
+    """(body, whether it is complete, whether it is valid so far) by the parser alone."""
+    body, is_complete, is_valid = bytearray(), False, True
+
+    class Reader:
+        def on_body(self, part: bytes) -> None:
+            nonlocal body
+            body += b"" if is_complete else part
+
+        def on_message_complete(self) -> None:
+            nonlocal is_complete
+            is_complete = True
+
+    try:
+        httptools.HttpResponseParser(Reader()).feed_data(data)
+    except httptools.HttpParserError:
+        is_valid = is_complete
+    return bytes(body), is_complete, is_valid
+
+
+async def _read(reads: list[bytes]) -> tuple[bytes, bool, bool]:
+    """The same by a connection."""
+    connection, parts = Connection(), b""
+    connection.connection_made(Aborted())
+    for data in reads:
+        if data and connection._error is None:
+            connection.data_received(data)
+            parts += connection.take_parts()
+    return parts, connection.is_complete, connection._error is None
+
+
+_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@given(st.lists(_FRAMES, max_size=8), st.booleans(), st.lists(st.floats(0.0, 1.0), max_size=6))
+@settings(max_examples=300, deadline=None, database=None)
+def test_chunks_are_read_as_by_the_parser_alone(frames: list[bytes], ends: bool, cuts: list[float]) -> None:
+    """However they are divided into reads."""
+    data = _CHUNKED + b"".join(frames) + (b"0\r\n\r\n" if ends else b"")
+    places = [0, *sorted(int(cut * len(data)) for cut in cuts), len(data)]
+    assert run(_read([data[start:end] for start, end in pairwise(places)])) == _reference(data)
+
+
+def test_chunks_are_read_alike_in_any_three_reads() -> None:
+    data = _CHUNKED + b"".join(map(_framed, (b"abc", b"d", b"ef\r\nghijklmnopqrst"))) + b"0\r\n\r\n"
+
+    async def story() -> None:
+        expected, start = _reference(data), len(_CHUNKED)
+        for first in range(start - 2, len(data)):
+            for second in range(first, len(data)):
+                assert await _read([data[:first], data[first:second], data[second:]]) == expected
+        assert await _read([data[i : i + 1] for i in range(len(data))]) == expected
 
     run(story())

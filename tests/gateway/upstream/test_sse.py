@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 pytest.importorskip("httptools")
@@ -83,6 +83,23 @@ def test_usual_events_are_recognized_and_odd_ones_are_not(field: str) -> None:
         assert repeated.text_of(event(text)) == ""
     assert repeated.text_of(event(b"so").replace(b'"c"', b'"d"')) == ""
     assert repeated.text_of(event(b"so")[:-1]) == repeated.text_of(b"data: [DONE]\n\n") == ""
+
+
+@given(st.lists(st.sampled_from((b"so", b" on", "ü".encode(), b"\xc3", b"\xbc", b"", b"\\n", b'"', b"\x01", b"other"))))
+@example([b"\xc3", b"\xbc"])
+def test_texts_of_several_events_are_those_of_each(contents: list[bytes]) -> None:
+    def event(text: bytes) -> bytes:
+        return b'data: {"id":"%b","choices":[{"index":0,"text":"%b"}]}\n\n' % (b"d" if text == b"other" else b"c", text)
+
+    repeated, events = sse.RepeatedEvent(), [event(text) for text in contents]
+    assert repeated.learn(event(b"so"), sse.read_chunk(event(b"so")[6:-2])[0])
+    texts = [repeated.text_of(each) for each in events]
+    for start in range(len(events) + 1):
+        num, text, last = repeated.texts_of(events, start)
+        assert all(texts[start : start + num]) == bool(text) or not num
+        if text:
+            assert text == "".join(texts[start : start + num]) and last == texts[start + num - 1]
+            assert start + num == len(events) or not texts[start + num]
 
 
 FIELDS = ("token_ids", "prompt_token_ids", "prompt_text", "timings")

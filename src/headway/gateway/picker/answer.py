@@ -78,7 +78,7 @@ class Answer:
         if self._has_failed or stream.is_done:
             return
         try:
-            stream.feed(data)
+            stream.feed([data])
             if is_last and not stream.is_done:
                 stream.end()
                 if self._request.needs_end and not stream.has_ended(self._request.num_sequences):

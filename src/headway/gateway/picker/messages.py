@@ -13,9 +13,9 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from headway.gateway.errors import ApiError
+from headway.gateway.framing import MAX_HEAD_BYTES, MAX_HEADERS
 from headway.gateway.picker import ext_proc_pb2 as pb
 from headway.gateway.picker import wire
-from headway.gateway.server.framing import MAX_HEAD_BYTES, MAX_HEADERS
 
 DESTINATION = "x-gateway-destination-endpoint"
 """The header, and the metadata key, with the addresses for Envoy in order of preference."""

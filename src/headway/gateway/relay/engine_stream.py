@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from time import monotonic
+from typing import Final
 
 from headway.gateway.relay.engine_request import EngineRequest
 from headway.gateway.relay.partial_answer import PartialAnswer
@@ -16,6 +17,8 @@ from headway.gateway.upstream.errors import EngineError
 
 _MAX_KEPT = 16
 """Maximum number of events without tokens that are held back. Then all events are sent to the client."""
+_MAX_TRIED: Final = 4
+"""Maximum number of pieces of a read that are split one by one until an event is learnt."""
 _field_remover = cache(sse.FieldRemover)
 
 
@@ -77,36 +80,63 @@ class EngineStream:
 
     def end(self) -> None:
         """Handle the end of the stream: read the last event if only its blank line is missing."""
-        self._take(self._splitter.take_rest(), is_end=True)
+        output: list[bytes] = []
+        self._may_read = True
+        try:
+            self._take(self._splitter.take_rest(), output, is_end=True)
+        finally:
+            self._finish_read(output, is_end=True)
 
-    def feed(self, data: bytes) -> bool:
-        """Split, count, rewrite and write the data of one read. False: pause reading.
+    def feed(self, parts: list[bytes]) -> bool:
+        """Split, count, rewrite and write the data of one read, in pieces of any length. False: pause reading.
 
         Raises EngineError for a reported error.
         """
-        return self._take(self._splitter.split(data))
-
-    def _take(self, events: list[bytes], is_end: bool = False) -> bool:
-        """Handle these events of the stream, and write their data for the client. False: pause reading."""
         output: list[bytes] = []
-        partial, repeated, self._may_read = self._partial, self._repeated, True
+        repeated, num, index, is_open, self._may_read = self._repeated, len(parts), 0, True, True
         try:
-            for event in events:
-                num_before = len(output)
-                if repeated is not None and repeated.is_set and (text := repeated.text_of(event)):
-                    partial.measure_text(text)
-                    output.append(event)
-                elif not self._take_event(event, output, is_end):
-                    break  # later events do not belong to the answer
-                if partial.is_beyond_limit:
-                    self.is_too_long = True
-                    del output[num_before:]
-                    self._forget_end(event)
-                    break
+            while is_open and repeated is not None and not repeated.is_set and index < min(num, _MAX_TRIED):
+                is_open = self._take(self._splitter.split(parts[index]), output)
+                index += 1
+            if is_open and index < num and repeated is not None and repeated.is_set and not self._splitter.has_rest:
+                index += self._pass_repeated(repeated, parts, index, output)
+            if is_open and index < num:
+                rest = parts[index] if index == num - 1 else b"".join(parts[index:])
+                self._take(self._splitter.split(rest), output)
         finally:  # events before an error are counted and written
-            self._observe_gap()
-            self._write_out(output, is_end)
+            self._finish_read(output)
         return self._may_read and not self.is_done and not self.is_too_long
+
+    def _pass_repeated(self, repeated: sse.RepeatedEvent, parts: list[bytes], start: int, output: list[bytes]) -> int:
+        """Count the parts from `start` on that are repeated events, and pass them on. Returns their number; 0 if one of
+        them must be handled by itself."""
+        num, text, last = repeated.texts_of(parts, start)
+        if not text or not self._partial.measure_texts(text, last, num):
+            return 0
+        output += parts[start : start + num]
+        return num
+
+    def _take(self, events: list[bytes], output: list[bytes], is_end: bool = False) -> bool:
+        """Handle these events of the stream, and add their data for the client. False if later events do not belong to
+        the answer."""
+        partial, repeated = self._partial, self._repeated
+        for event in events:
+            num_before = len(output)
+            if repeated is not None and repeated.is_set and (text := repeated.text_of(event)):
+                partial.measure_text(text)
+                output.append(event)
+            elif not self._take_event(event, output, is_end):
+                return False
+            if partial.is_beyond_limit:
+                self.is_too_long = True
+                del output[num_before:]
+                self._forget_end(event)
+                return False
+        return True
+
+    def _finish_read(self, output: list[bytes], is_end: bool = False) -> None:
+        self._observe_gap()
+        self._write_out(output, is_end)
 
     def _observe_gap(self) -> None:
         """Observe the inter-token latencies of a read. Its tokens count as evenly spread over the time since the

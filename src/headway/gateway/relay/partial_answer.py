@@ -333,6 +333,20 @@ class PartialAnswer:
             self._count_no_more()
         self._count_tokens(1, reasons, not reasons)
 
+    def measure_texts(self, text: str, last: str, num: int) -> bool:
+        """`measure_text` for `num` chunks with this joint text and last text. Returns False if each must be measured by
+        itself."""
+        if self._is_in_think_tags or not self.text or self._live.generated_tokens + num > self._limit:
+            return False
+        self.tokens += num
+        self.token_ids = None
+        self.text.append(text)
+        self.last_text = last
+        if self._num_forgotten:
+            self._count_no_more()
+        self._count_tokens(num, False, True)
+        return True
+
     def _count_continued(self, computed: int, cached: int) -> None:
         """Count, once per attempt that continues the answer, the tokens that its engine had to compute again."""
         if self._counted_before != self.tokens_before:

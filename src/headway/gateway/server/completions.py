@@ -28,6 +28,7 @@ from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.stream_copy import NAMES, stream_key
 from headway.gateway.server.access_log import CLIENT_LEFT, ENTRY, AccessEntry
 from headway.gateway.server.bodies import BodyMemory, decompressed, read_body
+from headway.gateway.server.http_cycle import TEXT_HEADERS
 from headway.gateway.settings import Settings
 
 log = logging.getLogger("headway.gateway")
@@ -90,9 +91,11 @@ class CompletionsApp:
         writer = writer or AsgiWriter(receive, send)
         name: bytes  # typed, so that they are decoded by compiled code
         value: bytes
-        headers = dict[str, str]()
-        for name, value in scope["headers"]:
-            headers[name.decode("latin-1")] = value.decode("latin-1")
+        headers: dict[str, str] | None = scope.get(TEXT_HEADERS)
+        if headers is None:
+            headers = {}
+            for name, value in scope["headers"]:
+                headers[name.decode("latin-1")] = value.decode("latin-1")
         request_id = headers.get("x-request-id", "")
         if not request_id or not is_request_id(request_id):
             request_id = next(self._request_ids)

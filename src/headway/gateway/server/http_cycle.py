@@ -18,6 +18,8 @@ MAX_UNREAD_BYTES = 1 << 16
 """Maximum number of answer bytes that the client has not read. Beyond it, writers and the next request wait."""
 READ_BYTES = 1 << 18
 """Maximum number of bytes that the event loop reads at a time."""
+TEXT_HEADERS: Final = "headway.headers"
+"""The headers as texts in the scope of a request, if an earlier request had the same ones."""
 _NOT_IN_HEADERS = bytes((*range(9), 11, 12, *range(14, 32), 127))
 _header_lines: Final[dict[tuple[bytes, bytes], bytes]] = {}
 """Encoded header lines by name and value. Most responses have the same lines, except the request's id."""
@@ -111,6 +113,17 @@ class ServedConnection(Protocol):
         """The response is complete, so the next request may begin."""
 
 
+class _DefaultHeaders:
+    """The headers of all responses, which change once a second, and their lines."""
+
+    def __init__(self) -> None:
+        self.headers: Sequence[tuple[bytes, bytes]] = ()
+        self.lines = b""
+
+
+_defaults: Final = _DefaultHeaders()
+
+
 class HttpCycle:
     """One request and its response. Implements `ClientWriter`: each part of the body is one write to the connection,
     and no task waits for the client to disconnect. Applications that take no writer use ASGI's messages."""
@@ -124,16 +137,18 @@ class HttpCycle:
         default_headers: Sequence[tuple[bytes, bytes]],
         expects_100_continue: bool,
         keeps_alive: bool,
+        body: bytes = b"",
     ) -> None:
+        """`body`: the request's body if all of it has come with the head."""
         self._connection, self._transport, self._memory, self._scope = connection, transport, memory, scope
         self._default_headers = default_headers
         self.task: asyncio.Task[None] | None = None
         """The task of `run`, until its end."""
         self._expects_100_continue, self._keeps_alive = expects_100_continue, keeps_alive
         # The request's body.
-        self._parts: list[bytes] = []
-        self._num_held = 0
-        self._is_whole = self._is_passed = False
+        self._parts = [body] if body else []
+        self._num_held = len(body)
+        self._is_whole, self._is_passed = bool(body), False
         """(whether the whole body has come, whether `receive` has returned the body's end)."""
         self._news: asyncio.Event | None = None
         """An event that is set when something happens that `receive` waits for; None before the first wait."""
@@ -152,6 +167,8 @@ class HttpCycle:
         self._num_left = 0
         """Bytes of the body that are not written yet, if its length was announced."""
         self._on_disconnect: Callable[[], None] | None = None
+        if body:
+            memory.add_body(len(body))
 
     async def run(self, app: Callable[..., Any], takes_writer: bool, tasks: set[asyncio.Task[None]]) -> None:
         """Run the application. Its errors are logged, and answered with status 500. At the end, the task leaves
@@ -297,7 +314,7 @@ class HttpCycle:
     def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Set status and headers, which are sent with the first part of the body. Without a content-length the body is
         chunked."""
-        lines = [*self._default_headers, *headers]
+        lines = [*headers]
         length: bytes | None = None
         closes = False
         for name, value in headers:
@@ -315,11 +332,14 @@ class HttpCycle:
             self._keeps_alive = False
         elif not self._keeps_alive:
             lines.append((b"connection", b"close"))
+        if _defaults.headers is not self._default_headers:
+            _defaults.headers = self._default_headers
+            _defaults.lines = b"".join(map(_header_line, self._default_headers))
         head = b"".join([_header_lines.get(header) or _header_line(header) for header in lines])
         self.has_begun, self.status, self._expects_100_continue = True, status, False
         self._is_chunked, self._has_body = is_chunked, has_body
         self._num_left = int(length) if has_body and length is not None else 0
-        self._head = STATUS_LINE[status] + head + b"\r\n"
+        self._head = STATUS_LINE[status] + _defaults.lines + head + b"\r\n"
 
     def write(self, body: bytes, more: bool = False) -> None:
         """Write a part of the body. Without `more`, it is the last part. Raises RuntimeError if the body's length
@@ -364,6 +384,8 @@ def _header_line(header: tuple[bytes, bytes]) -> bytes:
     """The line of a header. Raises ValueError if it is not one line of text."""
     name, value = header
     line = name + b": " + value + b"\r\n"
+    if name == b"x-request-id" and value.isalnum():
+        return line
     text = line[:-2].decode("latin-1")
     if not (text.isascii() and text.isprintable()):  # most lines are; the exact check takes three times as long
         is_text = len(line.translate(None, _NOT_IN_HEADERS)) == len(line)

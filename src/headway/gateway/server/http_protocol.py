@@ -23,9 +23,9 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from headway.gateway.errors import ApiError
-from headway.gateway.server.framing import BODY, END, HEAD, MAX_HEADERS, RequestFraming
+from headway.gateway.framing import BODY, END, HEAD, MAX_HEADERS, RepeatedHead, RequestFraming
 from headway.gateway.server.hosts import ExpectedHosts
-from headway.gateway.server.http_cycle import MAX_HELD_BYTES, ConnectionMemory, HttpCycle
+from headway.gateway.server.http_cycle import MAX_HELD_BYTES, TEXT_HEADERS, ConnectionMemory, HttpCycle
 
 _ASGI: Any = {"version": "3.0", "spec_version": "2.3"}
 _HEAD_TIMEOUT_S = 30.0
@@ -75,6 +75,16 @@ class HttpProtocol(asyncio.Protocol):
     """Whether the parser has found the request's end. `_num_body`: number of body bytes that the parser has found."""
     _num_body = 0
 
+    # An earlier head.
+    _is_repeated = False
+    """Whether the current request has the kept head, so that the parser does not see it."""
+    _kept_scope: Any = None
+    """The ASGI scope of the request with the kept head."""
+    _length_at = 0
+    """Index of its content-length."""
+    _new_scope: Any = None
+    """The scope of a request whose head may be kept."""
+
     # The target of the last request, kept because the next request mostly has the same target.
     _last_target = b""
     _last_url: Any = None
@@ -118,7 +128,7 @@ class HttpProtocol(asyncio.Protocol):
         self._keep_alive_s = float(config.timeout_keep_alive)
         self._state, self._app_state, self._hosts = server_state, app_state, hosts
         self._count_refused = count_refused
-        self._framing = RequestFraming()
+        self._framing, self._repeated = RequestFraming(), RepeatedHead()
         self._parser: Any = httptools.HttpRequestParser(self)
         # Data after a request that closes the connection is dropped.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -271,6 +281,26 @@ class HttpProtocol(asyncio.Protocol):
         parts = data if size < _COPIED_BYTES else memoryview(data)
         while start < size:
             part, end = framing.part, framing.end_of_part(data, start)
+            if part == BODY and self._is_repeated and self._cycle is not None:
+                framing.take_body(end - start)
+                self._cycle.add_body(data[start:end])
+                if framing.part == END:
+                    self._cycle.end_body()
+                    if end < size:
+                        self._keep_waiting(data, end)
+                    return
+                start = end
+                continue
+            is_first = part == HEAD and not framing.num_outside
+            if is_first and self._repeated.is_known and (length := self._repeated.body_length(data, start, end)):
+                start = end + length
+                self._begin_repeated(length, data[end:start] if start <= size else b"")
+                if framing.part == END:
+                    if start < size:
+                        self._keep_waiting(data, start)
+                    return
+                start = end
+                continue
             try:
                 self._parser.feed_data(parts[start:end])
             except httptools.HttpParserUpgrade:
@@ -293,6 +323,8 @@ class HttpProtocol(asyncio.Protocol):
             if framing.part != BODY and framing.is_too_long:
                 self._refuse(_too_long(part))
                 return
+            if is_first and framing.part == BODY:
+                self._keep_head(data, start, end)
             start = end
         if self._has_ended:
             self._close()
@@ -306,7 +338,7 @@ class HttpProtocol(asyncio.Protocol):
         if self._framing.part != HEAD:
             self._refusal = _invalid()  # the parser found the end of a request where there is none
         self._url, self._headers = b"", []
-        self._is_whole, self._num_body = False, 0
+        self._is_whole, self._num_body, self._is_repeated = False, 0, False
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -356,10 +388,40 @@ class HttpProtocol(asyncio.Protocol):
             "query_string": url.query or b"",
         }
         expects_100_continue = b"expect" in found and found[b"expect"].lower() == b"100-continue"
-        keeps_alive = version != "1.0" and bool(self._parser.should_keep_alive()) and not self._is_ending
+        keeps_alive = version != "1.0" and bool(self._parser.should_keep_alive())
+        self._new_scope = None if expects_100_continue or not keeps_alive else scope
+        default_headers, keeps_alive = self._state.default_headers, keeps_alive and not self._is_ending
         self._cycle = HttpCycle(
-            self, self._transport, self._memory, scope, self._state.default_headers, expects_100_continue, keeps_alive
+            self, self._transport, self._memory, scope, default_headers, expects_100_continue, keeps_alive
         )
+        self._is_new = True
+
+    # Heads that repeat an earlier head of the connection.
+
+    def _keep_head(self, data: bytes, start: int, end: int) -> None:
+        """Keep the head `data[start:end]` of a request with a body, if a later head may be compared with it."""
+        scope, self._new_scope = self._new_scope, None
+        length = dict(self._headers).get(b"content-length", b"")
+        if scope is None or not self._repeated.learn(data, start, end, length):
+            return
+        text = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._headers}
+        self._kept_scope = {**scope, TEXT_HEADERS: text}
+        self._length_at = self._headers.index((b"content-length", length))
+
+    def _begin_repeated(self, length: int, body: bytes) -> None:
+        """Begin a request whose head repeats the kept one but for the length of its body. `body`: all of the body, if
+        it has come."""
+        self._is_in_head, self._is_repeated, self._deadline_s = False, True, None
+        if body:
+            self._framing.num_outside, self._framing.part = 0, END
+        else:
+            self._framing.begin_known_body(length)
+        scope, digits = self._kept_scope.copy(), b"%d" % length
+        headers, text = scope["headers"].copy(), scope[TEXT_HEADERS].copy()
+        headers[self._length_at], text["content-length"] = (b"content-length", digits), digits.decode()
+        scope["headers"], scope[TEXT_HEADERS], scope["state"] = headers, text, self._app_state.copy()
+        default_headers, keeps_alive = self._state.default_headers, not self._is_ending
+        self._cycle = HttpCycle(self, self._transport, self._memory, scope, default_headers, False, keeps_alive, body)
         self._is_new = True
 
     def _parse_url(self) -> Any:

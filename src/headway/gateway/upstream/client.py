@@ -16,6 +16,7 @@ import httptools
 
 from headway.core.errors import HeadwayError
 from headway.gateway import descriptors
+from headway.gateway.framing import BLANK_LINE, RepeatedHead, take_chunks
 from headway.gateway.upstream.errors import (
     BrokenOffError,
     EngineError,
@@ -42,8 +43,8 @@ _CLOSED = getattr(select, "POLLRDHUP", 0)
 """The event of a connection that the server has closed. Connections that broke are always reported."""
 JSON = "Content-Type: application/json\r\n"
 
-OnData = Callable[[bytes], bool]
-"""Takes a piece of a body; False pauses the stream."""
+OnData = Callable[[list[bytes]], bool]
+"""Takes pieces of a body; False pauses the stream."""
 _CLIENT_KEY = re.compile(r"(?im)^(?:authorization|x-api-key):.*\r\n")
 
 
@@ -61,6 +62,10 @@ class Connection(asyncio.Protocol):
         """Whether no earlier request was sent on the connection."""
         self._parser: httptools.HttpResponseParser | None = None
         """Set while the connection is open, because parser and connection refer to each other."""
+        self._repeated = RepeatedHead()
+        self._kept_status = 0
+        self._kept_headers: dict[str, str] = {}
+        """Status and headers of the repeated head."""
         self._reset()
 
     def _reset(self) -> None:
@@ -73,6 +78,8 @@ class Connection(asyncio.Protocol):
         self.is_longer = False
         """Whether non-HTTP data follows the answer, so that its length may be wrong."""
         self._until_close = self._keeps_alive = self._is_interim = self._is_excess = False
+        self._is_between_chunks = False
+        """Whether the next byte is the first of a chunk."""
         self._overhead = 0
         self._error: EngineError | None = None
         self._callback_error: Exception | None = None
@@ -86,20 +93,81 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._parser is None:
             return
+        start = 0
+        if self._is_between_chunks:
+            start = self._take_chunks(data, 0)
+        elif not self.status and not self._overhead:
+            start = self._take_first(data)
+        if start < len(data):
+            self._parse(data[start:])
+        if self._on_data is not None and self._parts:
+            self._deliver()
+
+    def _parse(self, data: bytes) -> bool:
+        """Have the parser read the data. False if the connection was aborted."""
+        assert self._parser is not None
         self._overhead += len(data)
+        self._is_between_chunks = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self.abort("changed to another protocol")
+            return False
         except httptools.HttpParserError as error:
             self.is_longer = self.is_complete
             self.abort(f"spoke no HTTP ({error})")
+            return False
         if self._is_excess:
             self.abort("said more than its answer")
-        elif self._overhead > _MAX_OVERHEAD_BYTES:
+            return False
+        if self._overhead > _MAX_OVERHEAD_BYTES:
             self.abort("sent headers without end")
-        if self._on_data is not None and self._parts:
-            self._deliver()
+            return False
+        if self._is_between_chunks and not data.endswith(b"\r\n"):
+            self._is_between_chunks = False  # a part of the next chunk's size has come
+        return True
+
+    def _take_first(self, data: bytes) -> int:
+        """Take the first bytes of a response: the head, and what follows if it has a usual form. Returns their end."""
+        end = data.find(BLANK_LINE) + 4
+        if end < 4 or end == len(data):
+            return 0
+        length = self._repeated.body_length(data, 0, end) if self._repeated.is_known else 0
+        if length and len(data) - end == length <= _MAX_BUFFERED_BYTES:
+            self._take_repeated(data[end:])
+            return len(data)
+        if not self._parse(data[:end]):
+            return len(data)
+        if self._is_between_chunks:
+            return self._take_chunks(data, end)
+        if self._parse(data[end:]) and self.is_complete and self._keeps_alive and "content-length" in self.headers:
+            self._keep_head(data, end)
+        return len(data)
+
+    def _take_chunks(self, data: bytes, start: int) -> int:
+        """Take the whole chunks at `data[start:]`, which need no parser. Returns their end."""
+        num_parts = len(self._parts)
+        end = take_chunks(data, start, self._parts)
+        if len(self._parts) > num_parts:
+            self._overhead = 0
+            self._buffered += end - start
+            self._note_body()
+        return end
+
+    def _take_repeated(self, body: bytes) -> None:
+        """Take a whole response whose head repeats the kept one."""
+        self.status, self.headers = self._kept_status, self._kept_headers.copy()
+        self.headers["content-length"] = str(len(body))
+        self._parts, self._buffered = [body], len(body)
+        self._keeps_alive = self.is_complete = True
+        if self._waiter is not None:
+            self._wake()
+
+    def _keep_head(self, data: bytes, end: int) -> None:
+        """Keep the head `data[:end]` of a whole response that the parser has read from `data`."""
+        length = self.headers["content-length"].encode("latin-1")
+        if self._buffered == len(data) - end and self._repeated.learn(data, 0, end, length):
+            self._kept_status, self._kept_headers = self.status, self.headers
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost, self._parser = True, None
@@ -139,6 +207,7 @@ class Connection(asyncio.Protocol):
         is_framed = "content-length" in self.headers or "transfer-encoding" in self.headers
         self._until_close = not is_framed and self.status not in (204, 304)
         self._keeps_alive = self._parser.should_keep_alive()
+        self._is_between_chunks = self.headers.get("transfer-encoding", "").lower() == "chunked"
         if self._waiter is not None:
             self._wake()
 
@@ -148,13 +217,24 @@ class Connection(asyncio.Protocol):
         self._overhead = 0
         self._parts.append(body)
         self._buffered += len(body)
+        self._note_body()
+
+    def _note_body(self) -> None:
+        """Pause reading if too much is not consumed, and wake the waiting task."""
         if self._buffered > _MAX_BUFFERED_BYTES and self._transport is not None and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
         if self._on_data is None and self._waiter is not None:
             self._wake()
 
+    def on_chunk_header(self) -> None:
+        self._is_between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._is_between_chunks = True
+
     def on_message_complete(self) -> None:
+        self._is_between_chunks = False
         if self._is_interim:  # an interim response such as 100 Continue: the answer is still to come
             return
         self.is_complete = True
@@ -192,10 +272,14 @@ class Connection(asyncio.Protocol):
 
     def take_parts(self) -> bytes:
         """The received part of the body that was not taken yet."""
+        parts = self._take_pieces()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _take_pieces(self) -> list[bytes]:
         parts, self._parts, self._buffered = self._parts, [], 0
         if self._is_paused:
             self._resume_reading()
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return parts
 
     async def read(self, limit_bytes: int) -> bytes:
         """The whole body. Raises EngineError if it is truncated or longer than the limit."""
@@ -229,7 +313,8 @@ class Connection(asyncio.Protocol):
             return
 
     async def stream_to(self, on_data: OnData) -> bool:
-        """Call `on_data` with the body so far, then with each piece as it comes, without waking a task for it.
+        """Call `on_data` with the body so far, then with the pieces of each read as it comes, without waking a task for
+        it.
 
         Returns True if `on_data` stopped the stream, False at the end of the body. Raises EngineError if the body is
         cut off. Passes on the errors of `on_data`.
@@ -255,7 +340,7 @@ class Connection(asyncio.Protocol):
         """Call the stream's `on_data` with the parts so far."""
         try:
             assert self._on_data is not None
-            if self._on_data(self.take_parts()):
+            if self._on_data(self._take_pieces()):
                 return
         except Exception as error:
             self._callback_error = error

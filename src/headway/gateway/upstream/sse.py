@@ -34,6 +34,11 @@ class EventSplitter:
 
     _rest = b""
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether an event has begun."""
+        return bool(self._rest)
+
     def split(self, data: bytes) -> list[bytes]:
         """The events completed by `data`, each with its blank line. Raises EngineError for an endless event."""
         # a single event, the usual case
@@ -196,6 +201,30 @@ class RepeatedEvent:
             return False
         self._before, self._after, self.is_set = before + key, b'"' + after, True
         return True
+
+    def texts_of(self, events: list[bytes], start: int) -> tuple[int, str, str]:
+        """(number, joint text, last text) of the events from `start` on that are like the last learnt event. The texts
+        are empty if one of them has characters that must be looked at."""
+        before, after, texts = self._before, self._after, list[bytes]()
+        for i in range(start, len(events)):
+            event = events[i]
+            end = len(event) - len(after)
+            if end <= len(before) or event[: len(before)] != before or event[end:] != after:
+                break
+            texts.append(event[len(before) : end])
+        num = len(texts)
+        data = b" ".join(texts)  # with spaces, so that no character spans two texts
+        if _QUOTE in data or _BACKSLASH in data:
+            return num, "", ""
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return num, "", ""
+        if not num or not text.isprintable():
+            return num, "", ""
+        if num == 1:
+            return 1, text, text
+        return num, b"".join(texts).decode(), texts[-1].decode()
 
     def text_of(self, event: bytes) -> str:
         """The text of an event like the last learnt event; empty for other events."""

@@ -93,9 +93,9 @@ class StreamReader:
         self.is_over = False
         """Whether the stream has sent its end, or the reason for its end."""
 
-    def feed(self, data: bytes) -> bool:
+    def feed(self, parts: list[bytes]) -> bool:
         now = self._now()
-        for event in self._splitter.split(data):
+        for event in self._splitter.split(b"".join(parts)):
             self._read(event, now)
         return True
 
