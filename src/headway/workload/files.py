@@ -9,11 +9,13 @@ or replaced by `arrival_ms` or `timestamp`. Epochs and dates are read as seconds
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from msgspec import structs
 from pyarrow import compute, parquet
@@ -132,13 +134,25 @@ def _arrow(workload: Workload, empty_for_none: bool = False) -> pa.Table:
     for name, column in workload.columns.items():
         if name in NAMED:
             names = workload.names(name)
-            coded = pa.DictionaryArray.from_arrays(pa.array(column.astype("i4")), pa.array(names, pa.string()))
+            coded = pa.DictionaryArray.from_arrays(_array(column.astype("i4")), _texts(names))
             arrays[name] = coded.cast(pa.string()) if empty_for_none else coded
         elif empty_for_none and name.endswith("_id"):
             arrays[name] = pa.array(column, mask=column < 0)
         else:
-            arrays[name] = pa.array(column, from_pandas=empty_for_none)
+            arrays[name] = pa.array(column, from_pandas=True) if empty_for_none else _array(column)
     return pa.table(arrays)
+
+
+def _array(column: npt.NDArray[Any]) -> pa.Array:
+    """Without `pa.array`, which imports pandas if it is installed: a tenth of a small plan."""
+    rows = pa.py_buffer(np.ascontiguousarray(column))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(column.dtype), len(column), [None, rows])
+
+
+def _texts(names: Sequence[str]) -> pa.Array:
+    encoded = [name.encode() for name in names]
+    ends = np.cumsum([0, *map(len, encoded)], dtype="i4")
+    return pa.StringArray.from_buffers(len(names), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
 
 
 def _workload_columns(names: list[str], path: Path) -> list[str]:
@@ -161,20 +175,22 @@ def _numbers(column: pa.ChunkedArray, name: str) -> np.ndarray[tuple[int], np.dt
         raise HeadwayError(f"column {name}: {column.type}; expected numbers")
     if column.null_count:
         column = column.fill_null(default_of(name))
-    values = column.to_numpy()
+    values = csv_table.numbers(column)
     if dtype_of(name).startswith("i") and values.dtype.kind == "f":
         raise HeadwayError(f"column {name}: {column.type}; expected whole numbers")
     limit = np.iinfo(dtype_of(name)).max if dtype_of(name).startswith("i") else None
     if limit is not None and len(values) and (values.max() > limit or values.min() < -limit):
         raise HeadwayError(f"column {name}: {values[np.abs(values).argmax()]}; expected at most {limit:,}")
-    return values  # type: ignore[no-any-return]
+    return values
 
 
 def _decode(column: pa.ChunkedArray) -> tuple[np.ndarray[tuple[int], np.dtype[np.generic]], tuple[str, ...]]:
-    text = compute.fill_null(column.cast(pa.string()), "")
+    text = column.cast(pa.string())
+    if text.null_count:
+        text = compute.fill_null(text, "")
     coded = text.combine_chunks().dictionary_encode()
     coded = coded.combine_chunks() if isinstance(coded, pa.ChunkedArray) else coded
-    return coded.indices.to_numpy(), tuple(coded.dictionary.to_pylist())
+    return csv_table.numbers(coded.indices), tuple(coded.dictionary.to_pylist())
 
 
 def _prefix_text(workload: Workload) -> list[str] | None:

@@ -51,9 +51,15 @@ class CellType:
             column = column.cast(pa.int64())
         if column.null_count:
             column = column.fill_null(self.empty_value)
-        # Arrow's `to_numpy` imports pandas if it is installed, which takes as long as a comparison.
-        values: npt.NDArray[Any] = np.from_dlpack(column.combine_chunks())
-        return values
+        return numbers(column)
+
+
+def numbers(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[Any]:
+    """A column without missing values. Arrow's `to_numpy` imports pandas if it is installed, which takes as long as a
+    comparison."""
+    joined = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    values: npt.NDArray[Any] = np.from_dlpack(joined)
+    return values
 
 
 def _whole_between(low: int, high: int) -> Callable[[str], bool]:
