@@ -150,10 +150,13 @@ class Fabric:
 
     def _share(self, out: Link, into: Link, now: float) -> None:
         """Recompute rates and ends of all flows of two replicas, after one of their flows began or ended."""
+        first: Flow | None = None
         for flow in out.flows.values():
             _update(flow, now)
-        if out.flows:
-            self._arm(out, _first(out))
+            if first is None or _ends_before(flow, first):
+                first = flow
+        if first is not None:
+            self._arm(out, first)
         for flow in into.flows.values():
             if flow.out is not None and flow.out is not out and _update(flow, now):
                 self._arm(flow.out, flow)
@@ -178,9 +181,13 @@ def _update(flow: Flow, now: float) -> bool:
 
 def _first(out: Link) -> Flow:
     """The flow that ends first; on ties, the lowest key."""
-    flows = iter(out.flows.values())
-    first = next(flows)
-    for flow in flows:
-        if flow.end_s < first.end_s or (flow.end_s == first.end_s and flow.key < first.key):
+    first: Flow | None = None
+    for flow in out.flows.values():
+        if first is None or _ends_before(flow, first):
             first = flow
+    assert first is not None
     return first
+
+
+def _ends_before(flow: Flow, other: Flow) -> bool:
+    return flow.end_s < other.end_s or (flow.end_s == other.end_s and flow.key < other.key)
