@@ -78,13 +78,12 @@ class Sample:
         own = rows if isinstance(self.rows, slice) else self.rows[rows]
         return Sample(self.records, own, self.slo, None if self.phases is None else self.phases[rows])
 
-    def blocks(self) -> Iterator[Sample]:
+    def blocks(self) -> Sequence[Sample]:
         """Consecutive parts of at most `BLOCK_ROWS` requests; bounds the memory of computed columns."""
-        if len(self) <= BLOCK_ROWS:
-            yield self
-            return
-        for low in range(0, len(self), BLOCK_ROWS):
-            yield self.subset(slice(low, low + BLOCK_ROWS))
+        num = len(self)
+        if num <= BLOCK_ROWS:
+            return (self,)
+        return [self.subset(slice(low, low + BLOCK_ROWS)) for low in range(0, num, BLOCK_ROWS)]
 
     def column(self, name: str) -> Integers:
         """The sample's part of a column of `Records.requests`."""
@@ -93,12 +92,11 @@ class Sample:
     def distribution(self, name: str) -> Distribution | None:
         """The distribution of a latency: a property of the sample, or of its phases."""
         if len(self) <= BLOCK_ROWS:
-            return distribution(self._latency_s(name))
-        return blocks_distribution(lambda: (each._latency_s(name) for each in self.blocks()))
-
-    def _latency_s(self, name: str) -> Floats:
-        values_s: Floats = getattr(self if name in _LATENCIES else self.phases, name)
-        return values_s
+            return distribution(getattr(self if name in _LATENCIES else self.phases, name))
+        parts = self.blocks()
+        return blocks_distribution(
+            lambda: (getattr(each if name in _LATENCIES else each.phases, name) for each in parts)
+        )
 
     @property
     def refused(self) -> Integers | None:
@@ -215,9 +213,9 @@ class ComputedSample:
         """See `Sample.distribution`; only for `parts`."""
         return self._distributions[name]
 
-    def blocks(self) -> Iterator[ComputedSample]:
+    def blocks(self) -> Sequence[ComputedSample]:
         """See `Sample.blocks`."""
-        yield self
+        return (self,)
 
     def __len__(self) -> int:
         return len(self.ttft_s)

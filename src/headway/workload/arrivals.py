@@ -14,8 +14,8 @@ from numpy.random import Generator
 from headway.core.column import Column
 from headway.core.counts import MOST_OTHER
 from headway.core.errors import HeadwayError
-from headway.workload.long_columns import column_of
-from headway.workload.spill import SpillFile
+from headway.workload.random_streams import column_of
+from headway.workload.spill import LONG_ROWS, SpillFile
 
 Floats = npt.NDArray[np.float64]
 
@@ -214,7 +214,7 @@ Arrivals = Process | Replay
 
 def _renewal(gaps: Callable[[int], Floats], rate: float, num: int | None, duration_s: float | None) -> Floats:
     if num is not None:
-        arrival_s = _cumulated(gaps, num)
+        arrival_s = np.cumsum(gaps(num)) if num <= LONG_ROWS else _cumulated(gaps, num)
         return arrival_s if duration_s is None else arrival_s[: int(np.searchsorted(arrival_s, duration_s))]
     assert duration_s is not None
     return _until(lambda start_s, n: start_s + np.cumsum(gaps(n)) if start_s else _cumulated(gaps, n), rate, duration_s)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,13 @@ from headway.core.errors import HeadwayError, unknown
 from headway.workload import lengths, transform
 from headway.workload.arrivals import Replay, poisson_of_rate
 from headway.workload.demand import demand_rows
-from headway.workload.long_columns import column_of, constant
 from headway.workload.programs import ProgramCalls, Programs, TracedCalls, flattened_programs
 from headway.workload.quality_source import scored
-from headway.workload.random_streams import draw, drawing, stream
+from headway.workload.random_streams import column_of, draw, drawing, stream
 from headway.workload.sessions import Sessions, SessionTurns, flattened
 from headway.workload.sources import ClosedLoop, RequestSource, TraceSource
 from headway.workload.spec import AgentsSpec, MixPart, TraceSpec, WorkloadSpec, resolved
-from headway.workload.table import DTYPES, MAX_TOKENS, NAMED, Floats, Longs, Prefix, Workload
+from headway.workload.table import DTYPES, MAX_TOKENS, NAMED, Floats, Longs, Prefix, Workload, constant
 from headway.workload.tiers import SloSpec, TierSpec
 
 
@@ -343,49 +343,40 @@ def _token_columns(spec: WorkloadSpec, num: int, seed: int) -> dict[str, npt.NDA
     A request of a mix has the lengths that it would have if all requests were of its kind. Changed shares therefore
     change only the kinds of requests.
     """
-    kinds: Sequence[WorkloadSpec | MixPart] = spec.mix or (spec,)
-    names: list[lengths.Column] = ["prompt_tokens", "output_tokens"]
-    if any(kind.reasoning_tokens is not None for kind in kinds):
-        names.append("reasoning_tokens")
-    return {
-        name: column_of(num, DTYPES[name], _mixed_tokens(spec.mix, [_tokens(kind, name, seed) for kind in kinds], seed))
-        for name in names
-    }
+    if spec.mix is None:
+        names = _TOKENS if spec.reasoning_tokens is not None else _TOKENS[:2]
+        return {name: column_of(num, "i4", _tokens(spec, name, seed)) for name in names}
+    names = _TOKENS if any(kind.reasoning_tokens is not None for kind in spec.mix) else _TOKENS[:2]
+    return {name: column_of(num, "i4", _mixed_tokens(spec.mix, name, seed)) for name in names}
 
 
+_TOKENS: tuple[lengths.Column, ...] = ("prompt_tokens", "output_tokens", "reasoning_tokens")
 Tokens = Callable[[int], Longs]
 """Draws the tokens of the next n requests."""
 
 
-def _mixed_tokens(mix: Sequence[MixPart] | None, kinds: Sequence[Tokens], seed: int) -> Tokens:
-    """Draws the tokens of requests of these kinds, whose shares `mix` gives; without a mix there is one kind."""
-    if mix is None:
-        return kinds[0]
+def _mixed_tokens(mix: Sequence[MixPart], name: lengths.Column, seed: int) -> Tokens:
+    """Draws a column of requests of several kinds."""
     kind_of = drawing(list(range(len(mix))), [part.share for part in mix], seed, "mix")
-    return lambda num: np.asarray(np.stack([draw_kind(num) for draw_kind in kinds])[kind_of(num), np.arange(num)])
+    absent: Tokens = lambda num: np.zeros(num, "i8")  # noqa: E731
+    without = [name == "reasoning_tokens" and part.reasoning_tokens is None for part in mix]
+    kinds = [absent if none else _tokens(part, name, seed) for none, part in zip(without, mix, strict=True)]
+    return lambda num: np.asarray(np.stack([tokens(num) for tokens in kinds])[kind_of(num), np.arange(num)])
 
 
-def _tokens(spec: WorkloadSpec | MixPart, name: lengths.Column, seed: int) -> Tokens:
-    """Draws a column of requests of one kind. Output tokens include reasoning tokens."""
-    if name == "reasoning_tokens" and spec.reasoning_tokens is None:
-        return lambda num: np.zeros(num, "i8")
-    drawn = _drawn_tokens(spec, name, seed)
-    if name != "output_tokens" or spec.reasoning_tokens is None:
-        return drawn
-    reasoning = _drawn_tokens(spec, "reasoning_tokens", seed)
-    return lambda num: drawn(num) + reasoning(num)
+def _tokens(spec: WorkloadSpec | MixPart, name: lengths.Column, seed: int, alone: bool = False) -> Tokens:
+    """Draws a column of requests of one kind. Output tokens include reasoning tokens, unless they are drawn `alone`.
 
-
-def _drawn_tokens(spec: WorkloadSpec | MixPart, name: lengths.Column, seed: int) -> Tokens:
-    """Draws one of prompt, reasoning and answer, independently of the others or tied to them by a rank correlation.
-
-    A Gaussian copula with one common factor ties them, so that each keeps its own distribution. In real traces long
-    reasoning comes with long answers (Spearman 0.43 in ServeGen's reasoning requests, over its clients), and both
-    occupy a request's memory.
+    Prompt, reasoning and answer are drawn independently, or tied by a rank correlation: a Gaussian copula with one
+    common factor, so that each keeps its own distribution. In real traces long reasoning comes with long answers
+    (Spearman 0.43 in ServeGen's reasoning requests, over its clients), and both occupy a request's memory.
     """
+    if name == "output_tokens" and spec.reasoning_tokens is not None and not alone:
+        answer, reasoning = _tokens(spec, name, seed, alone=True), _tokens(spec, "reasoning_tokens", seed)
+        return lambda num: answer(num) + reasoning(num)
     length, random = getattr(spec, name), stream(seed, name)
     if not spec.correlation:
-        return lambda num: lengths.sample(length, name, random, num, name)
+        return partial(lengths.sample, length, name, random, where=name)
     common = stream(seed, "correlation")
     # For two normals with correlation r, the rank correlation is 6 / pi * asin(r / 2).
     shared = 2 * math.sin(math.pi / 6 * spec.correlation)

@@ -1,15 +1,21 @@
-"""Named streams of random numbers. Draws from one stream do not depend on draws from the others."""
+"""Named streams of random numbers, and columns of draws. Draws from one stream do not depend on draws from the others.
+
+A long column is drawn in blocks and kept in a temporary file.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 from numpy.random import PCG64, Generator, SeedSequence
 
+from headway.core.column import Column
 from headway.core.errors import HeadwayError
+from headway.workload.spill import BLOCK_ROWS, LONG_ROWS, SpillFile
 
 
 def stream(seed: int, name: str) -> Generator:
@@ -37,3 +43,16 @@ def drawing(
     bounds[-1] = 1.0
     random, choices = stream(seed, name), np.asarray(values, "i8")
     return lambda num: np.asarray(choices[np.searchsorted(bounds, random.random(num), side="right")])
+
+
+def column_of(num: int, dtype: str, make: Callable[[int], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """A column of `num` values. `make(n)` returns the next n values: those of a random stream, for example.
+
+    Raises HeadwayError if a long column does not fit on the disk.
+    """
+    if num <= LONG_ROWS:
+        return make(num).astype(dtype, copy=False)
+    column = Column(np.dtype(dtype), SpillFile)
+    for start in range(0, num, BLOCK_ROWS):
+        column.extend(make(min(BLOCK_ROWS, num - start)).astype(dtype, copy=False))
+    return column.values()

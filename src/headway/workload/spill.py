@@ -14,6 +14,11 @@ from contextlib import contextmanager
 from headway.core.column import Bytes
 from headway.core.errors import HeadwayError
 
+LONG_ROWS = 1 << 22
+"""Maximum number of rows of a workload that is made at once, in memory."""
+BLOCK_ROWS = 1 << 20
+"""Rows of a longer workload that are made at once."""
+
 
 class SpillFile:
     """Bytes appended to a temporary file in `TMPDIR`."""

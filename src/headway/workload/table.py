@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from headway.core.errors import HeadwayError, unknown
 from headway.core.request import Request, Segment
-from headway.workload.long_columns import BLOCK_ROWS, LONG_ROWS
+from headway.workload.spill import BLOCK_ROWS, LONG_ROWS
 
 R = TypeVar("R")
 Floats = npt.NDArray[np.float64]
@@ -189,22 +189,18 @@ class Workload:
             return self
         return self.take(np.argsort(self.arrival_s, kind="stable"))
 
-    def validate(self, where: str = "") -> Workload:
+    def validate(self, where: str = "", first: int = 0) -> Workload:
         """Return the table itself if every row is valid.
 
-        HeadwayError names `where`, the first bad row (counted from 0) and the column.
+        HeadwayError names `where`, the first bad row (counted from `first`) and the column.
         """
-        if len(self) > LONG_ROWS and self.prefix is None:
-            for start in range(0, len(self), BLOCK_ROWS):
+        num = len(self)
+        if num > LONG_ROWS and self.prefix is None:
+            for start in range(0, num, BLOCK_ROWS):
                 # with the row before, whose arrival may not be later
                 before = min(start, 1)
-                self.slice(start - before, start + BLOCK_ROWS)._validate(where, start - before)
-        else:
-            self._validate(where, 0)
-        return self
-
-    def _validate(self, where: str, first: int) -> None:
-        """`first`: the number of the first row."""
+                self.slice(start - before, start + BLOCK_ROWS).validate(where, start - before)
+            return self
         for key, (is_valid, expected) in CHECKS:
             for name in self._columns_of(key) if key.endswith(":") else [key] * (key in self.columns):
                 _require(is_valid(self.columns[name], self), name, self.columns[name], expected, where, first)
@@ -214,6 +210,7 @@ class Workload:
                 _require((codes >= 0) & (codes < len(names)), name, codes, f"a code below {len(names)}", where, first)
         if self.prefix is not None:
             _check_prefix(self, self.prefix, where)
+        return self
 
     def tuples(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[Any, ...]]:
         """Yield the fields of each row in `Request`'s order, without trailing defaults."""
@@ -225,6 +222,11 @@ class Workload:
             # Constant fields repeat without end; the ids end the rows.
             yield from zip(range(a, b), *(_field_values(self, name, a, b) for name in names[1:]), strict=False)
             a, num_rows = b, min(8 * num_rows, CHUNK_ROWS)
+
+
+def constant(num: int, value: float) -> Floats:
+    """A column of `num` equal values."""
+    return np.full(num, value) if num <= LONG_ROWS else np.broadcast_to(np.float64(value), num)
 
 
 def concat(parts: Sequence[Workload]) -> Workload:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from headway.core.errors import HeadwayError
-from headway.workload.long_columns import column_of, constant
-from headway.workload.random_streams import drawing
-from headway.workload.table import DTYPES, Floats, Workload
+from headway.workload.random_streams import column_of, drawing
+from headway.workload.table import DTYPES, Floats, Workload, constant
 
 
 def arriving_at(workload: Workload, arrival_s: Floats) -> Workload:

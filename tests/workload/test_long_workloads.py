@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headway.core.errors import HeadwayError
-from headway.workload import long_columns, table
+from headway.workload import arrivals, random_streams, table
 from headway.workload.generate import generate
 from headway.workload.lengths import Geometric, Lognormal, QuantileTable, Uniform
 from headway.workload.spec import WorkloadSpec
@@ -53,9 +53,9 @@ TEXTS = [
 
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (long_columns, table):
+    for module in (arrivals, random_streams, table):
         monkeypatch.setattr(module, "LONG_ROWS", 50)
-        monkeypatch.setattr(module, "BLOCK_ROWS", 37)
+        monkeypatch.setattr(module, "BLOCK_ROWS", 37, raising=False)
 
 
 def made(text: str) -> Workload:
