@@ -85,7 +85,11 @@ def test_usual_events_are_recognized_and_odd_ones_are_not(field: str) -> None:
     assert repeated.text_of(event(b"so")[:-1]) == repeated.text_of(b"data: [DONE]\n\n") == ""
 
 
-@given(st.lists(st.sampled_from((b"so", b" on", "ü".encode(), b"\xc3", b"\xbc", b"", b"\\n", b'"', b"\x01", b"other"))))
+@given(
+    st.lists(
+        st.sampled_from((b"so", b" on", "ü".encode(), b"\xc3", b"\xbc", b"", b"\\n", b'"', b"\x01", b"\x7f", b"other"))
+    )
+)
 @example([b"\xc3", b"\xbc"])
 def test_texts_of_several_events_are_those_of_each(contents: list[bytes]) -> None:
     def event(text: bytes) -> bytes:
@@ -95,7 +99,8 @@ def test_texts_of_several_events_are_those_of_each(contents: list[bytes]) -> Non
     assert repeated.learn(event(b"so"), sse.read_chunk(event(b"so")[6:-2])[0])
     texts = [repeated.text_of(each) for each in events]
     for start in range(len(events) + 1):
-        num, text, last = repeated.texts_of(events, start)
+        num, whole, text, last = repeated.texts_of(events, start)
+        assert whole == b"".join(events[start : start + num])
         assert all(texts[start : start + num]) == bool(text) or not num
         if text:
             assert text == "".join(texts[start : start + num]) and last == texts[start + num - 1]

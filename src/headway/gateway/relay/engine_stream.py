@@ -110,10 +110,10 @@ class EngineStream:
     def _pass_repeated(self, repeated: sse.RepeatedEvent, parts: list[bytes], start: int, output: list[bytes]) -> int:
         """Count the parts from `start` on that are repeated events, and pass them on. Returns their number; 0 if one of
         them must be handled by itself."""
-        num, text, last = repeated.texts_of(parts, start)
+        num, whole, text, last = repeated.texts_of(parts, start)
         if not text or not self._partial.measure_texts(text, last, num):
             return 0
-        output += parts[start : start + num]
+        output.append(whole)
         return num
 
     def _take(self, events: list[bytes], output: list[bytes], is_end: bool = False) -> bool:

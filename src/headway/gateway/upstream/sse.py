@@ -27,6 +27,7 @@ _MAX_EVENT_BYTES = 4 << 20
 _CR: Final = 0x0D
 _QUOTE: Final = 0x22
 _BACKSLASH: Final = 0x5C
+_CONTROLS = bytes((*range(32), 127))
 
 
 class EventSplitter:
@@ -185,6 +186,7 @@ class RepeatedEvent:
     """Whether an event was learnt."""
     _before = b""
     _after = b""
+    _between = b""
 
     def learn(self, event: bytes, chunk: Chunk) -> bool:
         """Recognise events like `event` from now on. `chunk`: the decoded event. Returns False if the event has more
@@ -200,31 +202,50 @@ class RepeatedEvent:
         if _BACKSLASH in before or _BACKSLASH in after:  # an escape may spell the name, too
             return False
         self._before, self._after, self.is_set = before + key, b'"' + after, True
+        self._between = self._after + self._before
         return True
 
-    def texts_of(self, events: list[bytes], start: int) -> tuple[int, str, str]:
-        """(number, joint text, last text) of the events from `start` on that are like the last learnt event. The texts
-        are empty if one of them has characters that must be looked at."""
+    def texts_of(self, events: list[bytes], start: int) -> tuple[int, bytes, str, str]:
+        """(number, joint bytes, joint text, last text) of the events from `start` on that are like the last learnt
+        event. The texts are empty if one of them has characters that must be looked at."""
         before, after, texts = self._before, self._after, list[bytes]()
         for i in range(start, len(events)):
             event = events[i]
             end = len(event) - len(after)
-            if end <= len(before) or event[: len(before)] != before or event[end:] != after:
+            if end <= len(before):
                 break
             texts.append(event[len(before) : end])
         num = len(texts)
+        whole = b"".join(events[start : start + num])
+        if before + self._between.join(texts) + after != whole:  # all at once takes a third of one by one
+            num = self._num_like(events, start, num)
+            del texts[num:]
+            whole = b"".join(events[start : start + num])
         data = b" ".join(texts)  # with spaces, so that no character spans two texts
-        if _QUOTE in data or _BACKSLASH in data:
-            return num, "", ""
+        if not num or _QUOTE in data or _BACKSLASH in data:
+            return num, whole, "", ""
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            return num, "", ""
-        if not num or not text.isprintable():
-            return num, "", ""
+            return num, whole, "", ""
+        if num > 1 and len(text) == len(data):  # ASCII
+            is_printable = len(data.translate(None, _CONTROLS)) == len(data)
+        else:
+            is_printable = text.isprintable()
+        if not is_printable:
+            return num, whole, "", ""
         if num == 1:
-            return 1, text, text
-        return num, b"".join(texts).decode(), texts[-1].decode()
+            return 1, whole, text, text
+        return num, whole, b"".join(texts).decode(), texts[-1].decode()
+
+    def _num_like(self, events: list[bytes], start: int, most: int) -> int:
+        """The number of events from `start` on that begin and end like the last learnt one."""
+        before, after = self._before, self._after
+        for i in range(most):
+            event = events[start + i]
+            if event[: len(before)] != before or event[len(event) - len(after) :] != after:
+                return i
+        return most
 
     def text_of(self, event: bytes) -> str:
         """The text of an event like the last learnt event; empty for other events."""
