@@ -66,9 +66,26 @@ class Comparing:
     def __init__(self) -> None:
         self.keys = {field: read(field) for field in FIELDS}
         self.ranks = [(rank(*fields), grows) for fields, grows in RANKS]
-        self.turn = 0
+        self.turn = self.num_notes = 0
+        self.most_held: dict[int, int] = {}
+
+    def check_growth(self, view: Any) -> None:
+        """Between two notes of a replica, ticks add no more KV tokens than it tells."""
+        if view.changes is None or not view.changes.is_read:
+            return
+        notes: list[int] = view.changes.ids
+        if self.num_notes > len(notes):
+            self.num_notes, self.most_held = 0, {}
+        for id in notes[self.num_notes :]:
+            self.most_held.pop(id, None)
+        self.num_notes = len(notes)
+        for replica in view.replicas:
+            together = Counts(replica)
+            held = together.kv_blocks_used * together.block_size_tokens
+            assert held <= self.most_held.setdefault(together.id, held + together.growth_tokens)
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
+        self.check_growth(view)
         for field, key in self.keys.items():
             assert [*view.map(key)] == [key(replica) for replica in view.replicas], field
         by_name = [[getattr(replica, field) for field in COUNTS] for replica in view.replicas]

@@ -68,9 +68,10 @@ def scored(id: int, seed: int) -> Scored:
     return Scored(id, (one, two, three, four), random.choice([None, 1, 2]), random.choice([0, 0, 1, 4]))
 
 
-def ticks_at(steps: list[Any], number: int, id: int) -> bool:
-    """Whether a replica ticks in a step."""
-    return number < len(steps) and any(tick[0] == id for tick in steps[number][1])
+def next_tick(steps: list[Any], number: int, id: int) -> float:
+    """The next step after `number` in which a replica ticks."""
+    later = (i for i in range(number + 1, len(steps)) if any(tick[0] == id for tick in steps[i][1]))
+    return next(later, inf)
 
 
 @settings(max_examples=num_examples(100), derandomize="HEADWAY_FUZZ_EXAMPLES" not in os.environ, deadline=None)
@@ -105,7 +106,7 @@ def test_the_least_score_is_that_of_a_scan(steps: list[Any], falls: bool) -> Non
             return one.beyond + first + sum(number * weight for number, weight in zip(others, weights, strict=True))
 
         for one in everyone:
-            one.ends_s = now + 1 if ticks_at(steps, now + 1, one.id) else inf
+            one.ends_s = next_tick(steps, now, one.id)
         at = search.least(replicas, weights, score, now)
         expected = min(range(len(replicas)), key=lambda i: (score(replicas[i]), replicas[i].id))
         assert at == (expected if replicas is last else -1)

@@ -28,6 +28,7 @@ _MARGIN: Final = 1e-9
 """Relative rounding error by which the sum may exceed the score."""
 _MOST_ENTRIES: Final = 8
 """Maximum number of heap entries of kinds per replica. Beyond it, the kinds are rebuilt."""
+_MOST_LEVELS: Final = 64
 _REBASE_AFTER: Final = 4
 """Number of searches per replica after which base weights are chosen anew."""
 _BELOW: Final = 0.98
@@ -49,8 +50,8 @@ class Search:
     """The lower bounds of each replica, recomputed only for replicas that have changed."""
 
     __slots__ = (
-        "_alike", "_base", "_bounds", "_falls", "_key", "_kinds", "_least_weights", "_num_entries", "_num_searches",
-        "_reader", "_size", "_tree",
+        "_alike", "_base", "_bounds", "_falls", "_key", "_kinds", "_least_weights", "_nodes", "_num_entries",
+        "_num_searches", "_reader", "_size", "_sums", "_tree",
     )  # fmt: skip
 
     def __init__(self, key: Callable[[Any], Bounds], changes: Changes, falls: bool = False) -> None:
@@ -65,6 +66,9 @@ class Search:
         """Base weights, and the least weights since they were chosen."""
         self._num_searches = sys.maxsize
         """Number of searches since the base weights were chosen. They are chosen at the first search."""
+        self._nodes: vec[i64] = vec[i64]([0] * _MOST_LEVELS)
+        self._sums: vec[float] = vec[float]([0.0] * _MOST_LEVELS)
+        """The nodes of one search that are yet to visit, at most one of each level, and their sums."""
         self._bounds: vec[float] = vec[float]()
         """Four numbers of each position: those of the replica itself."""
         self._alike: dict[Any, _Alike] = {}
@@ -94,13 +98,15 @@ class Search:
         tree, size, base, replicas = self._tree, self._size, self._base, self._reader.replicas
         num = len(replicas)
         v, w, x = weights[0] - base[0], weights[1] - base[1], weights[2] - base[2]
-        nodes: list[i64] = [1]
-        sums = [-inf]
+        nodes, sums = self._nodes, self._sums
+        nodes[0], sums[0] = 1, -inf
+        left: i64 = 1
         read: list[int] = []
         found, found_id, least, limit = -1, -1, inf, inf
-        while nodes:
-            node = nodes.pop()
-            if sums.pop() > limit:
+        while left:
+            left -= 1
+            node = nodes[left]
+            if sums[left] > limit:
                 continue
             while node < size:
                 near = 2 * node
@@ -111,8 +117,8 @@ class Search:
                 if other < sum:
                     near, far, sum, other = far, near, other, sum
                 if other <= limit:
-                    nodes.append(far)
-                    sums.append(other)
+                    nodes[left], sums[left] = far, other
+                    left += 1
                 if sum > limit:
                     break
                 node = near
@@ -121,7 +127,8 @@ class Search:
                 if position >= num or position in read:
                     continue
                 if not (self._falls or self._kinds[position] is None or self._keeps_kind(position)):
-                    nodes, sums = [1], [-inf]  # another replica stands for the kind now
+                    nodes[0], sums[0] = 1, -inf  # another replica stands for the kind now
+                    left = 1
                     continue
                 replica = replicas[position]
                 value = score(replica)

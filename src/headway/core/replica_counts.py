@@ -6,8 +6,13 @@ view that extends `Counted` is read by one call.
 
 from __future__ import annotations
 
+from typing import Final
+
 from headway.core.subclasses import mypyc_attr
 from headway.core.view import EngineTimes, ReplicaView
+
+UNKNOWN: Final = 1 << 40
+"""More tokens than any replica holds."""
 
 
 class Counted:
@@ -16,7 +21,7 @@ class Counted:
     __slots__ = ()
 
     def count_into(self, counts: Counts) -> None:
-        """Set all fields of `counts`, to the values of the view's fields of the same names."""
+        """Set all fields of `counts`: `growth_tokens`, and the others to the view's fields of the same names."""
         raise NotImplementedError
 
 
@@ -25,8 +30,9 @@ class Counts:
     """Fields of `core.view.ReplicaView` at one moment."""
 
     __slots__ = (
-        "block_size_tokens", "expected_cached_tokens", "id", "kv_blocks_total", "kv_blocks_used", "max_num_seqs",
-        "num_in_flight", "num_running", "prefill_tokens_left", "replica", "role", "times", "tokens_generated",
+        "block_size_tokens", "expected_cached_tokens", "growth_tokens", "id", "kv_blocks_total", "kv_blocks_used",
+        "max_num_seqs", "num_in_flight", "num_running", "prefill_tokens_left", "replica", "role", "times",
+        "tokens_generated",
     )  # fmt: skip
 
     replica: ReplicaView
@@ -42,6 +48,9 @@ class Counts:
     prefill_tokens_left: int
     expected_cached_tokens: int
     tokens_generated: int
+    growth_tokens: int
+    """KV tokens by which ticks let the blocks in use grow at most, until the replica changes otherwise; `UNKNOWN` if
+    the view does not tell."""
 
     def __init__(self, replica: ReplicaView) -> None:
         self.replica = replica
@@ -55,4 +64,4 @@ class Counts:
         self.num_in_flight, self.num_running = replica.num_in_flight, replica.num_running
         self.prefill_tokens_left = replica.prefill_tokens_left
         self.expected_cached_tokens = replica.expected_cached_tokens
-        self.tokens_generated = replica.tokens_generated
+        self.tokens_generated, self.growth_tokens = replica.tokens_generated, UNKNOWN

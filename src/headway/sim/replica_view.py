@@ -15,7 +15,7 @@ from headway.control.live import Live
 from headway.control.recent_adapters import RecentAdapters
 from headway.core.fleet import Network, Pool
 from headway.core.pacer import Pacer
-from headway.core.replica_counts import Counted, Counts
+from headway.core.replica_counts import UNKNOWN, Counted, Counts
 from headway.core.view import EngineTimes, RequestView
 from headway.perf.copies import kv_transfer_s
 from headway.sim.in_transit import InTransit
@@ -71,7 +71,7 @@ class SimulatedView(Counted):
         """Cached and loadable tokens of the request `matched_request`."""
 
     def count_into(self, counts: Counts) -> None:
-        batch = self._batch
+        batch, growth_tokens = self._batch, 0
         counts.id, counts.role, counts.times = self.id, self.role, self.times
         counts.max_num_seqs, counts.block_size_tokens = self.max_num_seqs, self.block_size_tokens
         counts.kv_blocks_total, counts.num_in_flight = self.kv_blocks_total, self._placed.num_in_flight
@@ -79,11 +79,17 @@ class SimulatedView(Counted):
         counts.prefill_tokens_left = batch.prefill_tokens_left
         counts.expected_cached_tokens = batch.expected_cached_tokens
         if batch.decoding:
-            tick = self._ticks_ahead() + batch.tick
+            ahead, timeline = self._ticks_ahead(), self._timeline
+            tick, num = ahead + batch.tick, len(batch.decoding)
             counts.kv_blocks_used = batch.kv.used(tick)
-            counts.tokens_generated = batch.generated_offset + len(batch.decoding) * tick
+            counts.tokens_generated = batch.generated_offset + num * tick
+            if batch.speculation is None:  # the next decision is noted (`EngineScheduler.schedule`)
+                growth_tokens = num * (timeline.k_end - timeline.k - ahead + self.block_size_tokens)
+            else:
+                growth_tokens = UNKNOWN
         else:
             counts.kv_blocks_used, counts.tokens_generated = batch.kv.pinned, batch.generated_offset
+        counts.growth_tokens = growth_tokens
 
     @property
     def num_in_flight(self) -> int:

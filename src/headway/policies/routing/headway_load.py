@@ -118,11 +118,14 @@ class ReplicaLoad(Counts):
 
     def bounds(self, is_short: bool) -> Bounds:
         """Lower bounds of the score (`HeadwayRouter._added_s`) of a request without SLOs and prefix, if the replica is
-        as fast as expected: beside all current requests, and beside the running ones if it must wait. Weights: the
-        request's tokens, its output, and its output times its mean KV tokens. `is_short`: the prompt takes at most one
-        `SHORT`th of any replica's KV cache."""
+        as fast as expected: beside all current requests, and beside the running ones if it may have to wait. Weights:
+        the request's tokens, its output, and its output times its mean KV tokens. `is_short`: the prompt takes at most
+        one `SHORT`th of any replica's KV cache."""
         speed, num, context = self.state.speed, self.num, self.context_tokens
-        beside = min(num, max(self.num_running, 1))
+        is_roomy = is_short and self._is_roomy(0)
+        beside = num
+        if self.num_running < num and not (is_roomy and self._is_roomy(self.growth_tokens)):
+            beside = max(self.num_running, 1)
         step_s, context_s, next_base_s, next_context_s = (
             self.step_s, self.context_s, self.next_base_s, self.next_context_s,
         )  # fmt: skip
@@ -142,19 +145,22 @@ class ReplicaLoad(Counts):
             next_base_s, next_context_s = speed.line(here + 1)
             step_s = base_s + context_s * context
         start_s = least_s + speed.first_s + self.waiting_tokens * speed.token_s
-        kind = self._kind(is_short) if beside == num else None
+        kind = self._kind(is_roomy) if beside == num else None
         return WAIT_WEIGHT * start_s, (WAIT_WEIGHT + beside) * speed.token_s, own_s, per_token_s, kind
 
-    def _kind(self, is_short: bool) -> object:
-        """All that the score depends on, if no request waits for a batch slot; None if that may change with ticks."""
+    def _is_roomy(self, growth_tokens: int) -> bool:
+        """Whether a short prompt has room, even if the KV tokens in use grow."""
+        needed = self.held_tokens + self.waiting_tokens + growth_tokens
+        return self.num < self.max_num_seqs and SHORT * needed <= self.capacity_tokens
+
+    def _kind(self, is_roomy: bool) -> object:
+        """All that the score depends on, if no request waits for a batch slot; None if that may change with ticks.
+        `is_roomy`: the request's prompt has room."""
         state = self.state
         if state.observed.factor != 1.0:
             return None
         if not (self.num or self.context_tokens or state.num_decoding):
             return state.speed, state.region, self.max_num_seqs, self.capacity_tokens
-        is_roomy = (
-            self.num < self.max_num_seqs and SHORT * (self.held_tokens + self.waiting_tokens) <= self.capacity_tokens
-        )
-        if not (is_short and is_roomy):
+        if not is_roomy:
             return None
         return state.speed, state.region, self.num, self.context_tokens, self.waiting_tokens
