@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("httptools")
 
-from headway.gateway import descriptors, errors, names
+from headway.gateway import descriptors, errors, framing, names
 from headway.gateway.kv_events import engine_blocks, feeds, subscriber
 from headway.gateway.relay import json_body, request
-from headway.gateway.server import access_log, bodies, framing, http_cycle, http_protocol
+from headway.gateway.server import access_log, bodies, http_cycle, http_protocol
 from headway.gateway.settings import Settings
 from headway.gateway.telemetry import metrics
 from headway.gateway.upstream import client
