@@ -113,7 +113,7 @@ class _Served(HttpProtocol):
             self._note(cycle)
 
     def _note(self, cycle: HttpCycle) -> None:
-        scope: Any = cycle._scope
+        scope: Any = cycle.scope
         body = cycle.take_body() or b""
         self.requests.append((scope["method"].encode(), self._url, body))
         cycle.start(200, [(b"content-length", b"0")])

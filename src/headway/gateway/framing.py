@@ -38,9 +38,9 @@ _MAX_PLAIN_DIGITS: Final = 8
 class RequestFraming:
     """Divides a connection's bytes at the ends of heads, chunk headers, chunks, trailers and bodies.
 
-    The parser gets each part by itself. The same bytes therefore give the same requests with the same limits, for any
-    division into network segments. The parser decides what is valid. A request that the parser and this class divide
-    differently is refused.
+    The parser gets each part by itself, but for heads that repeat an earlier one (`RepeatedHead`) and their bodies. The
+    same bytes therefore give the same requests with the same limits, for any division into network segments. The parser
+    decides what is valid. A request that the parser and this class divide differently is refused.
     """
 
     def __init__(self) -> None:
@@ -76,8 +76,8 @@ class RequestFraming:
         self.num_outside = self._num_inside = 0
         self._num_left, self._size_line, self.part = length, b"", BODY
 
-    def take_body(self, num_bytes: int) -> None:
-        """The next bytes of such a body have come."""
+    def count_body(self, num_bytes: int) -> None:
+        """Count the next bytes of a body that `begin_known_body` began."""
         self._num_left -= num_bytes
         self._num_inside += num_bytes
         if not self._num_left:

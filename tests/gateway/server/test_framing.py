@@ -207,6 +207,39 @@ def test_a_lost_connection_is_freed_without_a_collection(stream: bytes, app: Any
         gc.enable()
 
 
+class _Kept:
+    """What an application puts into a request's scope."""
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["one read", "two reads"])
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
+def test_an_idle_connection_holds_nothing_of_its_last_request(stream: bytes, is_cut: bool) -> None:
+    kept: list[weakref.ref[_Kept]] = []
+
+    async def app(scope: Any, receive: Any, send: Any, writer: Any) -> None:
+        scope["kept"] = one = _Kept()
+        kept.append(weakref.ref(one))
+        writer.start(200, [(b"content-length", b"0")])
+        writer.write(b"")
+
+    app.takes_writer = True  # type: ignore[attr-defined]
+
+    async def story() -> None:
+        protocol, wire = _protocol(app), Wire()
+        protocol.connection_made(wire)  # type: ignore[arg-type]
+        for part in (stream[:9], stream[9:]) if is_cut else (stream,):
+            protocol.data_received(part)
+        for _ in range(30):
+            await asyncio.sleep(0)
+        assert [one() for one in kept] == [None] * len(kept)
+
+    gc.disable()
+    try:
+        asyncio.run(story())
+    finally:
+        gc.enable()
+
+
 def _post(length: bytes, body: bytes = b"", path: bytes = b"/a", more: bytes = b"") -> bytes:
     return b"POST " + path + HOST + more + b"Content-Length:" + length + b"\r\nX: y\r\n\r\n" + body
 

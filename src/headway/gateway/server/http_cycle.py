@@ -140,7 +140,7 @@ class HttpCycle:
         body: bytes = b"",
     ) -> None:
         """`body`: the request's body if all of it has come with the head."""
-        self._connection, self._transport, self._memory, self._scope = connection, transport, memory, scope
+        self._connection, self._transport, self._memory, self.scope = connection, transport, memory, scope
         self._default_headers = default_headers
         self.task: asyncio.Task[None] | None = None
         """The task of `run`, until its end."""
@@ -175,17 +175,17 @@ class HttpCycle:
         `tasks`."""
         try:
             if takes_writer:
-                await app(self._scope, self.receive, self.send, self)
+                await app(self.scope, self.receive, self.send, self)
             else:
-                await app(self._scope, self.receive, self.send)
+                await app(self.scope, self.receive, self.send)
             if not (self.is_complete or self._is_gone):
-                log.error("%s: the application returned without a complete response", self._scope["path"])
+                log.error("%s: the application returned without a complete response", self.scope["path"])
                 self._fail()
         except (Exception, asyncio.CancelledError) as error:
-            log.error("%s: the application failed", self._scope["path"], exc_info=error)
+            log.error("%s: the application failed", self.scope["path"], exc_info=error)
             self._fail()
         finally:
-            self._scope = {}  # the connection keeps this object until the next request
+            self.scope = {}  # the connection keeps this object until the next request
             if self.task is not None:
                 tasks.discard(self.task)
                 self.task = None
@@ -245,7 +245,7 @@ class HttpCycle:
     def send_interim(self) -> bool:
         """Send an interim response before the final response; clients of HTTP/1.1 ignore it. Returns False if the
         client must not get an interim response."""
-        if self._scope.get("http_version") != "1.1":
+        if self.scope.get("http_version") != "1.1":
             return False
         self._transport.write(_CONTINUE)
         self._expects_100_continue = False
@@ -322,7 +322,7 @@ class HttpCycle:
                 length = value
             elif name == b"connection":
                 closes = value.lower().find(b"close") >= 0
-        has_body = self._scope["method"] != "HEAD" and status not in _WITHOUT_BODY
+        has_body = self.scope["method"] != "HEAD" and status not in _WITHOUT_BODY
         is_chunked = has_body and length is None
         if is_chunked:
             lines.append((b"transfer-encoding", b"chunked"))

@@ -82,8 +82,8 @@ class HttpProtocol(asyncio.Protocol):
     """The ASGI scope of the request with the kept head."""
     _length_at = 0
     """Index of its content-length."""
-    _new_scope: Any = None
-    """The scope of a request whose head may be kept."""
+    _may_keep_head = False
+    """Whether the last request's head may be kept."""
 
     # The target of the last request, kept because the next request mostly has the same target.
     _last_target = b""
@@ -282,7 +282,7 @@ class HttpProtocol(asyncio.Protocol):
         while start < size:
             part, end = framing.part, framing.end_of_part(data, start)
             if part == BODY and self._is_repeated and self._cycle is not None:
-                framing.take_body(end - start)
+                framing.count_body(end - start)
                 self._cycle.add_body(data[start:end])
                 if framing.part == END:
                     self._cycle.end_body()
@@ -389,7 +389,7 @@ class HttpProtocol(asyncio.Protocol):
         }
         expects_100_continue = b"expect" in found and found[b"expect"].lower() == b"100-continue"
         keeps_alive = version != "1.0" and bool(self._parser.should_keep_alive())
-        self._new_scope = None if expects_100_continue or not keeps_alive else scope
+        self._may_keep_head = keeps_alive and not expects_100_continue
         default_headers, keeps_alive = self._state.default_headers, keeps_alive and not self._is_ending
         self._cycle = HttpCycle(
             self, self._transport, self._memory, scope, default_headers, expects_100_continue, keeps_alive
@@ -400,12 +400,11 @@ class HttpProtocol(asyncio.Protocol):
 
     def _keep_head(self, data: bytes, start: int, end: int) -> None:
         """Keep the head `data[start:end]` of a request with a body, if a later head may be compared with it."""
-        scope, self._new_scope = self._new_scope, None
         length = dict(self._headers).get(b"content-length", b"")
-        if scope is None or not self._repeated.learn(data, start, end, length):
+        if self._cycle is None or not self._may_keep_head or not self._repeated.learn(data, start, end, length):
             return
         text = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._headers}
-        self._kept_scope = {**scope, TEXT_HEADERS: text}
+        self._kept_scope = {**self._cycle.scope, "headers": self._headers.copy(), TEXT_HEADERS: text}
         self._length_at = self._headers.index((b"content-length", length))
 
     def _begin_repeated(self, length: int, body: bytes) -> None:

@@ -167,7 +167,7 @@ class Connection(asyncio.Protocol):
         """Keep the head `data[:end]` of a whole response that the parser has read from `data`."""
         length = self.headers["content-length"].encode("latin-1")
         if self._buffered == len(data) - end and self._repeated.learn(data, 0, end, length):
-            self._kept_status, self._kept_headers = self.status, self.headers
+            self._kept_status, self._kept_headers = self.status, self.headers.copy()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost, self._parser = True, None
