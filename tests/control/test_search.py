@@ -28,7 +28,7 @@ from headway.policies.routing.jsq_tokens import JsqTokensRouter
 from headway.policies.routing.kv import PascalRouter
 from headway.policies.routing.lmetric import LmetricRouter
 from headway.policies.routing.remaining_work import RemainingWorkOracleRouter, RemainingWorkRouter
-from simulation import Scenario, num_examples, play, pool, request, scenarios
+from simulation import Made, Restless, Scenario, num_examples, play, pool, request, scenarios, sloped
 
 
 @dataclass
@@ -160,24 +160,37 @@ class All(UnkeptValues):
         self.now, self.random, self.replicas, self.wants_scores = view.now, view.random, view.replicas, False
 
 
-class Checked:
-    """A view that holds the bounds of each replica to its score."""
+class Noted:
+    """A view that notes the replicas that are found without reading all."""
 
     def __init__(self, view: FleetView, found: list[int]) -> None:
-        """`found` gets the replicas that are found without reading all."""
         self._view, self._found = view, found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)
 
-    def find_least(self, key: Callable[[Any], Any], grows: bool = False) -> Any:
-        one = self._view.find_least(key, grows)
+    def _note(self, one: Any) -> Any:
         if one is not None:
-            assert one is min(self._view.replicas, key=key)
             self._found.append(one.id)
         return one
 
-    def find_least_score(
+    def find_least(self, key: Callable[[Any], Any], grows: bool = False) -> Any:
+        return self._note(self._view.find_least(key, grows))
+
+    def find_least_score(self, *arguments: Any, **named: Any) -> Any:
+        return self._note(self._view.find_least_score(*arguments, **named))
+
+
+class Checked(Noted):
+    """A view that holds the bounds of each replica to its score. The router thereby knows the score of each replica
+    before it searches."""
+
+    def find_least(self, key: Callable[[Any], Any], grows: bool = False) -> Any:
+        one = super().find_least(key, grows)
+        assert one is None or one is min(self._view.replicas, key=key)
+        return one
+
+    def find_least_score(  # type: ignore[override]
         self,
         bounds: Callable[[Any], Bounds],
         weights: tuple[float, float, float],
@@ -192,27 +205,28 @@ class Checked:
             assert least <= own * (1 + 1e-9)
             equal = own, first, *others
             assert kind is None or of_kinds.setdefault(kind, equal) == equal
-        one = self._view.find_least_score(bounds, weights, score, falls)
-        if one is not None:
-            self._found.append(one.id)
-        return one
+        return super().find_least_score(bounds, weights, score, falls)
 
 
 class Twins:
-    """A router that finds the least score beside one that reads all replicas."""
+    """A router that finds the least score beside one that reads all replicas, and one whose bounds are checked."""
+
+    checks_bounds = True
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._one, self._other = make(), make()
+        self._routers = [make() for _ in range(3 if self.checks_bounds else 2)]
         self.found: list[int] = []
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
         view.wants_scores = False  # type: ignore[misc]
-        found, scanned = self._one.route(request, Checked(view, self.found)), self._other.route(request, All(view))
-        assert (found.replica, found.decode) == (scanned.replica, scanned.decode)
+        views: list[Any] = [Noted(view, self.found), All(view), Checked(view, [])]
+        found, *others = (router.route(request, each) for router, each in zip(self._routers, views, strict=False))
+        for other in others:
+            assert (found.replica, found.decode) == (other.replica, other.decode)
         return Placement(found.replica, found.decode)
 
     def learn(self, record: Ended) -> None:
-        for each in (self._one, self._other):
+        for each in self._routers:
             if hasattr(each, "learn"):
                 each.learn(record)
 
@@ -285,6 +299,23 @@ def test_routers_find_most_replicas_by_bounds(monkeypatch: pytest.MonkeyPatch, n
         )
     play(requests, pool(replicas=5), pool(name="other", replicas=3), router=kept, line=None)
     assert len(made[0].found) > 150 and len(set(made[0].found)) == 8
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_headway_chooses_as_if_it_read_all_while_requests_move(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """A request that ends elsewhere lowers the score of the replica where it was placed."""
+    monkeypatch.setattr(observe, "KEPT_FROM", 1)
+    monkeypatch.setattr(Twins, "checks_bounds", False)
+    random, arrival_s, requests = Random(seed), 0.0, []
+    replicas, longest = random.choice((5, 12, 25)), random.choice((16, 64, 200))
+    rate = random.choice((20, 60, 200)) * replicas / 8
+    for id in range(random.choice((80, 160, 250))):
+        arrival_s += random.expovariate(rate)
+        requests.append(request(id, arrival_s, random.choice((1, 16, longest)), random.choice((1, 2, 20, 60, 200))))
+    seats, kv_tokens = random.choice((2, 4, 16, 64)), random.choice((1500, 4000, 20_000))
+    pools = pool(replicas=replicas, max_num_seqs=seats, kv_capacity_tokens=kv_tokens)
+    migration = Made(Restless, random.choice(((0.05, 3, 0.5), (0.05, 50, 0.05))))
+    play(requests, pools, router=twins(HeadwayRouter, True), line=sloped, migration=migration, seed=seed)
 
 
 @dataclass

@@ -76,7 +76,7 @@ class Column:
         self._dtype = dtype
 
     def values(self) -> npt.NDArray[Any]:
-        """All values, read-only. After this call, nothing can be appended."""
+        """All values, not to be changed. After this call, nothing can be appended."""
         if self._num_same and not self._rows and self._spill is None:
             same: npt.NDArray[Any] = np.ndarray(self._num_same, self._value.dtype, self._value, strides=(0,))
             same.flags.writeable = False  # as of `np.broadcast_to`, which takes 14 us

@@ -166,7 +166,7 @@ class QuantileReader:
         self._of_rank = list(zip(low, high, strict=True))
         self._before = {(a, b): int(over[a - lowest - 1]) if a > lowest else 0 for a, b in self._of_rank}
         self.windows: dict[tuple[int, int], Window] = {bins: _window_s(*bins) for bins in sorted(self._before)}
-        self._collected: dict[tuple[int, int], list[tuple[Floats, Counts]]] = {bins: [] for bins in self.windows}
+        self._collected: dict[tuple[int, int], list[tuple[Floats, Counts | Ints]]] = {bins: [] for bins in self.windows}
 
     def read(self, runs: GapRuns) -> None:
         """Read runs of the sample. Runs outside all windows may be omitted."""
@@ -326,10 +326,10 @@ def _expanded_quantiles_s(runs: GapRuns, of_run: Ints, totals: Ints, fractions: 
     return np.asarray(at_low + (at_high - at_low) * (position - low))
 
 
-def _weighted(values: Floats, weights: Counts) -> tuple[Floats, Counts]:
+def _weighted(values: Floats, weights: Counts) -> tuple[Floats, Ints]:
     """Each value once, with the sum of its weights, so that a sample of few values takes little memory."""
     values, of_value = np.unique(values, return_inverse=True)
-    return values, np.bincount(of_value, weights).astype(np.int32)
+    return values, np.bincount(of_value, weights).astype(np.int64)
 
 
 def _selected(runs: GapRuns, rows: Mask) -> GapRuns:

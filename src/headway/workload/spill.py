@@ -17,7 +17,7 @@ from headway.core.errors import HeadwayError
 LONG_ROWS = 1 << 22
 """Maximum number of rows of a workload that is made at once, in memory."""
 BLOCK_ROWS = 1 << 20
-"""Rows of a longer workload that are made at once."""
+"""Rows of a longer workload that are made at once; fewer than `LONG_ROWS`."""
 
 
 class SpillFile:

@@ -142,6 +142,9 @@ class HeadwayRouter:
         self._off: dict[int, int] = {}
         """Maps the id of each replica that is slower or faster than expected to its position among all replicas when it
         was observed."""
+        self._unnoted: tuple[set[int], set[int]] = set(), set()
+        """Replicas whose scores have fallen since their bounds were computed though they did not change, as a request
+        that was placed there has ended elsewhere; by the two kinds of bounds."""
         self._least_capacity_tokens = sys.maxsize
         """KV tokens of the smallest replica so far."""
         self._read: ReplicaLoad | None = None
@@ -171,7 +174,7 @@ class HeadwayRouter:
         state = self._states.get(record.replica)
         if state is not None:
             state.ended_tokens += record.generated_tokens
-        self._forget(record.id)
+        self._forget(record.id, record.replica)
 
     # Candidates.
 
@@ -191,10 +194,15 @@ class HeadwayRouter:
         if found is None or least is None or self._reads_all or (is_short and not self._is_short(features)):
             return None
         best, replicas = self._candidate(request, features, least, self._least_s), view.replicas
+        apart = []
         for id, place in self._off.items():
             if place >= len(replicas) or replicas[place].id != id:
                 return None
-            other = self._single(request, features, replicas[place], replicas[place].num_in_flight)
+            apart.append(replicas[place])
+        if unnoted := self._unnoted[is_short]:
+            apart += [replica for replica in replicas if replica.id in unnoted]
+        for replica in apart:
+            other = self._single(request, features, replica, replica.num_in_flight)
             if other.precedes(best):
                 best = other
         return best
@@ -208,6 +216,7 @@ class HeadwayRouter:
         if load.role != "mixed":
             self._reads_all = True
         self._least_capacity_tokens = min(self._least_capacity_tokens, load.capacity_tokens)
+        self._unnoted[is_short].discard(load.id)
         return load.bounds(is_short)
 
     def _bounds_if_short(self, replica: ReplicaView) -> Bounds:
@@ -471,7 +480,7 @@ class HeadwayRouter:
             state.rate_rps += 1.0 / RATE_WINDOW_S
         state.mean_prompt_s += (best.prompt_s - state.mean_prompt_s) / _MEAN_OVER
         state.placed_tokens += best.prompt_tokens
-        self._forget(request.id)  # for a request that is placed again
+        self._forget(request.id, -1)  # for a request that is placed again
         if len(self._decoding) < _MOST_PLACED:
             decode = best.replica if best.decode < 0 else best.decode
             state = self._states[decode]
@@ -479,11 +488,15 @@ class HeadwayRouter:
             state.decoding_tokens += features.prompt_tokens
             self._decoding[request.id] = decode, features.prompt_tokens
 
-    def _forget(self, request: int) -> None:
+    def _forget(self, request: int, replica: int) -> None:
+        """Forget where a request was placed. `replica`: where it has ended; -1 if it has not."""
         placed = self._decoding.pop(request, None)
         if placed is not None and (state := self._states.get(placed[0])) is not None and state.num_decoding:
             state.num_decoding -= 1
             state.decoding_tokens -= placed[1]
+            if placed[0] != replica:
+                for unnoted in self._unnoted:
+                    unnoted.add(placed[0])
 
     def _observe(self, replicas: Sequence[ReplicaView], now: float) -> None:
         """Observe one of the replicas. Each call observes another replica."""
@@ -509,6 +522,8 @@ class HeadwayRouter:
         if len(self._states) > 2 * len(replicas) + 64:
             self._states = {id: one for id, one in self._states.items() if one.updated_s > now - _FORGET_S}
             self._off = {id: place for id, place in self._off.items() if id in self._states}
+            for unnoted in self._unnoted:
+                unnoted.intersection_update(self._states)
 
 
 def _room_s(max_num_seqs: int, capacity_tokens: int, num: int, needed: int, held: int, request_s: float) -> float:
