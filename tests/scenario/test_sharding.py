@@ -17,6 +17,7 @@ from headway.scenario import assemble, run, sharding
 from headway.scenario.policies import policies_of
 from headway.scenario.run import _simulate, _source, _with_sequence_lengths
 from headway.sim import row_order, shards
+from headway.workload import spill
 
 MODELS = ("llama-3.1-8b", "qwen3-8b", "llama-3.2-3b")
 
@@ -117,9 +118,11 @@ def _assert_same(found: Records, expected: Records) -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("block_rows", [7, shards.BLOCK_ROWS])
 def test_records_are_those_of_one_process(block_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of some, rows are merged in blocks, and columns and places leave memory, as in a run of millions."""
+    """Of some, rows are split and merged in blocks, and columns and places leave memory, as in a run of millions."""
     if block_rows < 100:
-        monkeypatch.setattr(shards, "BLOCK_ROWS", block_rows)
+        for module in (shards, sharding, spill):
+            monkeypatch.setattr(module, "BLOCK_ROWS", block_rows)
+        monkeypatch.setattr(spill, "LONG_ROWS", 2 * block_rows)
         monkeypatch.setattr(growing, "SPILL_BYTES", 100 * block_rows)
         monkeypatch.setattr(row_order, "_FLUSH_ROWS", 10 * block_rows)
     draw, num_merged, num_shared = Random(block_rows), 0, 0

@@ -7,7 +7,6 @@ share nothing unless the scenario couples them (`what_couples`); then one proces
 from __future__ import annotations
 
 import tempfile
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from headway.config.limits import limits_of
 from headway.config.scenario import Scenario, StepTimes
 from headway.control.observe import Scrape
 from headway.control.policies import Policies
+from headway.core.column import Column
 from headway.core.policy import SharingOrdering
 from headway.core.record import Columns, Records, ReplicaRecord
 from headway.policies.resolve import PolicyChoice
@@ -31,6 +31,7 @@ from headway.sim.cluster import simulate
 from headway.sim.row_order import RowOrder
 from headway.sim.shards import TABLES, PlacedRows, ShardRecords, merged
 from headway.workload.sources import RequestSource, TraceSource
+from headway.workload.spill import BLOCK_ROWS, SpillFile
 from headway.workload.table import NAMED, Prefix, Workload
 
 Longs = npt.NDArray[np.int64]
@@ -113,17 +114,29 @@ def split(scenario: Scenario, rows: Workload, most: int) -> list[Longs] | None:
     if len(models) < 2 or "model" not in rows.columns:
         return None
     of_code = np.array([service_of.get(name, -1) for name in rows.models], "i8")
-    services = of_code[rows.columns["model"]]
-    if not len(services) or (services < 0).any():
-        return None
-    weights = np.bincount(services, rows.prompt_tokens + rows.output_tokens, len(models))
+    weights = np.zeros(len(models))
+    for start in range(0, len(rows), BLOCK_ROWS):
+        block = rows.slice(start, start + BLOCK_ROWS)
+        services = of_code[block.columns["model"]]
+        if (services < 0).any():
+            return None
+        weights += np.bincount(services, block.prompt_tokens + block.output_tokens, len(models))
     loads, shard_of = np.zeros(min(most, len(models))), np.zeros(len(models), "i8")
     for service in np.argsort(-weights, kind="stable").tolist():
         shard_of[service] = loads.argmin()
         loads[shard_of[service]] += weights[service]
-    shards = shard_of[services]
-    found = [np.flatnonzero(shards == i) for i in range(len(loads))]
-    return [ids for ids in found if len(ids)] if sum(map(bool, map(len, found))) > 1 else None
+    found = _ids_by_code(shard_of[of_code], rows.columns["model"], len(loads))
+    return found if len(found) > 1 else None
+
+
+def _ids_by_code(shard_of: Longs, codes: npt.NDArray[np.int16], num_shards: int) -> list[Longs]:
+    """The ids of each shard that has any, by the shard of each model's code."""
+    found = [Column(np.dtype(np.int64), SpillFile) for _ in range(num_shards)]
+    for start in range(0, len(codes), BLOCK_ROWS):
+        shards = shard_of[codes[start : start + BLOCK_ROWS]]
+        for shard, ids in enumerate(found):
+            ids.extend(start + np.flatnonzero(shards == shard))
+    return [values for ids in found if len(values := ids.values())]
 
 
 @dataclass(frozen=True)
@@ -160,7 +173,7 @@ class _Shard:
         """Simulate the requests on the whole fleet, and write the records."""
         scenario = self.scenario
         spec, policies = scenario.spec, policies_of(scenario)
-        source = TraceSource(self._rows(), array("q", _load(self.folder / "shard", self.num_rows)["ids"].tobytes()))
+        source = TraceSource(self._rows(), _load(self.folder / "shard", self.num_rows)["ids"].data)
         order = RowOrder(source)
         with as_policy_errors(policies):
             records = simulate(

@@ -10,8 +10,12 @@ import mmap
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from headway.core.column import Bytes
+import numpy as np
+import numpy.typing as npt
+
+from headway.core.column import Bytes, Column
 from headway.core.errors import HeadwayError
 
 LONG_ROWS = 1 << 22
@@ -53,3 +57,16 @@ def _disk_errors() -> Iterator[None]:
     except OSError as error:
         what = f"columns of a long run cannot be written ({error.strerror})"
         raise HeadwayError(f"{tempfile.gettempdir()}: {what}; expected room, or TMPDIR set elsewhere") from None
+
+
+def taken(column: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """The values of these rows, in their order; in a file if there are many.
+
+    Raises HeadwayError if the disk is full.
+    """
+    if len(rows) <= LONG_ROWS:
+        return np.asarray(column[rows])
+    found = Column(column.dtype, SpillFile)
+    for start in range(0, len(rows), BLOCK_ROWS):
+        found.extend(column[rows[start : start + BLOCK_ROWS]])
+    return found.values()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from headway.core.errors import HeadwayError, unknown
 from headway.core.request import Request, Segment
-from headway.workload.spill import BLOCK_ROWS, LONG_ROWS
+from headway.workload.spill import BLOCK_ROWS, LONG_ROWS, taken
 
 R = TypeVar("R")
 Floats = npt.NDArray[np.float64]
@@ -173,7 +173,7 @@ class Workload:
         """The rows at these positions in this order, or the rows that a boolean mask selects."""
         at = np.flatnonzero(index) if index.dtype == np.bool_ else index.astype("i8", copy=False)
         prefix = None if self.prefix is None else self.prefix.take(at)
-        return replace(self, columns={n: c[at] for n, c in self.columns.items()}, prefix=prefix)
+        return replace(self, columns={n: taken(c, at) for n, c in self.columns.items()}, prefix=prefix)
 
     def with_columns(self, new: Mapping[str, npt.ArrayLike | None]) -> Workload:
         """A copy with columns added or replaced. A value of None drops the column."""
