@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
 import tempfile
 from pathlib import Path
 
@@ -48,3 +51,15 @@ def test_without_room_for_records_a_run_says_where(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(spill, "_file", full)
         with pytest.raises(HeadwayError, match=rf"{tempfile.gettempdir()}: .*No space left"):
             spill.append(bytearray(10))
+
+
+def test_a_file_that_the_system_does_not_map_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    spill = SpillFile()
+    spill.append(bytearray(10))
+
+    def refuse(*_: object, **__: object) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(HeadwayError, match=rf"{tempfile.gettempdir()}: .*Cannot allocate memory"):
+        spill.mapped()

@@ -15,7 +15,7 @@ from headway.config.strict_yaml import parse
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import flatten
 from headway.scenario.ray_cluster import cluster
-from headway.scenario.run import assemble, compare
+from headway.scenario.run import assemble, compare, run
 from headway_papers.reproduce.runner import Runner
 from headway_papers.reproduce.tasks import Call
 
@@ -26,6 +26,15 @@ SCENARIO = """
 workload: {num_requests: 60, arrivals: 5, prompt_tokens: 500, output_tokens: 50}
 fleet: [{model: llama-3.1-8b, gpu: a100-80gb, replicas: 2}]
 policies: {routing: [round-robin, least-kv]}
+"""
+TWO_MODELS = """
+workload:
+  {num_requests: 60, arrivals: 5, prompt_tokens: 500, output_tokens: 50,
+   models: {llama-3.1-8b: 0.6, mistral-7b: 0.4}}
+fleet:
+  - {model: llama-3.1-8b, gpu: a100-80gb, replicas: 2}
+  - {model: mistral-7b, gpu: a100-80gb}
+policies: {routing: round-robin}
 """
 FLEET = """
 fleet:
@@ -55,6 +64,17 @@ def test_variants_are_those_of_one_process(pool: Executor) -> None:
         assert all(
             (one.records.requests[n] == other.records.requests[n]).all() for n in ("request", "end_s", "replica")
         )
+
+
+def test_parts_of_a_run_are_those_of_one_process(pool: Executor) -> None:
+    chosen = assemble(*parse(TWO_MODELS, "models.yaml"), Path())
+    alone, spread = run(chosen), run(chosen, jobs=None, pool=pool)
+    assert spread.notes == alone.notes
+    for name in ("requests", "segments", "stretches"):
+        found, expected = getattr(spread.records, name), getattr(alone.records, name)
+        assert {key: column.tobytes() for key, column in found.items()} == {
+            key: column.tobytes() for key, column in expected.items()
+        }
 
 
 def test_advice_is_that_of_one_process(

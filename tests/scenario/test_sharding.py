@@ -143,7 +143,9 @@ def test_records_are_those_of_one_process(block_rows: int, tmp_path: Path, monke
 def test_the_command_uses_processes(tmp_path: Path) -> None:
     document = _document(Random(1), tmp_path / "trace")
     scenario = assemble(document, Places(), Path())
-    _assert_same(run(scenario, jobs=2).records, run(scenario).records)
+    apart = run(scenario, jobs=2)
+    _assert_same(apart.records, run(scenario).records)
+    assert not any("one process" in note for note in apart.notes)
 
 
 @pytest.mark.parametrize(
@@ -160,4 +162,17 @@ def test_what_is_shared_keeps_one_process(more: dict[str, Any], reason: str, tmp
     scenario = assemble({**_document(Random(1), tmp_path / "trace"), **more}, Places(), Path())
     found = sharding.what_couples(scenario, policies_of(scenario))
     assert found is not None and found.startswith(reason)
-    assert sharding.simulate_apart(scenario, policies_of(scenario), _source(scenario), 2) is None
+    why = f"{found} may let models affect each other"
+    assert sharding.simulate_apart(scenario, policies_of(scenario), _source(scenario), 2) == why
+
+
+def test_a_run_that_was_to_be_split_says_why_it_was_not(tmp_path: Path) -> None:
+    workload = {"num_requests": 20, "arrivals": 5.0, "prompt_tokens": 100, "output_tokens": 5}
+    fleet = [{"model": "llama-3.1-8b", "gpu": "a100-80gb", "replicas": 2}]
+    document = {"workload": workload, "fleet": fleet, "policies": {"routing": "round-robin"}}
+    one = assemble(document, Places(), Path())
+    assert "simulated in one process: its requests are for one model, or name none" in run(one, jobs=2).notes
+    looped = assemble({**document, "workload": {**workload, "concurrency": 2}}, Places(), Path())
+    assert "simulated in one process: its requests depend on answers" in run(looped, jobs=2).notes
+    for jobs in (None, 1):
+        assert not any("one process" in note for note in run(one, jobs=jobs).notes)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from headway.cli.flags import ray_option, scenario_options
+from headway.cli.flags import ray_option, ray_pool, scenario_options
 from headway.cli.output import JOBS, SEEDS, progress
 from headway.cli.runs import Outputs, choose, clairvoyant_option, deliver, output_options, with_clairvoyant
 from headway.scenario.policies import check
 from headway.scenario.run import compare, replicate
-
-if TYPE_CHECKING:
-    from headway.scenario.ray_cluster import RayExecutor
 
 DEFAULT_SEEDS = 5
 FEW_REQUESTS = 20_000
@@ -56,7 +52,7 @@ def command(
     outputs = Outputs.taken_from(flags)
     chosen = choose("compare", scenario, preset, flags)
     check(chosen)
-    with progress("comparing", wanted=not outputs.no_progress) as report, _pool(ray) as pool:
+    with progress("comparing", wanted=not outputs.no_progress) as report, ray_pool(ray) as pool:
         runs = compare(chosen, jobs, report, pool, with_bound=True)
         num_requests = max(len(each.records.requests["request"]) for each in runs)
         num_seeds = seeds or (DEFAULT_SEEDS if num_requests <= FEW_REQUESTS else 1)
@@ -65,11 +61,3 @@ def command(
     if clairvoyant:
         runs = with_clairvoyant(runs, chosen)
     deliver(runs, chosen, outputs, seeded)
-
-
-def _pool(ray: bool) -> AbstractContextManager[RayExecutor | None]:
-    if not ray:
-        return nullcontext()
-    from headway.scenario.ray_cluster import cluster
-
-    return cluster()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,6 +19,9 @@ from headway.core.model import Model
 from headway.policies import resolve
 from headway.scenario.presets import BUILTINS, builtin
 from headway.workload.spec import builtin_workloads
+
+if TYPE_CHECKING:
+    from headway.scenario.ray_cluster import RayExecutor
 
 F = TypeVar("F", bound=Callable[..., Any])
 Changes = dict[Key, tuple[str, Any]]
@@ -37,6 +40,17 @@ def together(options: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
 
 
 ray_option = click.option("--ray", is_flag=True, help="Run on the Ray cluster of RAY_ADDRESS, or on a local one.")
+
+
+def ray_pool(ray: bool) -> AbstractContextManager[RayExecutor | None]:
+    """The processes of a Ray cluster, if `--ray` was given."""
+    if not ray:
+        return nullcontext()
+    from headway.scenario.ray_cluster import cluster
+
+    return cluster()
+
+
 seed_option = click.option("--seed", type=SEED, help="Seed of all random streams. Default: the file's, or 0.")
 
 synthetic_options = together(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from headway.cli.flags import scenario_options
+from headway.cli.flags import ray_option, ray_pool, scenario_options
 from headway.cli.output import JOBS, decisions_option, progress
 from headway.cli.runs import (
     Outputs,
@@ -35,6 +35,7 @@ from headway.scenario.sharding import LONG_REQUESTS
     help="Number of processes, for models that do not affect each other; the records are the same. Default: one for"
     f" each core from {LONG_REQUESTS:,} requests on, else 1.",
 )
+@ray_option
 @clairvoyant_option
 @output_options
 @trace_option
@@ -44,6 +45,7 @@ def command(
     preset: str | None,
     variant: str | None,
     jobs: int | None,
+    ray: bool,
     clairvoyant: bool,
     decisions: Path | None,
     **flags: Any,
@@ -56,7 +58,8 @@ def command(
     chosen = choose("simulate", scenario, preset, flags, variant)
     with progress("simulating", wanted=not outputs.no_progress) as report:
         if decisions is None:
-            result = run(chosen, report, with_bound=True, jobs=jobs)
+            with ray_pool(ray) as pool:
+                result = run(chosen, report, with_bound=True, jobs=jobs, pool=pool)
         else:
             result = _run_logged(chosen, report, decisions)
     deliver(with_clairvoyant([result], chosen) if clairvoyant else [result], chosen, outputs)

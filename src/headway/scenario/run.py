@@ -121,12 +121,13 @@ def run(
     decisions: DecisionObserver | None = None,
     with_bound: bool = False,
     jobs: int | None = 1,
+    pool: Executor | None = None,
 ) -> Run:
     """Simulate a scenario with one variant. `decisions` records the policies' decisions.
 
-    Several `jobs` are used if models do not affect each other (`scenario.sharding`); the records are the same. None:
-    one job per core if the run is long. `with_bound` adds the least GPU hours of any plan to the summary of a run that
-    scales, which takes seconds.
+    Several `jobs`, or a `pool`, are used if models do not affect each other (`scenario.sharding`); the records are the
+    same. None: one job per core if the run is long, or per model in a pool. `with_bound` adds the least GPU hours of
+    any plan to the summary of a run that scales, which takes seconds.
     """
     chosen = _simulated(scenario)
     spec, policies, step_times = chosen.spec, policies_of(chosen), StepTimes(chosen)
@@ -135,9 +136,10 @@ def run(
     source = _source(chosen)
     chosen = _with_sequence_lengths(chosen)
     started = time.perf_counter()
-    records = simulate_apart(chosen, policies, source, jobs) if decisions is None else None
-    if records is None:
-        records = _simulate(chosen, policies, source, step_times, progress, decisions)
+    apart = "" if decisions is not None else simulate_apart(chosen, policies, source, jobs, pool)
+    records = (
+        apart if isinstance(apart, Records) else _simulate(chosen, policies, source, step_times, progress, decisions)
+    )
     simulated = time.perf_counter()
     _check_makespan(spec, records)
     summary = summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo, pacer=spec.pacer)
@@ -165,6 +167,7 @@ def run(
             *([LEAK_NOTE] if knows_future(policies.scaler) else []),
             *_planner_messages(spec, policies),
             *without_bound,
+            *([f"simulated in one process: {apart}"] if isinstance(apart, str) and apart and (jobs or pool) else []),
         ),
     )
 

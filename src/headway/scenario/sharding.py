@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -34,34 +35,46 @@ from headway.workload.sources import RequestSource, TraceSource
 from headway.workload.spill import BLOCK_ROWS, SpillFile
 from headway.workload.table import NAMED, Prefix, Workload
 
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
 Longs = npt.NDArray[np.int64]
 LONG_REQUESTS = 100_000
 """Number of requests from which a run uses several processes by default."""
 _INDEX = "columns.json"
 
 
-def simulate_apart(scenario: Scenario, policies: Policies, source: RequestSource, jobs: int | None) -> Records | None:
-    """The records of a scenario with one variant, from up to `jobs` processes; None: it must run in one process.
+def simulate_apart(
+    scenario: Scenario, policies: Policies, source: RequestSource, jobs: int | None, pool: Executor | None = None
+) -> Records | str:
+    """The records of a scenario with one variant, from up to `jobs` processes, or from a pool whose processes see the
+    temporary folder of this one. A string says why one process must simulate all; "": nobody asked for several.
 
-    With `jobs` None: one process per core if the run is long.
+    With `jobs` None: one process for each model in a pool, or one per core if the run is long.
     """
-    if jobs is None:
+    if jobs is None and pool is None:
         jobs = available_cores() if (source.num_requests or 0) >= LONG_REQUESTS else 1
-    if jobs == 1 or not isinstance(source, TraceSource) or what_couples(scenario, policies) is not None:
-        return None
-    shards = split(scenario, source.workload, jobs)
+    if jobs == 1:
+        return ""
+    if not isinstance(source, TraceSource):
+        return "its requests depend on answers"
+    if (coupling := what_couples(scenario, policies)) is not None:
+        return f"{coupling} may let models affect each other"
+    shards = split(scenario, source.workload, jobs or len(scenario.fleet.pools))
     if shards is None:
-        return None
+        return "its requests are for one model, or name none"
     with tempfile.TemporaryDirectory(prefix="headway-") as name:
         folder = Path(name)
         tasks = [_Shard(scenario, folder / str(i), len(ids)) for i, ids in enumerate(shards)]
         for task, ids in zip(tasks, shards, strict=True):
             task.write(source.workload, ids)
-        with processes(jobs, len(tasks)) as pool:
-            assert pool is not None
-            parts = list(pool.map(_Shard.simulate, tasks))
+        own = processes(jobs or 1, len(tasks)) if pool is None else nullcontext(pool)
+        with own as workers:
+            assert workers is not None
+            parts = list(workers.map(_Shard.simulate, tasks))
         read = [task.read(part) for task, part in zip(tasks, parts, strict=True)]
-        return merged(read, source.workload, scenario.spec.simulation.until_s is not None)
+        whole = merged(read, source.workload, scenario.spec.simulation.until_s is not None)
+        return "requests have no end" if whole is None else whole
 
 
 NUMBERED = ("dualmap", "prefix-affinity")

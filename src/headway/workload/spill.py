@@ -40,8 +40,12 @@ class SpillFile:
                 rest = rest[self._file.write(rest) :]
 
     def mapped(self) -> memoryview:
-        """All bytes so far, as a read-only memory map. Nothing can be appended afterwards."""
-        found = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        """All bytes so far, as a read-only memory map. Nothing can be appended afterwards.
+
+        Raises HeadwayError if the system allows no more maps.
+        """
+        with _disk_errors():
+            found = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         self._file.close()
         return memoryview(found)
 
@@ -55,7 +59,7 @@ def _disk_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = f"columns of a long run cannot be written ({error.strerror})"
+        what = f"columns of a long run cannot be kept there ({error.strerror})"
         raise HeadwayError(f"{tempfile.gettempdir()}: {what}; expected room, or TMPDIR set elsewhere") from None
 
 
