@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 from collections.abc import Iterator
@@ -47,12 +48,15 @@ def traced() -> Iterator[list[Call]]:
             frames[id(frame)] = frame
         calls.append((code.co_filename.removeprefix(_ROOT), code.co_qualname))
 
-    before = sys.getprofile()
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()  # a collection closes suspended generators of earlier tests, and each closing is a call
     sys.setprofile(profile)
     try:
         yield calls
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()
 
 
 def _is_periodic(frame: FrameType) -> bool:
