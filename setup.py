@@ -17,7 +17,8 @@ from setuptools.command.build_ext import build_ext
 
 COMPILED = (
     "control/admissions", "control/cache_index", "control/cascade_stages", "control/changes", "control/control",
-    "control/hold_queue", "control/live", "control/model_fallbacks", "control/parts", "control/recorder",
+    "control/hold_queue", "control/live", "control/model_fallbacks", "control/parts",
+    "control/paused", "control/recent_adapters", "control/recorder",
     "control/roles", "control/search", "control/service", "core/replica_counts", "gateway/admission",
     "gateway/auth/keys", "gateway/clock", "gateway/framing",
     "gateway/gateway", "gateway/picker/answer", "gateway/picker/bodies", "gateway/picker/exchange",
@@ -40,7 +41,8 @@ COMPILED = (
     "policies/routing/round_robin", "policies/routing/slo_misses",
     "policies/routing/work_left", "sim/api_server", "sim/batch", "sim/batching", "sim/checks",
     "sim/cluster", "sim/engine_scheduler", "sim/fabric", "sim/fleet", "sim/host_memory", "sim/in_transit", "sim/kernel",
-    "sim/kvcache", "sim/observation", "sim/placed", "sim/preemption", "sim/prefixcache", "sim/replica",
+    "sim/kvcache", "sim/lifetime", "sim/observation", "sim/placed", "sim/preemption", "sim/prefixcache", "sim/replica",
+    "sim/replica_resources",
     "sim/replica_view", "sim/stall_tracker", "sim/timeline", "sim/tournament",
     "sim/transfers", "sim/waiting_queue", "workload/sources",
 )  # fmt: skip

@@ -70,12 +70,13 @@ def test_events_are_ordered_by_time_priority_key_and_sequence(
 
 def test_replicas_decide_last_and_in_order_of_id() -> None:
     kernel, log = Kernel(), list[Any]()
-    replicas = [Logging(id, kernel, log, [2.0] if id == 1 else []) for id in range(3)]
+    for id in range(3):
+        Logging(id, kernel, log, [2.0] if id == 1 else [])
 
     def happen(now: float, argument: tuple[str, int | None]) -> None:
         log.append((now, argument[0]))
         if argument[1] is not None:
-            kernel.undecided.append(replicas[argument[1]])
+            kernel.undecided.append(argument[1])
 
     for priority, name, wakes in [(TICK, "tick", 2), (ARRIVAL, "arrival", 0), (COMMAND, "command", None)]:
         kernel.at(1.0, priority, 0, happen, (name, wakes))

@@ -8,7 +8,7 @@ from typing import Any
 from headway.control.live import Live, Stage
 from headway.sim.cluster import Cluster
 from headway.sim.replica import Replica
-from headway.sim.timeline import Line
+from headway.sim.replica_resources import Line
 
 
 def replicas_of(cluster: Cluster) -> list[Replica]:

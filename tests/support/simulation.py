@@ -50,7 +50,7 @@ from headway.policies.routing.round_robin import RoundRobinRouter
 from headway.policies.scaling.combos import CombosScaler
 from headway.sim import kernel
 from headway.sim.cluster import Cluster, Step
-from headway.sim.timeline import Line
+from headway.sim.replica_resources import Line
 from headway.workload.sources import ClosedLoop, RequestSource, TraceSource
 from headway.workload.table import FIELDS, Prefix, Workload
 

@@ -21,7 +21,7 @@ from headway.metrics.usage import fullest, usage
 from headway.perf.speculation import step_model
 from headway.policies.resolve import ordering, router
 from headway.sim.cluster import simulate
-from headway.sim.timeline import Line
+from headway.sim.replica_resources import Line
 from headway.workload.random_streams import stream
 from headway.workload.sources import ClosedLoop, RequestSource, TraceSource
 from headway.workload.table import Prefix, Workload

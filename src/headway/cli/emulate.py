@@ -28,7 +28,7 @@ from headway.perf.lora import slots_bytes
 from headway.policies import resolve
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.ordering.tiers import PriorityOrdering
-from headway.sim.timeline import Line
+from headway.sim.replica_resources import Line
 
 if TYPE_CHECKING:
     from headway.emulator.kv_events import KvEventsConfig

@@ -31,7 +31,7 @@ from headway.core.fleet import Combo, Fleet, Pool, unit_of
 from headway.gateway.settings import Batches, KeyStoreSettings
 from headway.perf.hosted import hosted_line
 from headway.perf.speculation import AnyStepModel, step_model
-from headway.sim.timeline import Line
+from headway.sim.replica_resources import Line
 
 Changes = Mapping[Key, tuple[str, Any]]
 """Key -> (the command line flag that sets it, the value)."""

@@ -55,6 +55,11 @@ class Control:
         self._slo: Policies | None = None
         """The policies whose SLOs apply to requests without their own; None: no default SLOs."""
 
+    def close(self) -> None:
+        """Let go of the services, which refer to the replicas, when a run is over."""
+        self.parts.close()
+        self._only, self.fallbacks = None, ModelFallbacks()
+
     # The loop.
 
     def on_arrival(self, live: Live, now: float) -> None:

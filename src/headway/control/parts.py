@@ -100,6 +100,12 @@ class Parts:
         if self.cascade is not None:
             service.add_learner(self.cascade.policy)
 
+    def close(self) -> None:
+        """Let go of the services, and of what belongs to them."""
+        for parts in (self.by_model, self.migrations, self.admissions, self.shedding, self.services):
+            parts.clear()
+        self.scaling = None
+
     def ticking(self) -> list[Ticking]:
         """The policies to call at intervals, in their fixed order."""
         preemptions = [service.preemptions for service in self.services if service.preemptions is not None]

@@ -25,9 +25,8 @@ from headway.emulator.kv_exchange import KvExchange, KvGoneError, KvLink, KvSour
 from headway.gateway.upstream.dialects import api_of
 from headway.sim.kernel import Kernel
 from headway.sim.replica import Replica, Run
-from headway.sim.replica_resources import PoolResources, adapter_times, calibrated_line
+from headway.sim.replica_resources import Line, PoolResources, adapter_times, calibrated_line
 from headway.sim.speculation import DraftCounts
-from headway.sim.timeline import Line
 
 
 class GeneratedTokens:

@@ -11,14 +11,14 @@ from heapq import heappop, heappush
 
 from headway.control.live import DECODING, NEVER, PREFILLING, WAITING, Live
 from headway.control.recorder import Recorder
-from headway.core.fleet import Engine, Pool
+from headway.core.fleet import Engine
 from headway.core.record import Cause
 from headway.sim.adapter_slots import AdapterSlots
 from headway.sim.checks import Checks
-from headway.sim.host_memory import HostMemory
 from headway.sim.kv_store import StoreClient
 from headway.sim.kvcache import KvCache
 from headway.sim.prefixcache import Keeping, PrefixCache
+from headway.sim.replica_resources import PoolResources
 from headway.sim.speculation import Speculation
 from headway.sim.stall_tracker import StallTracker
 from headway.sim.waiting_queue import WaitingQueue
@@ -28,7 +28,7 @@ class Batch:
     """Requests and memory of one replica."""
 
     __slots__ = (
-        "_drafts", "_segments", "_window_ends", "adapters", "cache_changes", "checks",
+        "_drafts", "_resources", "_segments", "_window_ends", "adapters", "cache_changes", "checks",
         "chunk_shapes", "chunk_tokens", "chunks", "context_offset", "decoding", "draft_slots", "engine",
         "expected_cached_tokens", "generated_offset", "growing", "host", "is_changed", "keeping", "kv",
         "kv_blocks_total", "max_num_batched_tokens", "max_num_seqs", "must_recheck", "num_growing", "num_waiting",
@@ -39,29 +39,24 @@ class Batch:
     def __init__(
         self,
         replica: int,
-        pool: Pool,
-        kv_blocks: int,
-        host: HostMemory,
+        resources: PoolResources,
         queue: WaitingQueue,
         recorder: Recorder,
         seed: int = 0,
-        adapters: AdapterSlots | None = None,
     ) -> None:
-        self.replica = replica
-        self.engine: Engine = pool.engine
-        self.max_num_seqs = pool.engine.max_num_seqs
-        self.max_num_batched_tokens = pool.engine.max_num_batched_tokens * pool.parallel.pp
-        """Limit for all micro-batches together."""
-        self.window = pool.model.sliding_window_tokens
-        drafts = pool.engine.drafts
+        self.replica, self._resources = replica, resources
+        self.engine: Engine = resources.engine
+        self.max_num_seqs, self.max_num_batched_tokens = resources.max_num_seqs, resources.max_num_batched_tokens
+        self.window = resources.window
+        drafts = resources.drafts
         self.speculation = None if drafts is None else Speculation(drafts, seed)
         self.draft_slots = 0 if drafts is None else drafts.num_slots
         """KV slots that each decoding request needs per iteration for tokens being verified or drafted."""
         self.ticks_are_plain = self.window is None and drafts is None
         """Whether a tick only increases `tick`: there is no attention window and no drafting."""
-        self.kv_blocks_total = kv_blocks
-        self.host = host
-        self.adapters = adapters
+        self.kv_blocks_total = resources.kv_blocks
+        self.host = resources.new_host_memory()
+        self.adapters: AdapterSlots | None = resources.new_adapter_slots()
         """The LoRA slots; None: no LoRA adapters."""
         self.queue = queue
         self.stalls: StallTracker | None = None
@@ -71,26 +66,26 @@ class Batch:
         self.cache_changes: set[int] | None = None
         """Segments whose cached blocks have changed, for `PrefixCache.changes`; None = there is no reader."""
         self.prefixes: PrefixCache | None = None
+        """The prefix cache, once there may be something in it."""
         self.store: StoreClient | None = None
         self.keeping: Keeping | None = None
         self.clear()
 
     def clear(self) -> None:
         """Remove all requests and all cached content."""
-        engine = self.engine
+        resources = self._resources
         if self.adapters is not None:
             self.adapters.clear()
-        self.kv = KvCache(self.kv_blocks_total, engine.block_size_tokens, engine.watermark, self.draft_slots)
+        self.kv = KvCache(self.kv_blocks_total, resources.block_size_tokens, resources.watermark, self.draft_slots)
         if self.speculation is not None:
             self.speculation.clear()
         if self.prefixes is not None and self.cache_changes is not None:
             self.cache_changes.update(self.prefixes.nodes)
             if self.prefixes.host is not None:
                 self.prefixes.host.clear()
-        if engine.prefix_caching:
-            self.prefixes = PrefixCache(
-                self.kv, self.host.prefix_tier(self.kv.block), self.cache_changes, self.store, self.keeping
-            )
+        self.prefixes = None
+        if self.cache_changes is not None or self.store is not None:
+            self.cache_prefixes()
         self.prefilling: dict[int, Live] = {}
         self.decoding: dict[int, Live] = {}
         self.resident: dict[int, Live] = {}
@@ -127,11 +122,19 @@ class Batch:
         self.cache_changes = set()
         self.clear()
 
+    def cache_prefixes(self) -> None:
+        """Begin to cache prefixes: before the first request with one, or the first preempted one, nothing is found."""
+        if self.prefixes is None and self._resources.caches_prefixes:
+            tier = self.host.prefix_tier(self.kv.block)
+            self.prefixes = PrefixCache(self.kv, tier, self.cache_changes, self.store, self.keeping)
+
     # Waiting requests: counts and KV.
 
     def count_waiting(self, live: Live) -> None:
         """Count a request as waiting: to prefill (again), or to be swapped in."""
         live.stage = WAITING
+        if live.prefix or live.output_id is not None:
+            self.cache_prefixes()
         if self.stalls is not None:
             self.stalls.update(live)
         if not live.swapped_tokens:

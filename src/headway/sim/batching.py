@@ -92,14 +92,14 @@ def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = T
     A request whose LoRA adapter has no slot is skipped, as in vLLM. With `reserve`, the blocks that decoding requests
     need in this iteration stay free.
     """
-    kv, tick, queue, prefixes, adapters = batch.kv, batch.tick, batch.queue, batch.prefixes, batch.adapters
+    kv, tick, queue, adapters = batch.kv, batch.tick, batch.queue, batch.adapters
     while (live := queue.first()) is not None:
         if budget <= 0:
             return
         if adapters is not None and live.lora and not adapters.has_room_for(live.lora):
             queue.pass_over()
             continue
-        hit = loaded = 0
+        hit, loaded, prefixes = 0, 0, batch.prefixes  # none before a request with a prefix, or preempted here
         if live.swapped_tokens:
             chunk = 0
             own = live.swapped_tokens - live.shared_blocks * kv.block

@@ -35,10 +35,9 @@ from headway.sim.kernel import BEFORE, COMMAND, TICK, Kernel
 from headway.sim.limits import SimulatedLimits
 from headway.sim.observation import Observation
 from headway.sim.replica import OrderReceived, Replica, Run
-from headway.sim.replica_resources import calibrated_line
+from headway.sim.replica_resources import Line, calibrated_line
 from headway.sim.row_order import RowOrder
 from headway.sim.schedulers import Schedulers, SharedControl
-from headway.sim.timeline import Line
 from headway.sim.transfers import KvTransfers
 from headway.workload.quality_judges import noisy_score
 from headway.workload.sources import RequestSource
@@ -91,14 +90,15 @@ def simulate(
             order=order,
             limits=SimulatedLimits(limits, fleet) if limits else None,
         )
-        return cluster.run(faults, until_s, roles)
+        records = cluster.run(faults, until_s, roles)
+        cluster.close()
+        return records
 
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
     """Collect garbage less often: a fleet of thousands of replicas has hundreds of thousands of objects, which live as
-    long as the run, so that collections during it free nothing. They refer to each other, and one collection frees them
-    afterwards."""
+    long as the run, so that collections during it free nothing."""
     before = gc.get_threshold()
     if not 0 < before[0] < _OBJECTS_PER_COLLECTION:  # off, or another run's
         yield
@@ -112,6 +112,8 @@ def _rare_collections() -> Iterator[None]:
 
 class Cluster:
     """A fleet in virtual time. Implements `control.effects.Effects` and `ScalingEffects`."""
+
+    __deletable__ = ("_control", "_fleet", "_incidents", "_observation", "_transfers")
 
     def __init__(
         self,
@@ -165,7 +167,7 @@ class Cluster:
 
     def _configure(self, policies: Policies) -> None:
         """Register the replicas with control, by model."""
-        names = {pool.model.name: pool.names for pool in self._pools}
+        names = {each.resources.model_name: each.resources.model_names for each in self._replicas}
         scaling = partial(self._scaling, policies)
         members = self._members(0)
         self._control.configure(policies, members, names, self._seed, scaling, self._observer, self._fallbacks)
@@ -178,10 +180,10 @@ class Cluster:
     def _members(self, scheduler: int) -> dict[str, list[Member]]:
         """A scheduler's view of the replicas, by model."""
         deployments = {part.name: each.name for each in self._fleet.deployments.values() for part in unit_of(each)}
-        members: dict[str, list[Member]] = {pool.model.name: [] for pool in self._pools}
+        members: dict[str, list[Member]] = {each.resources.model_name: [] for each in self._replicas}
         for replica in self._replicas:
-            pool = self._pools[replica.id]
-            members[pool.model.name].append(self._member(replica, deployments[pool.name], scheduler))
+            resources = replica.resources
+            members[resources.model_name].append(self._member(replica, deployments[resources.name], scheduler))
         return members
 
     def _scaling(self, policies: Policies, services: dict[str, Service]) -> Scaling | None:
@@ -193,10 +195,9 @@ class Cluster:
         return Scaling(policies.scaler(), view, pools, self, self._gpu_limits, policies.least, began_s)
 
     def _member(self, replica: Replica, deployment: str, scheduler: int = 0) -> Member:
-        pool = self._pools[replica.id]
-        view, loras, hosted = self._observation.view(replica, scheduler), pool.lora_names, pool.hosted
-        member = Member(view, replica.max_request_tokens, replica.max_num_waiting, deployment, loras)
-        member.window = None if hosted is None else hosted.max_concurrent
+        view, resources = self._observation.view(replica, scheduler), replica.resources
+        member = Member(view, replica.max_request_tokens, resources.max_num_waiting, deployment, resources.loras)
+        member.window = resources.max_concurrent
         return member
 
     # Control's effects.
@@ -333,6 +334,15 @@ class Cluster:
         self._control.write_unfinished(unfinished, stop_s)
         # When the run stops, the last tokens may not have reached the client.
         return self._records(max(stop_s, self._control.last_s))
+
+    def close(self) -> None:
+        """Take the parts apart after the run. They refer to each other, so that thousands of replicas would wait for
+        the garbage collector, which takes longer to find them than they take to be freed."""
+        self._kernel.close()
+        self._control.close()
+        self._replicas.clear()
+        self._schedulers = None
+        del self._control, self._fleet, self._incidents, self._observation, self._transfers
 
     def _is_active(self, now: float) -> bool:
         """Whether anything besides ticks may still happen."""

@@ -7,50 +7,41 @@ decides the next iteration, which repeats until something changes. The *horizon*
 from __future__ import annotations
 
 from math import inf
-from typing import Protocol
 
 from headway.control.live import WAITING, Live
-from headway.core.fleet import Engine
 from headway.sim.batching import BATCHING_RULES
 from headway.sim.in_transit import InTransit
 from headway.sim.kernel import COMMAND, Kernel
 from headway.sim.preemption import make_room
-from headway.sim.timeline import Launches, Timeline, first_boundary_at
-
-
-class Launched(Protocol):
-    """What knows launch times, which are computed at their first use."""
-
-    @property
-    def launches(self) -> Launches: ...
+from headway.sim.replica_resources import Launches, PoolResources
+from headway.sim.timeline import Timeline, first_boundary_at
 
 
 class EngineScheduler:
     """Decides what one replica runs, and for how long. With `is_exact`, each iteration is decided separately."""
 
     __slots__ = (
-        "_batch", "_batching_rule", "_changes", "_has_frontend", "_is_exact", "_kernel", "_lag", "_launched",
-        "_launches", "_queue", "_timeline", "_transit", "request_s", "tokenize_s",
+        "_batch", "_batching_rule", "_changes", "_has_frontend", "_is_exact", "_kernel", "_lag", "_launches",
+        "_queue", "_resources", "_timeline", "_transit", "request_s", "tokenize_s",
     )  # fmt: skip
 
     def __init__(
         self,
-        engine: Engine,
+        resources: PoolResources,
         kernel: Kernel,
         timeline: Timeline,
         transit: InTransit,
         is_exact: bool,
-        launched: Launched,
     ) -> None:
         self._batch, self._queue = transit.batch, transit.batch.queue
         self._timeline, self._transit = timeline, transit
         self._kernel, self._changes = kernel, kernel.changes
         self._is_exact = is_exact
-        self._batching_rule = BATCHING_RULES[engine.batching]
-        self._lag = engine.schedule_lag
-        self._launched = launched
+        self._batching_rule = BATCHING_RULES[resources.engine.batching]
+        self._lag = resources.schedule_lag
+        self._resources = resources
         self._launches: Launches | None = None
-        self.request_s, self.tokenize_s = engine.request_overhead_s, engine.tokenize_s_per_token
+        self.request_s, self.tokenize_s = resources.request_s, resources.tokenize_s
         """Frontend time per request, and per prompt token."""
         self._has_frontend = bool(self._lag or self.request_s or self.tokenize_s)
         """Whether requests reach the scheduler some time after their placement."""
@@ -182,7 +173,7 @@ class EngineScheduler:
         if not has_chunks and batch.checks.ticks.least > tick:
             return False
         if launches is None:
-            launches = self._launches = self._launched.launches
+            launches = self._launches = self._resources.launches
             timeline.least_launch_s = min(launches.graph_s, launches.parts_s, launches.whole_s)
         has_more = batch.prefill_tokens_left > batch.chunk_tokens
         scheduled_s = timeline.scheduled_s(now)

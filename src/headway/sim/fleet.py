@@ -18,8 +18,7 @@ from headway.sim.kv_store import KvStore, StoreClient
 from headway.sim.lifetime import Lifetime
 from headway.sim.provisioning import InstanceSources
 from headway.sim.replica import Replica, Run
-from headway.sim.replica_resources import PoolResources
-from headway.sim.timeline import Line
+from headway.sim.replica_resources import Line, PoolResources
 
 
 class SimulatedFleet:
@@ -57,8 +56,7 @@ class SimulatedFleet:
         self._kv_kinds: dict[tuple[str, float, int, Parallel], int] = {}
         """Numbers of the kinds of KV in the store."""
         for deployment in deployments:
-            for _ in range(deployment.replicas):
-                self._add_unit(deployment, 0.0)
+            self._add_units(deployment, deployment.replicas, 0.0)
         if not self.replicas:
             raise HeadwayError("fleet: no replicas; at least one pool needs `replicas` of 1 or more")
 
@@ -67,10 +65,13 @@ class SimulatedFleet:
 
     # Units.
 
-    def _add_unit(self, deployment: Pool | Combo, now: float) -> list[Replica]:
-        self._num_units += 1
+    def _add_units(self, deployment: Pool | Combo, num: int, now: float) -> list[Replica]:
         goodput_rps = deployment.goodput_rps if isinstance(deployment, Combo) else None
-        return [self._add(each, now, goodput_rps) for each in unit_of(deployment)]
+        pools, added = unit_of(deployment), list[Replica]()
+        for _ in range(num):
+            self._num_units += 1
+            added += [self._add(pool, now, goodput_rps) for pool in pools]
+        return added
 
     def _add(self, pool: Pool, now: float, goodput_rps: float | None) -> Replica:
         resources, ordering = self._resources[pool.name], self._ordering()
@@ -96,7 +97,7 @@ class SimulatedFleet:
 
     def start_unit(self, deployment: str, now: float) -> tuple[list[Replica], float]:
         """Acquire and start another unit of a pool or combo. Returns its replicas, and the seconds until they serve."""
-        unit = self._add_unit(self.deployments[deployment], now)
+        unit = self._add_units(self.deployments[deployment], 1, now)
         start_s = max(self._instance_sources.acquire(replica.id, self.pools[replica.id], now) for replica in unit)
         for replica in unit:
             replica.is_up = False
@@ -129,17 +130,21 @@ class SimulatedFleet:
     def records(self, end_s: float) -> tuple[ReplicaRecord, ...]:
         """The records of all replicas until the end of the run."""
         of_pool: dict[str, ReplicaRecord] = {}
-        for replica, pool in zip(self.replicas, self.pools, strict=True):
+        records = []
+        for replica, pool, lifetime in zip(self.replicas, self.pools, self.lifetimes, strict=True):
             if pool.name not in of_pool:
-                of_pool[pool.name] = self._pool_record(replica)
-        return tuple([self._record(of_pool[self.pools[each.id].name], each, end_s) for each in self.replicas])
+                of_pool[pool.name] = self._pool_record(replica, end_s)
+            alike = of_pool[pool.name]
+            is_alike = lifetime.is_unchanged and lifetime.start_s == 0.0
+            records.append(replace(alike, id=replica.id) if is_alike else self._record(alike, replica.id, end_s))
+        return tuple(records)
 
-    def _record(self, of_pool: ReplicaRecord, replica: Replica, end_s: float) -> ReplicaRecord:
-        lifetime = self.lifetimes[replica.id]
-        origin, replaces = self._instance_sources.origin(replica.id)
+    def _record(self, of_pool: ReplicaRecord, replica: int, end_s: float) -> ReplicaRecord:
+        lifetime = self.lifetimes[replica]
+        origin, replaces = self._instance_sources.origin(replica)
         return replace(
             of_pool,
-            id=replica.id,
+            id=replica,
             up=lifetime.up(end_s),
             down=lifetime.down(end_s),
             origin=origin,
@@ -148,9 +153,10 @@ class SimulatedFleet:
             for_decode=lifetime.with_role("decode", end_s),
         )
 
-    def _pool_record(self, replica: Replica) -> ReplicaRecord:
-        """The record of one replica of a pool, with what all of them share."""
+    def _pool_record(self, replica: Replica, end_s: float) -> ReplicaRecord:
+        """The record of one replica of a pool, as of all that served from the beginning to the end."""
         pool = self.pools[replica.id]
+        lifetime = Lifetime(pool.role, 0.0)
         is_hosted = pool.hosted is not None
         return ReplicaRecord(
             id=replica.id,
@@ -163,9 +169,11 @@ class SimulatedFleet:
             watts=pool.gpu.watts * pool.num_gpus,
             kv_capacity_tokens=0 if is_hosted else replica.view.kv_blocks_total * pool.engine.block_size_tokens,
             max_num_seqs=replica.view.max_num_seqs,
-            up=(),
+            up=lifetime.up(end_s),
+            for_prefill=lifetime.with_role("prefill", end_s),
+            for_decode=lifetime.with_role("decode", end_s),
             usd_per_million_input_tokens=pool.usd_per_million_input_tokens if is_hosted else 0.0,
             usd_per_million_output_tokens=pool.usd_per_million_output_tokens if is_hosted else 0.0,
             usd_per_million_cached_tokens=pool.usd_per_million_cached_tokens if is_hosted else None,
-            power=self._resources[pool.name].power,
+            power=self._resources[pool.name].power(),
         )

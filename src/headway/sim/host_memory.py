@@ -35,6 +35,10 @@ class HostMemory:
         """Seconds to copy a number of tokens' KV over the host link."""
         self._offload_tokens = offload_tokens
 
+    def empty(self) -> HostMemory:
+        """An empty host memory of the same size."""
+        return HostMemory(self.capacity_tokens, self._copy_s, self._offload_tokens)
+
     def prefix_tier(self, block_size_tokens: int) -> HostPrefixTier | None:
         """An empty second tier for the prefix cache; None if it has no memory."""
         capacity_blocks = self._offload_tokens // block_size_tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
-from operator import attrgetter
 from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
@@ -82,8 +81,8 @@ class Kernel:
         """The time of the next arrival, which is not in the heap: only one is known at a time."""
         self.arrive: Callable[[float], object] | None = None
         """Called at `arrival_s`, with the priority `ARRIVAL`. It sets the next time."""
-        self.undecided: list[Sleeper] = []
-        """Replicas that decide at the end of this instant. Each appends itself once."""
+        self.undecided: list[int] = []
+        """The numbers of replicas that decide at the end of this instant, each once."""
         self.changes = Changes()
         self.priority = self.key = 0
         """Of the latest event."""
@@ -134,6 +133,12 @@ class Kernel:
             if undecided and self.next_s() > now:
                 self._settle()
 
+    def close(self) -> None:
+        """Let go of the replicas and of the driver, which refer to the kernel."""
+        self._sleepers.clear()
+        self._heap.clear()
+        self.arrive = None
+
     def next_s(self) -> float:
         """The time of the next event; infinite if there is none."""
         next_s = self.boundaries.least
@@ -160,10 +165,11 @@ class Kernel:
         if self.settled_s != self.now:
             self.settled_s, self.num_rounds = self.now, 0
         while undecided and self.next_s() > self.now:
-            due = sorted(undecided, key=attrgetter("id")) if len(undecided) > 1 else undecided[:]
+            due = sorted(undecided) if len(undecided) > 1 else undecided[:]
             undecided.clear()
             self.num_rounds += 1
-            for replica in due:
+            for number in due:
+                replica = self._sleepers[number]
                 self.deciding = replica.id
                 replica.decide(self.now)
         self.deciding = -1

@@ -20,6 +20,11 @@ class Lifetime:
         self._downs: list[tuple[float, float]] = []
         self._roles: list[tuple[float, Role]] = [(now, role)]
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the replica has served in one role since `start_s`."""
+        return not self._downs and len(self._roles) == 1 and self.end_s == inf
+
     def start_down(self, now: float, until_s: float = inf) -> None:
         """Begin an interval in which the replica does not serve."""
         self._downs.append((now, until_s))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from headway.control.cache_index import CacheIndex
 from headway.control.changes import Changes
 from headway.control.live import Live
@@ -40,9 +38,9 @@ class PlacedRequests:
     def clear(self) -> None:
         """Forget all requests; keep `recent_loras` and the cache index."""
         self.num_in_flight = self.output_tokens = self.num_received = 0
-        self.num_by_tier: defaultdict[int, int] = defaultdict(int)
+        self.num_by_tier: dict[int, int] = {}
         ordering = self._queued_ordering
-        self.queue_lengths = [0] * (0 if ordering is None else ordering.num_queues)
+        self.queue_lengths: list[int] = [] if ordering is None else [0] * ordering.num_queues
         """Number of requests in each queue of the ordering; empty without an ordering."""
         self.paused = PausedRequests(self._batch.replica)
         """Requests paused here for others, and held until there is room."""
@@ -54,7 +52,7 @@ class PlacedRequests:
         self.num_in_flight += 1
         self._batch.generated_offset += live.generated_tokens
         self.output_tokens += live.output_tokens
-        self.num_by_tier[live.tier] += 1
+        self.num_by_tier[live.tier] = self.num_by_tier.get(live.tier, 0) + 1
         if live.lora:
             self.recent_loras.note(live.lora)
         if self.cache_index is not None:

@@ -52,6 +52,7 @@ def evict_for(batch: Batch, live: Live, now: float) -> bool:
 def preempt(batch: Batch, live: Live, now: float) -> None:
     """Return a request to the queue, with its KV dropped or swapped out."""
     live.preemptions += 1
+    batch.cache_prefixes()  # its blocks may be found again
     if live.stage is WAITING:
         _evict(batch, live)
         return

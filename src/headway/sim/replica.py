@@ -89,7 +89,7 @@ class Replica(Sleeper):
     __slots__ = (
         "_api_server", "_cancelling", "_kernel", "_listener", "_makes_first_token", "_pausing",
         "_reports_late", "_sends_first_token",
-        "_undecided", "batch", "is_up", "max_num_waiting", "max_request_tokens", "placed", "response_s",
+        "_undecided", "batch", "is_up", "max_request_tokens", "placed", "resources", "response_s",
         "scheduler", "timeline", "transit", "view",
     )  # fmt: skip
 
@@ -97,38 +97,25 @@ class Replica(Sleeper):
         self, id: int, resources: PoolResources, ordering: Ordering, run: Run, combo: int, goodput_rps: float | None
     ) -> None:
         """`combo`: number of the replica's unit; `goodput_rps`: what the unit can serve."""
-        pool, kernel, recorder = resources.pool, run.kernel, run.recorder
-        self.id, self.is_up = id, True
+        kernel, recorder = run.kernel, run.recorder
+        self.id, self.resources, self.is_up = id, resources, True
         self._kernel, self._undecided = kernel, kernel.undecided
         self._listener = run.listener
-        queue, host = WaitingQueue(ordering), resources.new_host_memory()
-        self.batch = batch = Batch(
-            id,
-            pool,
-            resources.kv_blocks,
-            host,
-            queue,
-            recorder,
-            run.seed,
-            None if pool.lora is None else resources.new_adapter_slots(),
-        )
-        self._reports_late = late = resources.reports_late
-        self.timeline = timeline = Timeline(
-            self, batch, resources.line, kernel, recorder.stretches, late, resources.model
-        )
+        self.batch = batch = Batch(id, resources, WaitingQueue(ordering), recorder, run.seed)
+        self._reports_late = resources.reports_late
+        self.timeline = timeline = Timeline(kernel.add(self), batch, resources, kernel, recorder.stretches)
         self.placed = PlacedRequests(batch, kernel.changes)
         self.transit = InTransit(batch, timeline, self.placed)
-        self.scheduler = EngineScheduler(pool.engine, kernel, timeline, self.transit, run.is_exact, resources)
+        self.scheduler = EngineScheduler(resources, kernel, timeline, self.transit, run.is_exact)
         self.view = SimulatedView(resources, kernel, timeline, self.transit, run.pacer, run.network, combo, goodput_rps)
-        self.response_s = pool.engine.response_overhead_s
-        self._api_server = ApiServer(pool.engine.token_overhead_s)
-        if pool.engine.token_overhead_s:
+        self.response_s = resources.response_s
+        self._api_server = ApiServer(resources.token_s)
+        if resources.token_s:
             timeline.api_server = self._api_server
-        self._makes_first_token = pool.handover.first_token != "decode"
-        self._sends_first_token = pool.handover.first_token == "sent"
-        self.max_num_waiting = pool.engine.max_num_waiting
+        self._makes_first_token = resources.makes_first_token
+        self._sends_first_token = resources.sends_first_token
         room_tokens = (batch.kv.total - batch.kv.watermark) * batch.kv.block + 1 - batch.draft_slots
-        self.max_request_tokens = min(room_tokens, pool.model.max_context_tokens)
+        self.max_request_tokens = min(room_tokens, resources.max_context_tokens)
         """Longest request, in prompt plus output tokens, that can run here alone."""
         self._cancelling: list[Live] = []
         """Running requests that leave at the next boundary."""
@@ -205,6 +192,8 @@ class Replica(Sleeper):
     def halt(self, now: float, cause: Cause) -> list[Live]:
         """Stop in the middle of an iteration; complete iterations count. Returns the requests here, sorted by id."""
         batch, timeline = self.batch, self.timeline
+        if not (self.placed.num_in_flight or self.transit.leaving or timeline.k_end):  # nothing is here or unrecorded
+            return []
         n = timeline.ticks_ahead(now)
         timeline.k += n
         batch.tick += n
@@ -410,10 +399,9 @@ class Replica(Sleeper):
 
     def use_store(self, store: StoreClient | None) -> None:
         """Extend the prefix cache by a shared store, and by the engine's keeping. Call before the first request."""
-        engine, keeping = self.batch.engine, None
-        keep_s, share = engine.kv_keep
-        if engine.prefix_caching and keep_s:
-            keeping = Keeping(keep_s, share, self._now, self._end_keeping_at)
+        resources, keeping = self.resources, None
+        if resources.caches_prefixes and resources.keep_s:
+            keeping = Keeping(resources.keep_s, resources.keep_share, self._now, self._end_keeping_at)
         if store is not None or keeping is not None:
             self.batch.extend_cache(store, keeping)
 

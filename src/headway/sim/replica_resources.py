@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from headway.catalog.costs import costs
-from headway.core.fleet import LoraAdapter, Pool
+from headway.core.fleet import LoraAdapter, Pool, Role
 from headway.core.record import ReplicaPower
 from headway.perf import copies, lora, memory
-from headway.perf.copies import LOCAL, cold_start_s
+from headway.perf.copies import LOCAL, cold_start_s, kv_transfer_s
 from headway.perf.engine_times import PoolTimes
 from headway.perf.hosted import hosted_line
 from headway.perf.power import replica_power
@@ -17,46 +17,88 @@ from headway.perf.speculation import step_model
 from headway.perf.step import StepModel, most_graph_tokens
 from headway.sim.adapter_slots import AdapterSlots, LoadTimes
 from headway.sim.host_memory import HostMemory
-from headway.sim.timeline import Launches, Line
+
+Line = Callable[[int, int, Sequence[tuple[int, int]], int, int], tuple[float, float, int | None]]
+"""The step times of a batch: see `perf.step.StepModel.line`."""
+
+
+class Launches:
+    """Seconds of the host to launch an iteration: without prompts, as one graph (`graph_s`); with prompts, of up to
+    `most_graph_tokens`, for which graphs were captured in parts (`parts_s`); and of more tokens (`whole_s`)."""
+
+    __slots__ = ("graph_s", "longest_s", "most_graph_tokens", "parts_s", "whole_s")
+
+    def __init__(self, graph_s: float, parts_s: float, whole_s: float, most_graph_tokens: int) -> None:
+        self.graph_s, self.parts_s, self.whole_s = graph_s, parts_s, whole_s
+        self.longest_s = max(graph_s, parts_s, whole_s)
+        self.most_graph_tokens = most_graph_tokens
 
 
 class PoolResources:
-    """What all replicas of a pool have in common. A model that does not fit its GPUs is an error when sizes are
-    read."""
+    """What all replicas of a pool have in common, read once from its specification. A model that does not fit its GPUs
+    is an error when sizes are read."""
 
     def __init__(self, pool: Pool, line: Line) -> None:
-        self.pool, self.line = pool, line
+        engine = pool.engine
+        self.pool, self.engine, self.line = pool, engine, line
         owner = getattr(line, "__self__", None)
         self.model = owner if isinstance(owner, StepModel) and owner.line == line else None
-        """The model whose method `line` is, if it is one's."""
+        """The model whose method `line` is, if it is one's. Compiled code calls it without making objects of the
+        arguments."""
         self.times = PoolTimes(pool, line)
-        self.reports_late = bool(pool.engine.schedule_lag) and pool.parallel.tp * pool.parallel.pp == 1
+        self.reports_late = bool(engine.schedule_lag) and pool.parallel.tp * pool.parallel.pp == 1
         """Whether the process that reports an iteration's outputs launches the next one first. Engines on several GPUs
         have other processes for launches."""
+        self.name, self.gpu, self.region = pool.name, pool.gpu.name, pool.region
+        self.role: Role = pool.role
+        self.model_name, self.model_names, self.loras = pool.model.name, pool.names, pool.lora_names
+        self.max_concurrent: int | None = None if pool.hosted is None else pool.hosted.max_concurrent
+        self.max_num_seqs = engine.max_num_seqs
+        self.max_num_batched_tokens = engine.max_num_batched_tokens * pool.parallel.pp
+        """Limit for all micro-batches together."""
+        self.max_num_waiting, self.max_context_tokens = engine.max_num_waiting, pool.model.max_context_tokens
+        self.window, self.drafts = pool.model.sliding_window_tokens, engine.drafts
+        self.block_size_tokens, self.watermark = engine.block_size_tokens, engine.watermark
+        self.caches_prefixes = engine.prefix_caching
+        self.keep_s, self.keep_share = engine.kv_keep
+        self.schedule_lag, self.launch_overhead_s = engine.schedule_lag, engine.launch_overhead_s
+        self.request_s, self.tokenize_s = engine.request_overhead_s, engine.tokenize_s_per_token
+        """Frontend time per request, and per prompt token."""
+        self.response_s, self.token_s = engine.response_overhead_s, engine.token_overhead_s
+        self.makes_first_token = pool.handover.first_token != "decode"
+        self.sends_first_token = pool.handover.first_token == "sent"
+        self.kv_transfer_s: Callable[[int], float] = partial(kv_transfer_s, pool)
+        self._has_adapters = pool.lora is not None
+        self._kv_blocks = -1
+        self._launches: Launches | None = None
+        self._host: HostMemory | None = None
 
-    @cached_property
+    @property
     def kv_blocks(self) -> int:
         """KV blocks of one replica."""
-        return kv_blocks(self.pool)
+        if self._kv_blocks < 0:
+            self._kv_blocks = kv_blocks(self.pool)
+        return self._kv_blocks
 
-    @cached_property
+    @property
     def launches(self) -> Launches:
         """Launch times of iterations."""
-        engine = self.pool.engine
-        most = most_graph_tokens(engine, self.pool.parallel)
-        parts_s, whole_s = (self.line(0, 0, [(tokens, 0)], 0, 0)[1] for tokens in (1, most + 1))
-        return Launches(engine.launch_overhead_s, parts_s, whole_s, most)
+        if self._launches is None:
+            most = most_graph_tokens(self.engine, self.pool.parallel)
+            parts_s, whole_s = (self.line(0, 0, [(tokens, 0)], 0, 0)[1] for tokens in (1, most + 1))
+            self._launches = Launches(self.launch_overhead_s, parts_s, whole_s, most)
+        return self._launches
 
-    @cached_property
-    def new_host_memory(self) -> Callable[[], HostMemory]:
-        """A factory of empty host memories, one per replica."""
-        return host_memories(self.pool)
+    def new_host_memory(self) -> HostMemory:
+        """Empty host memory for a new replica."""
+        if self._host is None:
+            self._host = host_memory(self.pool)
+        return self._host.empty()
 
     def new_adapter_slots(self) -> AdapterSlots | None:
         """Empty LoRA slots for a new replica; None if the pool has no adapters."""
-        return adapter_slots(self.pool)
+        return adapter_slots(self.pool) if self._has_adapters else None
 
-    @cached_property
     def power(self) -> ReplicaPower | None:
         """A replica's power by its load."""
         return replica_power(self.pool)
@@ -112,16 +154,10 @@ def adapter_times(pool: Pool, adapter: LoraAdapter) -> LoadTimes:
 
 def host_memory(pool: Pool) -> HostMemory:
     """Host memory of one replica for preempted and cached KV; none for a hosted pool."""
-    return host_memories(pool)()
-
-
-def host_memories(pool: Pool) -> Callable[[], HostMemory]:
-    """A factory of empty host memories, one per replica; the size is computed once."""
     if pool.hosted is not None:
-        return partial(HostMemory, 0, lambda tokens: 0.0)
+        return HostMemory(0, lambda tokens: 0.0)
     per_token = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel).kv_bytes_per_token
-    return partial(
-        HostMemory,
+    return HostMemory(
         int(pool.engine.host_memory_bytes / per_token),
         lambda tokens: copies.host_copy_s(tokens * per_token, pool.gpu, pool.parallel.num_gpus),
         int(pool.engine.kv_offload_bytes / per_token),

@@ -6,18 +6,16 @@ Values that change within a stretch are computed when read, and hold until the n
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from math import inf
 from typing import cast
 
 from headway.control.cache_index import Change, spans
 from headway.control.live import Live
 from headway.control.recent_adapters import RecentAdapters
-from headway.core.fleet import Network, Pool
+from headway.core.fleet import Network
 from headway.core.pacer import Pacer
 from headway.core.replica_counts import UNKNOWN, Counted, Counts
 from headway.core.view import EngineTimes, RequestView
-from headway.perf.copies import kv_transfer_s
 from headway.sim.in_transit import InTransit
 from headway.sim.kernel import Kernel
 from headway.sim.replica_resources import PoolResources
@@ -46,13 +44,12 @@ class SimulatedView(Counted):
         combo: int,
         goodput_rps: float | None,
     ) -> None:
-        pool: Pool = resources.pool
         batch, placed = transit.batch, transit.placed
         self._batch, self._timeline, self._transit, self._placed = batch, timeline, transit, placed
         self._kernel, self._pacer = kernel, pacer
         self.id = batch.replica
-        self.pool, self.model, self.gpu, self.region = pool.name, pool.model.name, pool.gpu.name, pool.region
-        self.role = pool.role
+        self.pool, self.model, self.gpu = resources.name, resources.model_name, resources.gpu
+        self.region, self.role = resources.region, resources.role
         self.is_draining = False
         self.combo, self.goodput_rps = combo, goodput_rps
         self.times: EngineTimes | None = resources.times
@@ -60,7 +57,7 @@ class SimulatedView(Counted):
         self.block_size_tokens = batch.kv.block
         self.recent_loras: RecentAdapters = placed.recent_loras
         self.max_loras = self.recent_loras.num_slots
-        self._kv_transfer_s: Callable[[int], float] = partial(kv_transfer_s, pool)
+        self._kv_transfer_s: Callable[[int], float] = resources.kv_transfer_s
         self._latency_s = network.latency_s
         self.holds_until_s = -inf
         """Earliest time at which a value read since the last reset (to infinity) changes, if nothing else happens. Not

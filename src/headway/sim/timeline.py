@@ -7,30 +7,14 @@ boundary. Reads in between see the complete iterations and do not end the epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from math import inf, nextafter, sqrt
 from typing import Final
 
 from headway.control.recorder import BegunStretch, StretchTable
-from headway.perf.step import StepModel
 from headway.sim.api_server import ApiServer
 from headway.sim.batch import Batch
-from headway.sim.kernel import Kernel, Sleeper
-
-Line = Callable[[int, int, Sequence[tuple[int, int]], int, int], tuple[float, float, int | None]]
-"""The step times of a batch: see `perf.step.StepModel.line`."""
-
-
-class Launches:
-    """Seconds of the host to launch an iteration: without prompts, as one graph (`graph_s`); with prompts, of up to
-    `most_graph_tokens`, for which graphs were captured in parts (`parts_s`); and of more tokens (`whole_s`)."""
-
-    __slots__ = ("graph_s", "longest_s", "most_graph_tokens", "parts_s", "whole_s")
-
-    def __init__(self, graph_s: float, parts_s: float, whole_s: float, most_graph_tokens: int) -> None:
-        self.graph_s, self.parts_s, self.whole_s = graph_s, parts_s, whole_s
-        self.longest_s = max(graph_s, parts_s, whole_s)
-        self.most_graph_tokens = most_graph_tokens
+from headway.sim.kernel import Kernel
+from headway.sim.replica_resources import PoolResources
 
 
 class Timeline:
@@ -44,7 +28,6 @@ class Timeline:
         "_line",
         "_model",
         "_opened",
-        "_owner",
         "_reports_late",
         "_seen_s",
         "_slot",
@@ -70,23 +53,20 @@ class Timeline:
 
     def __init__(
         self,
-        owner: Sleeper,
+        slot: int,
         batch: Batch,
-        line: Line,
+        resources: PoolResources,
         kernel: Kernel,
         stretches: StretchTable,
-        reports_late: bool = False,
-        model: StepModel | None = None,
     ) -> None:
-        """`reports_late`: the engine launches an iteration before it reports the one before: see `report_late`.
-        `model`: the one whose method `line` is, which compiled code calls without making objects of the arguments."""
-        self._owner, self._batch = owner, batch
+        """`slot`: the number that the kernel gave the replica."""
+        self._batch = batch
         self.kernel = kernel
         self._boundaries, self._undecided = kernel.boundaries, kernel.undecided
-        self._slot = kernel.add(owner)
-        self._stretches, self._line, self._model = stretches, line, model
-        self._lag, self._reports_late = bool(batch.engine.schedule_lag), reports_late
-        self._graph_s = batch.engine.launch_overhead_s
+        self._slot = slot
+        self._stretches, self._line, self._model = stretches, resources.line, resources.model
+        self._lag, self._reports_late = resources.schedule_lag > 0, resources.reports_late
+        self._graph_s = resources.launch_overhead_s
         self.least_launch_s = 0.0
         """The shortest launch, for which the report of an iteration with prompts waits at least."""
         self.slowdown = 1.0
@@ -94,7 +74,7 @@ class Timeline:
         self.api_server: ApiServer | None = None
         """Sends the tokens of each tick; None: sending takes no time."""
         self.is_due = False
-        """Whether the owner is among the kernel's undecided replicas."""
+        """Whether the replica is among the kernel's undecided ones."""
         self.reset()
 
     def reset(self) -> None:
@@ -312,7 +292,7 @@ class Timeline:
         """Decide after everything else at this instant."""
         if not self.is_due:
             self.is_due = True
-            self._undecided.append(self._owner)
+            self._undecided.append(self._slot)
 
     def sleep_until(self, k: int) -> None:
         """Wake the owner at boundary k. Cancels an earlier sleep."""

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Final
 
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64
 
 IS_COMPILED: Final = not __file__.endswith(".py")
@@ -40,11 +40,10 @@ class Tournament:
             return
         while self._num_leaves < num_slots:
             self._num_leaves *= 2
-        self._tree, self.least = vec[float](), inf
-        for _ in range(2 * self._num_leaves):
-            self._tree = append(self._tree, inf)
+        self._tree, self.least = vec[float]([inf] * (2 * self._num_leaves)), inf
         for slot in range(num_leaves):
-            self.set(slot, values[num_leaves + slot])
+            if values[num_leaves + slot] < inf:
+                self.set(slot, values[num_leaves + slot])
 
     def set(self, slot: i64, value: float) -> None:
         """Change the value of a slot; infinite: remove it."""

@@ -22,7 +22,7 @@ from headway.perf.engine_times import pool_times
 from headway.perf.step import Chunk, StepModel
 from headway.policies.resolve import ordering, router
 from headway.sim.cluster import simulate
-from headway.sim.timeline import Line
+from headway.sim.replica_resources import Line
 from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
 

@@ -21,7 +21,7 @@ from headway.planning.cascade.problem import CascadeProblem, HandoverSettings, L
 from headway.planning.cascade.request import PlanningRequest
 from headway.planning.rehearsals import RehearsalCache, content_key
 from headway.sim.cluster import simulate
-from headway.sim.timeline import Line
+from headway.sim.replica_resources import Line
 from headway.workload.random_streams import stream
 from headway.workload.sources import TraceSource
 from headway.workload.table import Workload

@@ -38,7 +38,7 @@ from headway.policies.routing.jsq_tokens import JsqTokensRouter
 from headway.policies.scaling.cover import HOUR_S, GreedyCover
 from headway.policies.scaling.hourly_plan import DAY_S, Planning
 from headway.sim.cluster import simulate
-from headway.sim.timeline import Line
+from headway.sim.replica_resources import Line
 from headway.workload.generate import generate
 from headway.workload.sources import TraceSource
 from headway.workload.spec import TraceSpec, WorkloadSpec, resolved

@@ -30,7 +30,7 @@ from headway.planning.cascade.request import PlanningRequest
 from headway.policies.cascade.thresholds import ThresholdsCascade
 from headway.policies.resolve import PolicyChoice
 from headway.sim.cluster import simulate
-from headway.sim.timeline import Line
+from headway.sim.replica_resources import Line
 from headway.workload.quality import with_scores
 from headway.workload.quality_traces import DEEPSEEK, generate_scores
 from headway.workload.random_streams import stream

@@ -23,7 +23,7 @@ from headway.planning.cascade.rehearsal import rehearse, simulated, tighten_unti
 from headway.planning.cascade.request import PlanningRequest
 from headway.planning.cascade.search import Search
 from headway.sim.cluster import simulate
-from headway.sim.timeline import Line
+from headway.sim.replica_resources import Line
 from headway.workload.quality import Scores
 from headway.workload.quality_judges import GPT_4O_MINI, LLAMA_70B, JudgeNoise, LinearJudge, misjudged, trained
 from headway.workload.sources import TraceSource
