@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import Enum
+from math import inf
 
 from headway.core.decision import Placement
 from headway.core.record import Ended, Outcome
-from headway.core.view import FleetView, ReplicaView, RequestView
+from headway.core.view import Bounds, FleetView, ReplicaView, RequestView
 from headway.policies.arguments import require_at_least, require_between
 
 
@@ -54,16 +54,26 @@ class InfaasRouter:
         self._ewma_s: dict[int, float] = {}
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        replicas = view.replicas
-        mean_s = self._mean_s(replicas)
+        mean_s = self._mean_s(view)
         costs = []
-        for replica in replicas:
-            queue = max(replica.num_in_flight, replica.num_waiting + replica.num_running)
-            latency_s = self._ewma_s.get(replica.id, mean_s)
-            penalty = self.state(replica, mean_s).value
-            cost = self._alpha * queue + self._beta * latency_s + self._gamma * penalty
+
+        def cost(replica: ReplicaView) -> float:
+            queue, latency_s = _queue(replica), self._ewma_s.get(replica.id, mean_s)
+            cost = self._alpha * queue + self._beta * latency_s + self._gamma * self.state(replica, mean_s).value
             costs.append((cost, queue, replica.id))
+            return cost
+
+        if view.find_least_score(self._bounds, (mean_s, 0.0, 0.0), cost) is None:
+            costs.clear()
+            for replica in view.replicas:
+                cost(replica)
         return Placement(min(costs)[2])
+
+    def _bounds(self, replica: ReplicaView) -> Bounds:
+        """The cost without the penalty for interference, which depends on the mean."""
+        queue, own_s, state = _queue(replica), self._ewma_s.get(replica.id), self.state(replica, inf)
+        first = self._alpha * queue + self._beta * (own_s or 0.0) + self._gamma * state.value
+        return first, self._beta if own_s is None else 0.0, 0.0, 0.0, (queue, own_s, state)
 
     def state(self, replica: ReplicaView, mean_s: float) -> State:
         if replica.is_draining:
@@ -80,7 +90,17 @@ class InfaasRouter:
             before_s = self._ewma_s.get(record.replica, took_s)
             self._ewma_s[record.replica] = before_s + self._weight * (took_s - before_s)
 
-    def _mean_s(self, replicas: Sequence[ReplicaView]) -> float:
+    def _mean_s(self, view: FleetView) -> float:
         """The mean of the replicas' EWMA; 0 until a request has finished."""
-        latency_s = [self._ewma_s[replica.id] for replica in replicas if replica.id in self._ewma_s]
-        return sum(latency_s) / len(latency_s) if latency_s else 0.0
+        num = sum(view.map(self._has_finished))
+        return sum(view.map(self._usual_s)) / num if num else 0.0
+
+    def _has_finished(self, replica: ReplicaView) -> bool:
+        return replica.id in self._ewma_s
+
+    def _usual_s(self, replica: ReplicaView) -> float:
+        return self._ewma_s.get(replica.id, 0.0)
+
+
+def _queue(replica: ReplicaView) -> int:
+    return max(replica.num_in_flight, replica.num_waiting + replica.num_running)

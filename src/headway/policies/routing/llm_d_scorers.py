@@ -36,29 +36,45 @@ class LlmDScorersRouter:
         self._max_waiting, self._max_kv = max_waiting, max_kv
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        replicas = [replica for replica in view.replicas if self._has_room(replica)] or view.replicas
-        scores = self._scores(request, replicas)
+        replicas, waiting, used = view.replicas, view.map(_num_waiting), view.map(_use)
+        if self._max_waiting is not None or self._max_kv < 1:
+            able = [i for i in range(len(replicas)) if self._has_room(waiting[i], used[i])]
+            if able:
+                replicas, waiting, used = (
+                    [replicas[i] for i in able],
+                    [waiting[i] for i in able],
+                    [used[i] for i in able],
+                )
+        scores = self._scores(request, replicas, waiting, used)
         best = max(scores)
-        chosen = view.random.choice([i for i, score in enumerate(scores) if score == best])
+        chosen = replicas[view.random.choice([i for i, score in enumerate(scores) if score == best])].id
+        if not view.wants_scores:
+            return Placement(chosen)
         ids = [replica.id for replica in replicas]
-        return Placement(ids[chosen], scores=tuple(zip(ids, scores, strict=True)))
+        return Placement(chosen, scores=tuple(zip(ids, scores, strict=True)))
 
-    def _has_room(self, replica: ReplicaView) -> bool:
-        if self._max_waiting is not None and replica.num_waiting > self._max_waiting:
+    def _has_room(self, waiting: int, used: float) -> bool:
+        if self._max_waiting is not None and waiting > self._max_waiting:
             return False
-        return self._max_kv >= 1 or _use(replica) <= self._max_kv
+        return self._max_kv >= 1 or used <= self._max_kv
 
-    def _scores(self, request: RequestView, replicas: Sequence[ReplicaView]) -> list[float]:
-        waiting = [replica.num_waiting for replica in replicas]
+    def _scores(
+        self, request: RequestView, replicas: Sequence[ReplicaView], waiting: Sequence[int], used: Sequence[float]
+    ) -> list[float]:
         longest, spread = max(waiting), max(waiting) - min(waiting)
         prefix_weight, queue_weight, kv_weight = self._weights
         tokens = max(request.prompt_tokens, 1)
+        cached = [replica.cached_tokens(request) for replica in replicas] if request.prefix else [0] * len(replicas)
         return [
-            prefix_weight * replica.cached_tokens(request) / tokens
+            prefix_weight * hit / tokens
             + queue_weight * ((longest - num) / spread if spread else 1.0)
-            + kv_weight * (1 - _use(replica))
-            for replica, num in zip(replicas, waiting, strict=True)
+            + kv_weight * (1 - use)
+            for hit, num, use in zip(cached, waiting, used, strict=True)
         ]
+
+
+def _num_waiting(replica: ReplicaView) -> int:
+    return replica.num_waiting
 
 
 def _use(replica: ReplicaView) -> float:
