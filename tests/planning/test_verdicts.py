@@ -20,6 +20,9 @@ from headway.scenario import Simulator
 from headway.workload.generate import build
 from headway.workload.spec import WorkloadSpec
 
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": 0.5}
+ENGINES: list[dict[str, Any]] = [{}, {}, {"engine": "sglang"}, {"speculative": DRAFTS}]
+
 
 def _document(draw: Random) -> dict[str, Any]:
     """A small fleet, too small for its requests more often than not, some of which give up, or have SLOs."""
@@ -33,11 +36,15 @@ def _document(draw: Random) -> dict[str, Any]:
         workload["tiers"] = [{"tier": 0, "ttft_s": 0.3}, {"tier": 1, "e2e_s": 4.0}, {"tier": 2}]
     if draw.random() < 0.3:
         workload["timeout_s"] = 1.0
-    pool = {"model": "llama-3.1-8b", "gpu": "l4", "replicas": draw.choice([1, 2]), "kv_capacity_tokens": 9000}
+    pool: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "l4", "kv_capacity_tokens": 9000}
     slo = {} if draw.random() < 0.4 else {"ttft_s": draw.choice([0.2, 1.0]), "tpot_s": 0.08}
     warmup_s = draw.choice([0.0, 0.5]) if workload["num_requests"] > 2 else 0.0  # some request must be measured
     simulation = {"warmup_s": warmup_s} | ({"until_s": 2.0} if draw.random() < 0.2 else {})
-    return {"workload": workload, "fleet": [pool], "slo": slo, "simulation": simulation, "seed": draw.randrange(9)}
+    fleet: dict[str, Any] = {"fleet": [{**pool, "replicas": draw.choice([1, 2]), **draw.choice(ENGINES)}]}
+    if draw.random() < 0.3:
+        handover = {"first_token": draw.choice(["prefill", "sent", "decode"])}
+        fleet = {"fleet": [], "combos": [{"name": "pair", "prefill": pool, "decode": pool, "handover": handover}]}
+    return {"workload": workload, **fleet, "slo": slo, "simulation": simulation, "seed": draw.randrange(9)}
 
 
 def _targets_near(found: RehearsalMetrics, draw: Random) -> Targets:
@@ -67,30 +74,57 @@ def test_the_verdict_is_that_of_the_whole_run() -> None:
     assert num_early > 40 and num_met > 20
 
 
+class Counted:
+    """A source that counts the reported ends, and passes them on or not."""
+
+    reactive = True
+
+    def __init__(self, source: Any, passes: bool) -> None:
+        self.source, self.passes, self.num_ended = source, passes, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def ended(self, *given: Any) -> None:
+        self.num_ended += 1
+        if self.passes:
+            self.source.ended(*given)
+
+
+class Counting(Simulator):
+    """A simulator that counts the ends of its last run."""
+
+    def __init__(self, passes: bool = True) -> None:
+        self.passes = passes
+        self.source: Any = None
+
+    def records(self, scenario: Any, watch: Watch | None = None) -> Records:
+        assert watch is not None
+        self.source = Counted(watch(build(scenario.spec.workload, 0)), self.passes)
+        return super().records(scenario, lambda _: self.source)
+
+
 def test_a_run_that_must_miss_ends_early() -> None:
     document = {
         "workload": {"num_requests": 400, "arrivals": 200, "prompt_tokens": 2000, "output_tokens": 50},
         "fleet": [{"model": "llama-3.1-8b", "gpu": "l4", "replicas": 1}],
     }
-    ended: list[int] = []
-
-    class Counting(Simulator):
-        def records(self, scenario: Any, watch: Watch | None = None) -> Records:
-            assert watch is not None
-            source = watch(build(scenario.spec.workload, 0))
-            seen = source.ended
-
-            def count(*given: Any) -> None:
-                ended.append(1)
-                seen(*given)
-
-            source.ended = count  # type: ignore[method-assign]
-            return super().records(scenario, lambda _: source)
-
-    scenario, targets = assemble(document, Places(), Path()), Targets(ttft_p99_s=0.2)
-    assert rehearsal(scenario, targets, stops=True).simulated(Counting()).is_stopped
-    assert len(ended) < 40
+    scenario, targets, simulator = assemble(document, Places(), Path()), Targets(ttft_p99_s=0.2), Counting()
+    assert rehearsal(scenario, targets, stops=True).simulated(simulator).is_stopped
+    assert simulator.source.num_ended < 40
     assert rehearsal(scenario, targets, stops=False).simulated(Simulator()).num_requests == 400
+
+
+@pytest.mark.parametrize("targets", [Targets(ttft_p99_s=1.0), Targets(attainment=0.9)])
+def test_requests_that_wait_too_long_are_late_before_they_end(targets: Targets) -> None:
+    document = {
+        "workload": {"num_requests": 60, "arrivals": 10, "prompt_tokens": 2000, "output_tokens": 1500},
+        "fleet": [{"model": "llama-3.1-8b", "gpu": "l4", "kv_capacity_tokens": 9000}],
+        "slo": {"ttft_s": 1.0},
+    }
+    scenario = assemble(document, Places(), Path())
+    assert rehearsal(scenario, targets, stops=True).simulated(Counting(passes=False)).is_stopped
+    assert misses(rehearsal(scenario, targets, stops=False).simulated(Simulator()), targets)
 
 
 def test_sources_that_react_are_not_watched() -> None:

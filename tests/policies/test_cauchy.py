@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -91,6 +91,15 @@ def test_goodput_weighs_combos_and_a_combo_without_a_profile_as_the_mean() -> No
 
 def test_without_any_profile_all_weigh_the_same() -> None:
     assert chosen(CauchyRouter(), [*combo(1, 1, 3), *combo(2, 2, 1), plain(3)], 30) == {1: 10, 2: 10, 3: 10}
+
+
+@pytest.mark.parametrize("between", ["goodput", "round-robin"])
+def test_turns_of_a_combo_that_was_alone_leave_no_credit(between: Literal["goodput", "round-robin"]) -> None:
+    both = [*combo(1, 1, 1, 6.0), *combo(2, 1, 1, 2.0)]
+    router, fresh = CauchyRouter(between), CauchyRouter(between)
+    assert chosen(router, both[:2], 5) == {1: 5}
+    turns = [[each.route(FakeRequest(), FakeFleet(both)) for _ in range(9)] for each in (router, fresh)]
+    assert turns[0] == turns[1]
 
 
 def test_round_robin_ignores_goodput() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from headway.core.errors import HeadwayError
 from headway.workload.files import to_parquet
 from headway.workload.read import detect, read
 from headway.workload.table import CHUNK_ROWS, FIRST_ROWS, Workload
@@ -36,6 +38,20 @@ def test_the_columns_of_one_reader_are_its_own(tmp_path: Path) -> None:
     del first.columns["prompt_tokens"]
     assert read(path).prompt_tokens.tolist() == [9, 9, 9]
     assert len(read(path, limit=2)) == 2 and len(read(path)) == 3
+
+
+def test_what_is_known_of_a_table_is_not_taken_over_by_another(tmp_path: Path) -> None:
+    path = tmp_path / "day.parquet"
+    columns = {"prompt_tokens": np.full(3, 9), "output_tokens": np.full(3, 5), "model": np.array([0, 1, 0])}
+    to_parquet(Workload({"arrival_s": np.arange(3.0), **columns}, models=("a", "b")), path)
+    rows = read(path)
+    assert rows.of_model("a")[1] == [0, 2] and rows.of_model("b")[0].arrival_s.tolist() == [1.0]
+    assert list(rows.tuples()) == list(read(path).tuples()) == list(pickle.loads(pickle.dumps(rows)).tuples())
+    longer = rows.validate().with_columns({"prompt_tokens": [9, -9, 9]})
+    assert [each[2] for each in longer.tuples()] == [9, -9, 9]
+    with pytest.raises(HeadwayError, match="row 1, column prompt_tokens"):
+        longer.validate()
+    assert longer.of_model("b")[0].prompt_tokens.tolist() == [-9]
 
 
 @pytest.mark.parametrize("num", [0, 1, FIRST_ROWS, FIRST_ROWS + 1, 9 * FIRST_ROWS, 2 * CHUNK_ROWS + 77])

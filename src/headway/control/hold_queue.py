@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 from headway.control.live import HELD, Live
-from headway.core.policy import MovingOrdering, Ordering, SharingOrdering
+from headway.core.policy import MovingOrdering, Ordering, is_sharing
 
 _MIN_STALE = 64
 """Minimum number of outdated entries before a rebuild, so that a few shares do not cause frequent rebuilds."""
@@ -19,7 +19,8 @@ first."""
 
 def hold_queue(ordering: Ordering) -> HoldQueue:
     """An empty queue in this order."""
-    return SharedHoldQueue(ordering) if isinstance(ordering, SharingOrdering) else HoldQueue(ordering)
+    kind = SharedHoldQueue if is_sharing(ordering) else HoldQueue
+    return kind(ordering)
 
 
 class HoldQueue:
@@ -28,7 +29,7 @@ class HoldQueue:
 
     def __init__(self, ordering: Ordering) -> None:
         self._ordering = ordering
-        self._has_moving_ranks = isinstance(ordering, MovingOrdering)
+        self._has_moving_ranks = hasattr(ordering, "next_change") and isinstance(ordering, MovingOrdering)
         self._heap: list[tuple[Any, int, Live]] = []
         self.num = 0
         """`len` of the queue, as an attribute because it is faster to read."""

@@ -16,7 +16,7 @@ from headway.control.sent_prompts import SentPrompts
 from headway.control.shadow import Shadow
 from headway.core.errors import HeadwayError, unusable
 from headway.core.fleet import Role
-from headway.core.policy import Learner, Ordering, Router, SharingOrdering
+from headway.core.policy import Learner, Ordering, Router, is_sharing
 from headway.core.record import Ended, Outcome
 from headway.core.view import ReplicaView
 
@@ -156,7 +156,7 @@ class Service:
         self.learners: list[Learner] = []
         """Policies that learn from every ended request."""
         self.add_learner(router)
-        self.sharing = hold_ordering if isinstance(hold_ordering, SharingOrdering) else None
+        self.sharing = hold_ordering if is_sharing(hold_ordering) else None
         """The hold queue's ordering, if the ordering counts the service of all requests, including requests that were
         never held."""
         self.hold_ordering = hold_ordering
@@ -183,7 +183,7 @@ class Service:
 
     def add_learner(self, policy: object) -> None:
         """Report ended requests to the policy if it is a `Learner`."""
-        if isinstance(policy, Learner):
+        if hasattr(policy, "learn") and isinstance(policy, Learner):
             self.learners.append(policy)
 
     def teach(self, live: Live, end_s: float, outcome: Outcome) -> None:

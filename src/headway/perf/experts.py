@@ -56,7 +56,7 @@ class Experts:
 
     def _touched(self, num_tokens: int) -> float:
         """Mean number of experts that the tokens choose."""
-        return sum(count * (1.0 - (1.0 - chance) ** num_tokens) for count, chance in self._chances)
+        return sum([count * (1.0 - (1.0 - chance) ** num_tokens) for count, chance in self._chances])
 
     def _from_table(self, moe: Moe, num_tokens: int, touched: float) -> float:
         assert self._table is not None

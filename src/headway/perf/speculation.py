@@ -28,7 +28,7 @@ DRAFT_STEP_S = 0.6e-3
 """Host time of an iteration with drafts, to count rejected tokens and prepare inputs before the next one starts."""
 NGRAM_SEQUENCE_S = 20e-6
 """Host time to look for a match in one sequence. An assumption."""
-_MOST_KEPT: Final = 32
+_MOST_KEPT: Final = 256
 """Cached step-time models."""
 
 

@@ -1,14 +1,16 @@
 """Rehearsals that end as soon as it is certain that a target is missed.
 
 The number of requests, and the allowed number of late ones, are known before a run. Whether an ended request is late
-does not change. A run with more late requests than allowed therefore has a certain verdict, without estimation: the
-whole run would miss the same target. A run that may still meet its targets continues to its end.
+does not change, and a request that has waited for its first token for longer than its limit is late whatever comes. A
+run with more late requests than allowed therefore has a certain verdict, without estimation: the whole run would miss
+the same target. A run that may still meet its targets continues to its end.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from math import floor
 from typing import Any, TypeVar
 
@@ -50,47 +52,38 @@ def watched(
     """
     if not isinstance(source, TraceSource):
         return source
-    return _WatchedSource(source, limits, attainment, warmup_s, slo, counts_all)
+    rows = source.workload
+    counted = rows.arrival_s >= warmup_s
+    shares = [_of_quantile(rows, counted, kind, *limit) for kind, limit in limits.items()]
+    if attainment is not None:
+        slo_s = _slo_s(rows, slo)
+        has_any = ~np.isnan(slo_s).all(axis=0) | counts_all
+        shares.append(_of_slos(rows, counted & has_any, slo_s, attainment))
+    return _WatchedSource(source, warmup_s, shares)
 
 
 class _WatchedSource:
-    """Wraps a source of known requests and counts those that ended late."""
+    """Wraps a source of known requests and counts those that are certain to be late."""
 
     reactive = True
     """True, so that the run reports the ends of requests. This source adds no arrivals."""
 
-    def __init__(
-        self,
-        source: TraceSource,
-        limits: Limits,
-        attainment: float | None,
-        warmup_s: float,
-        slo: DefaultSlo,
-        counts_all: bool,
-    ) -> None:
-        rows = source.workload
+    def __init__(self, source: TraceSource, warmup_s: float, shares: Sequence[_Share]) -> None:
         self.num_requests = source.num_requests
-        self._source, self._warmup_s, self._attainment = source, warmup_s, attainment
-        num = int((rows.arrival_s >= warmup_s).sum())
-        self._limits = [
-            (SLO_KINDS.index(kind), limit_s, num - floor(quantile * (num - 1)))
-            for kind, (quantile, limit_s) in limits.items()
-        ]
-        self._num_late = [0] * len(self._limits)
-        slo_s = _slo_s(rows, slo)
-        has_any = ~np.isnan(slo_s).all(axis=0) | counts_all
-        self._counts = has_any.tolist()
-        """For each request, whether it belongs to the share of SLOs met."""
-        self._slo_s = [array("d", of_kind.tobytes()) for of_kind in np.where(np.isnan(slo_s), np.inf, slo_s)]
-        """Maps each kind to each request's SLO; infinite means none."""
-        self._num_with_slo = int((has_any & (rows.arrival_s >= warmup_s)).sum())
-        self._num_missed = 0
+        self._source, self._warmup_s, self._shares = source, warmup_s, shares
 
     def peek_s(self) -> float | None:
         return self._source.peek_s()
 
     def pop(self, make: Callable[..., R]) -> R:
-        return self._source.pop(make)
+        """As of the source. TargetMissedError if by now more requests have waited too long than allowed."""
+        made = self._source.pop(make)
+        request: Any = made
+        if request.arrival_s >= self._warmup_s:
+            for each in self._shares:
+                if each.is_missed_by(request):
+                    raise TargetMissedError(self._source.num_issued)
+        return made
 
     def table(self) -> Workload:
         return self._source.table()
@@ -100,19 +93,67 @@ class _WatchedSource:
         if request.arrival_s < self._warmup_s:
             return
         latencies_s = _latencies_s(request, now_s) if outcome is Outcome.FINISHED else None
-        for i, (kind, limit_s, too_many) in enumerate(self._limits):
-            if latencies_s is None or latencies_s[kind] > limit_s:
-                self._num_late[i] += 1
-                if self._num_late[i] >= too_many:
-                    raise TargetMissedError(self._source.num_issued)
-        i = request.id
-        if self._attainment is None or not self._counts[i]:
-            return
-        ttft_s, tpot_s, e2e_s = self._slo_s
-        if latencies_s is None or latencies_s[0] > ttft_s[i] or latencies_s[1] > tpot_s[i] or latencies_s[2] > e2e_s[i]:
-            self._num_missed += 1
-            if (self._num_with_slo - self._num_missed) / self._num_with_slo < self._attainment:
+        for each in self._shares:
+            if each.is_missed_with(request.id, latencies_s):
                 raise TargetMissedError(self._source.num_issued)
+
+
+class _Share:
+    """A number of requests of which too many may be late: those of a quantile, or of the share of SLOs met."""
+
+    def __init__(self, limits_s: Sequence[array[float]], is_decided: bytearray, too_many: int) -> None:
+        """`limits_s`: for each kind of latency, each request's limit; infinite means none. `is_decided`: 1 for each
+        request that does not count. `too_many`: with so many late requests the target is missed."""
+        self._ttft_s, self._tpot_s, self._e2e_s = limits_s
+        self._is_decided, self._num_left = is_decided, too_many
+        self._waiting: deque[Any] = deque()
+        """Requests in order of arrival. The first one has no first token, or was not looked at since it has one."""
+
+    def is_missed_by(self, arriving: Any) -> bool:
+        """Whether the target is certain to be missed at a request's arrival. Requests without a first token are late
+        from the time of their limit on, since none of their tokens can come earlier than now."""
+        now_s, waiting = arriving.arrival_s, self._waiting
+        waiting.append(arriving)
+        while waiting:
+            first = waiting[0]
+            if not self._is_decided[first.id] and first.first_token_s != first.first_token_s:
+                if now_s - first.arrival_s <= self._ttft_s[first.id]:
+                    break
+                self._is_decided[first.id] = 1
+                self._num_left -= 1
+            waiting.popleft()
+        return self._num_left <= 0
+
+    def is_missed_with(self, i: int, latencies_s: tuple[float, float, float] | None) -> bool:
+        """Whether the target is missed, as request `i` ended. `latencies_s`: None if it did not finish."""
+        if self._is_decided[i]:
+            return False
+        self._is_decided[i] = 1
+        if latencies_s is not None:
+            ttft_s, tpot_s, e2e_s = latencies_s
+            if not (ttft_s > self._ttft_s[i] or tpot_s > self._tpot_s[i] or e2e_s > self._e2e_s[i]):
+                return False
+        self._num_left -= 1
+        return self._num_left <= 0
+
+
+def _of_quantile(rows: Workload, counts: Any, kind: SloKind, quantile: float, limit_s: float) -> _Share:
+    limits_s = np.full((len(SLO_KINDS), len(rows)), np.inf)
+    limits_s[SLO_KINDS.index(kind)] = limit_s
+    num = int(counts.sum())
+    return _share(limits_s, counts, num - floor(quantile * (num - 1)))
+
+
+def _of_slos(rows: Workload, counts: Any, slo_s: Any, attainment: float) -> _Share:
+    num = int(counts.sum())
+    too_many = max(int((1 - attainment) * num) - 1, 1)
+    while too_many <= num and (num - too_many) / num >= attainment:
+        too_many += 1
+    return _share(np.where(np.isnan(slo_s), np.inf, slo_s), counts, too_many)
+
+
+def _share(limits_s: Any, counts: Any, too_many: int) -> _Share:
+    return _Share([array("d", of_kind.tobytes()) for of_kind in limits_s], bytearray(~counts), too_many)
 
 
 def _latencies_s(request: Any, end_s: float) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ from headway.config.user_modules import loader_of
 from headway.control.policies import CascadeConfig, Policies
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Fleet, Pool
-from headway.core.policy import Ordering, Scaler, SharingOrdering
+from headway.core.policy import Ordering, Scaler, is_sharing
 from headway.core.task import TaskFactory
 from headway.limits.calendar import moment, zone
 from headway.limits.schedules import LeastReplicas
@@ -75,7 +75,7 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
         one = order()
         if spec.ordering_at != "gateway":
             _check_engines(scenario.fleet, ordering)
-            if isinstance(one, SharingOrdering):
+            if is_sharing(one):
                 raise HeadwayError(f"{order.name} orders the gateway's queue only; expected `ordering_at: gateway`")
     if spec.preempt_every_s is not None:
         with places.at("policies", "preempt_every_s"):
@@ -105,7 +105,7 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
         scaler=scaler,
         least=least,
         began_s=_began_s(scenario) if least else None,
-        prompt_window=_prompt_window(scenario) if isinstance(one, SharingOrdering) else None,
+        prompt_window=_prompt_window(scenario) if is_sharing(one) else None,
         fallback=spec.fallback,
         slo_ttft_s=scenario.spec.slo.ttft_s,
         slo_tpot_s=scenario.spec.slo.tpot_s,
@@ -178,7 +178,7 @@ def _check_preemption(scenario: Scenario, ordering: Ordering) -> None:
     """Raise HeadwayError if no request would ever be paused."""
     if scenario.spec.policies.ordering_at != "gateway":
         raise HeadwayError("requests wait in the replicas' queues; expected `ordering_at: gateway`")
-    if not ordering.preemptive and not isinstance(ordering, SharingOrdering):
+    if not ordering.preemptive and not is_sharing(ordering):
         name = type(ordering).__name__
         raise HeadwayError(f"{name} never preempts a request that runs; expected another ordering, such as pascal")
 

@@ -22,7 +22,7 @@ from headway.config.scenario import Scenario, StepTimes
 from headway.control.observe import Scrape
 from headway.control.policies import Policies
 from headway.core.column import Column
-from headway.core.policy import SharingOrdering
+from headway.core.policy import is_sharing
 from headway.core.record import Columns, Records, ReplicaRecord
 from headway.policies.resolve import PolicyChoice
 from headway.scenario.policies import policies_of
@@ -104,7 +104,7 @@ def what_couples(scenario: Scenario, policies: Policies, only_metrics: bool = Fa
         "observe": spec.observe != Scrape(),
         "fallback": bool(fleet.fallbacks.models) or any(pool.hosted is not None for pool in fleet.pools),
         "simulation.limits": bool(limits_of(spec)),
-        "a policy that shares among tenants": isinstance(policies.ordering(), SharingOrdering),
+        "a policy that shares among tenants": is_sharing(policies.ordering()),
         "a policy of one's own": any(is_own),
         "a shared KV store": fleet.kv_store is not None,
         "a router by numbers": only_metrics and getattr(policies.router, "name", "") in NUMBERED,

@@ -25,7 +25,7 @@ from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Fault, Fleet, Pool, Role, RoleChange, unit_of
 from headway.core.pacer import Pacer
-from headway.core.policy import Ordering, SharingOrdering
+from headway.core.policy import Ordering, is_sharing
 from headway.core.record import Cause, Outcome, Prefixes, Records
 from headway.limits.tenants import TenantLimits
 from headway.policies.ordering.fcfs import FcfsOrdering
@@ -152,9 +152,10 @@ class Cluster:
             self._schedulers = Schedulers(scrape.schedulers, shared, fleet, policies, seed)
         else:
             self._control = Control(self, self._recorder, notify)
-        _check_adapters(source.table().loras, [name for pool in fleet.all_pools for name in pool.lora_names])
+        requests = source.table()
+        _check_adapters(requests.loras, [name for pool in fleet.all_pools for name in pool.lora_names])
         self._network, self._gpu_limits, self._fallbacks = fleet.network, fleet.gpu_limits, fleet.fallbacks
-        self._is_wide = len({pool.region for pool in fleet.all_pools}) > 1 or bool(source.table().regions)
+        self._is_wide = len({pool.region for pool in fleet.all_pools}) > 1 or bool(requests.regions)
         run = Run(kernel, self._control, self._recorder, step == "exact", pacer, fleet.network, seed)
         self._fleet = SimulatedFleet(fleet, run, _replicas_ordering(policies), line)
         self._replicas, self._pools = self._fleet.replicas, self._fleet.pools
@@ -393,7 +394,7 @@ def _replicas_ordering(policies: Policies) -> Callable[[], Ordering]:
     """The ordering of the replicas' own queues."""
     if policies.ordering_at != "gateway":
         return policies.ordering
-    return OrderReceived if isinstance(policies.ordering(), SharingOrdering) else FcfsOrdering
+    return OrderReceived if is_sharing(policies.ordering()) else FcfsOrdering
 
 
 def _check_adapters(asked: Sequence[str], served: Sequence[str]) -> None:

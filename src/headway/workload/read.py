@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG
@@ -74,8 +73,7 @@ def read(
     key = _version(file)
     if key is None:
         return FORMATS[name][1](file, options)
-    rows = _kept(file, key, name, options)
-    return replace(rows, columns=dict(rows.columns))
+    return _kept(file, key, name, options).copy()
 
 
 MOST_KEPT_BYTES = 1 << 22

@@ -51,6 +51,8 @@ NAMED = {"model": "models", "region": "regions", "tenant": "tenants", "lora": "l
 MAX_TOKENS = 10_000_000
 """The longest prompt or output allowed. It exceeds every model's context, so a larger value is a mistake in a file."""
 FIRST_ROWS, CHUNK_ROWS = 32, 8192
+KEPT_ROWS = 4096
+"""A table of at most so many rows keeps their tuples."""
 
 FIELDS = Request.__struct_fields__
 FIELD_DEFAULTS = dict(zip(FIELDS[::-1], Request.__struct_defaults__[::-1], strict=False))
@@ -113,6 +115,8 @@ class Workload:
     notes: tuple[str, ...] = field(default=())
     tenants: tuple[str, ...] = ()
     loras: tuple[str, ...] = ()
+    _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    """What was computed of the rows, which copies share: planners simulate the same rows many times."""
 
     def __post_init__(self) -> None:
         for name in REQUIRED:
@@ -175,6 +179,24 @@ class Workload:
         prefix = None if self.prefix is None else self.prefix.take(at)
         return replace(self, columns={n: taken(c, at) for n, c in self.columns.items()}, prefix=prefix)
 
+    def of_model(self, model: str) -> tuple[Workload, list[int]]:
+        """The rows with requests for a model, and their positions."""
+        key = f"model {model}"
+        if key not in self._known:
+            at = np.flatnonzero(self.columns["model"] == self.models.index(model))
+            self._known[key] = self.take(at), at.tolist()
+        found: tuple[Workload, list[int]] = self._known[key]
+        return found
+
+    def copy(self) -> Workload:
+        """The same rows in a dictionary of its own."""
+        same = object.__new__(Workload)
+        same.__dict__.update(self.__dict__, columns=dict(self.columns))
+        return same
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}
+
     def with_columns(self, new: Mapping[str, npt.ArrayLike | None]) -> Workload:
         """A copy with columns added or replaced. A value of None drops the column."""
         columns = {**self.columns, **{n: np.asarray(c) for n, c in new.items() if c is not None}}
@@ -195,6 +217,8 @@ class Workload:
         HeadwayError names `where`, the first bad row (counted from `first`) and the column.
         """
         num = len(self)
+        if "is valid" in self._known:
+            return self
         if num > LONG_ROWS and self.prefix is None:
             for start in range(0, num, BLOCK_ROWS):
                 # with the row before, whose arrival may not be later
@@ -210,10 +234,18 @@ class Workload:
                 _require((codes >= 0) & (codes < len(names)), name, codes, f"a code below {len(names)}", where, first)
         if self.prefix is not None:
             _check_prefix(self, self.prefix, where)
+        self._known["is valid"] = True
         return self
 
     def tuples(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[Any, ...]]:
-        """Yield the fields of each row in `Request`'s order, without trailing defaults."""
+        """The fields of each row in `Request`'s order, without trailing defaults."""
+        if start > 0 or stop is not None or len(self) > KEPT_ROWS:
+            return self._tuples(start, stop)
+        if "tuples" not in self._known:
+            self._known["tuples"] = list(self._tuples(0, None))
+        return iter(self._known["tuples"])
+
+    def _tuples(self, start: int, stop: int | None) -> Iterator[tuple[Any, ...]]:
         names = _present_fields(self)
         end = len(self) if stop is None else min(stop, len(self))
         a, num_rows = start, FIRST_ROWS

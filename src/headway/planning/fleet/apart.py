@@ -24,7 +24,7 @@ from headway.core.record import Columns, Outcome, Records, ReplicaRecord
 from headway.metrics.usage import ReplicaUsage, usage
 from headway.planning.fleet.allocation import Parts, by_model
 from headway.planning.fleet.problem import FleetRun
-from headway.planning.fleet.rehearsal import FleetTemplate, fleet_run, rehearsal
+from headway.planning.fleet.rehearsal import FORMAT, FleetTemplate, fleet_run, rehearsal
 from headway.planning.rehearsals import Rehearsal, Rehearsals
 from headway.workload.generate import generate
 from headway.workload.sources import RequestSource, TraceSource
@@ -145,7 +145,7 @@ class ApartRehearsals:
             made = self._template.scenario(*fleet)
             self._scenarios[key] = made, self._rehearsals.resources.simulator.couples(made)
         made, couples = self._scenarios[key]
-        workload = WorkloadSpec(trace=TraceSpec(str(fleet.requests.absolute())))
+        workload = WorkloadSpec(trace=TraceSpec(str(fleet.requests.absolute()), FORMAT))
         return replace(made, spec=structs.replace(made.spec, workload=workload)), couples
 
     def _of_model(self, fleet: WholeFleet) -> Rehearsal[ModelRun | None]:
@@ -169,9 +169,7 @@ def _key(fleet: WholeFleet) -> str:
 def _only(model: str, source: RequestSource) -> RequestSource:
     """The requests of one model, with their ids in the whole workload."""
     assert isinstance(source, TraceSource)
-    rows = source.workload
-    ids = np.flatnonzero(rows.columns["model"] == rows.models.index(model))
-    return TraceSource(rows.take(ids), ids.tolist())
+    return TraceSource(*source.workload.of_model(model))
 
 
 def _bound(of_model: Rehearsal[ModelRun | None]) -> Rehearsal[float]:

@@ -34,6 +34,8 @@ from headway.planning.verdicts import TargetMissedError, watched
 from headway.report.model_error import longest
 from headway.workload.sources import RequestSource
 
+FORMAT = "headway-parquet"
+"""Format of the files of requests."""
 HANDOVER = {"mode": "layerwise", "degree": 8}
 """Hand-over from prefill to decode replicas, unless the scenario sets its own."""
 
@@ -85,7 +87,7 @@ class FleetTemplate(Struct, frozen=True):
         document = {
             **self.document,
             **self.fleet(parts, policies),
-            "workload": {"trace": {"path": str(requests.absolute())}},
+            "workload": {"trace": {"path": str(requests.absolute()), "format": FORMAT}},
         }
         return assemble(document, Places(), self.base_dir)
 
@@ -158,9 +160,8 @@ def fleet_run(scenario: Scenario, records: Records, used: ReplicaUsage | None = 
 def _by_model(measured: Sample, in_time: Any) -> dict[str, float]:
     records = measured.records
     codes = records.workload["model"][measured.id]
-    return {
-        name: float(in_time[codes == code].mean()) for code, name in enumerate(records.models) if (codes == code).any()
-    }
+    num, good = (np.bincount(each, minlength=len(records.models)).tolist() for each in (codes, codes[in_time]))
+    return {name: good[code] / num[code] for code, name in enumerate(records.models) if num[code]}
 
 
 def _p99(values_s: Any) -> float | None:

@@ -92,6 +92,8 @@ class CauchyRouter:
         if self._between == "tokens":
             return max(combos.items(), key=lambda item: (tokens_left(item[1]), -item[0]))[1]
         if len(combos) == 1:
+            if index not in self._turns:  # no other combo has had a turn, and this one's credit would stay zero
+                return next(iter(combos.values()))
             weights = dict.fromkeys(combos, 1.0)
         elif self._between == "goodput":
             weights = goodput_weights(combos)
