@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -119,3 +120,54 @@ def test_a_client_that_leaves_is_told_to_the_picker(front: Front) -> None:
     until(lambda: serving.metric(front.picker, "headway_requests_in_flight") == 1)
     reply.close()
     until(lambda: serving.metric(front.picker, "headway_requests_in_flight") == 0)
+
+
+def test_without_a_picker_no_engine_is_asked_that_holds_all_it_got(tmp_path: Path) -> None:
+    envoys.binary()
+    asked = asyncio.run(_asked_without_a_picker(tmp_path, num_requests=160))
+    assert sum(asked) == 160
+    # two random choices that may be the same engine: ten requests of 160
+    assert asked[0] <= 2
+
+
+async def _asked_without_a_picker(folder: Path, num_requests: int) -> list[int]:
+    """How many requests each engine got of some one after the other; the first engine never ends an answer."""
+    asked = [0] * NUM_ENGINES
+    opened: list[asyncio.StreamWriter] = []
+
+    def engine(i: int) -> Any:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            opened.append(writer)
+            await reader.readuntil(b"{}")
+            asked[i] += 1
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\na")
+            if i == 0:
+                await reader.read()
+            writer.write(b"b")
+            writer.close()
+
+        return serve
+
+    async def ask(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        opened.append(writer)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}")
+        assert (await reader.readuntil(b"\r\n\r\na")).startswith(b"HTTP/1.1 200")
+
+    servers = [await asyncio.start_server(engine(i), "127.0.0.1", 0) for i in range(NUM_ENGINES)]
+    ports = [server.sockets[0].getsockname()[1] for server in servers]
+    config = envoys.fail_open(envoys.unwatched(envoys.configuration()))
+    envoy = Envoy(config, envoys.free_port(), ports, folder)
+    try:
+        await asyncio.to_thread(envoys.listening, envoy)
+        for _ in range(num_requests):
+            await ask(envoy.port)
+            await asyncio.sleep(0.005)
+        return asked
+    finally:
+        for writer in opened:
+            writer.close()
+        for server in servers:
+            server.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in opened), return_exceptions=True)
+        envoy.close()
