@@ -131,7 +131,7 @@ class SharingOrdering(Protocol):
 
 
 def is_sharing(ordering: object) -> TypeGuard[SharingOrdering]:
-    """Whether an ordering implements `SharingOrdering`. Python's own check takes 20 us, as long as 5 requests."""
+    """Whether an ordering implements `SharingOrdering`. Python's own check takes 10 us, as long as a request."""
     return hasattr(ordering, "headroom") and isinstance(ordering, SharingOrdering)
 
 
