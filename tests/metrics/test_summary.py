@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome, Records
+from headway.metrics import itl, tokens
+from headway.metrics.columns import Ints, Rows
 from headway.metrics.latency import QUANTILES, DefaultSlo, distribution, distributions, sample, slo_masks
 from headway.metrics.summary import MetricsByReplica, Summary, flatten, summarize
+from headway.metrics.tokens import TokenSegments
+from headway.scenario import assemble, run
 from oracle_records import Run
 
 
@@ -245,7 +251,10 @@ def test_each_way_gives_the_same_numbers(name: str, seed: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("sizes", [{"tokens._WINDOW_ROWS": 3}, {"latency.BLOCK_ROWS": 7, "summary.BLOCK_ROWS": 7}])
+@pytest.mark.parametrize(
+    "sizes",
+    [{"tokens._WINDOW_ROWS": 3, "tokens._SPAN_ROWS": 2}, {"latency.BLOCK_ROWS": 7, "summary.BLOCK_ROWS": 7}],
+)
 def test_a_long_run_is_summarised_in_parts(sizes: dict[str, int], seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only sums are rounded in another order."""
     run, slo = Run(seed=seed, num_requests=60, num_replicas=4, trouble=0.05), DefaultSlo(ttft_s=0.4, tpot_s=0.03)
@@ -255,6 +264,25 @@ def test_a_long_run_is_summarised_in_parts(sizes: dict[str, int], seed: int, mon
         monkeypatch.setattr(import_module(f"headway.metrics.{module}"), attribute, rows)
     found = flatten(summarize(run.records, slo=slo))
     assert found == {key: each if each is None else pytest.approx(each, rel=1e-12) for key, each in expected.items()}
+
+
+def test_a_run_four_times_as_long_is_read_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of a replica's ticks reads the segments near it, not all of the replica's."""
+    for attribute, value in (("_WINDOW_ROWS", 64), ("_SPAN_ROWS", 16)):
+        monkeypatch.setattr(tokens, attribute, value, raising=False)
+    monkeypatch.setattr(itl, "_MOST_KEPT", 0)
+    read, ticks = list[int](), TokenSegments._ticks
+
+    def counted(self: TokenSegments, name: str, rows: Rows) -> Ints:
+        read[-1] += len(rows)
+        return ticks(self, name, rows)
+
+    monkeypatch.setattr(TokenSegments, "_ticks", counted)
+    for num_requests in (300, 1200):
+        workload = {"num_requests": num_requests, "arrivals": 3.0, "prompt_tokens": 100, "output_tokens": 20}
+        read.append(0)
+        run(assemble({"workload": workload, "fleet": [{"model": "llama-3.1-8b", "gpu": "h100"}]}, Places(), Path()))
+    assert 300 < read[0] < read[1] < 5 * read[0], read
 
 
 @given(st.lists(st.floats(0, 1e9) | st.just(np.nan), max_size=50))

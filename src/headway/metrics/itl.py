@@ -22,7 +22,6 @@ from headway.metrics.tokens import (
     TickClock,
     TokenSegments,
     joint_clocks,
-    rows_of,
     segment_parts,
     tick_span,
 )
@@ -43,7 +42,7 @@ def itl_distributions(records: Records, wanted: Mask, groupings: Sequence[SetCod
     histograms: dict[Key, GapHistogram] = {}
     kept = _KeptRuns()
     for replicas, clock in joint_clocks(records.stretches, span):
-        rows = segments.during(rows_of(segments.by_replica, replicas), clock)
+        rows = segments.during(replicas, clock)
         if not len(rows):
             continue
         ends.add(clock, replicas)
@@ -97,7 +96,7 @@ def itl_by_replica(records: Records, wanted: Mask) -> dict[int, Distribution | N
 def _replica_parts(
     segments: TokenSegments, clock: TickClock, replicas: Sequence[int], near: NearRows | None = None
 ) -> list[tuple[GapRuns, Codes]]:
-    rows = segments.during(rows_of(segments.by_replica, replicas), clock)
+    rows = segments.during(replicas, clock)
     return segment_parts(clock, segments, rows, near)
 
 
@@ -166,7 +165,7 @@ def _read_near(
 ) -> None:
     """The second pass: read the gaps near the quantiles of each set."""
     for replicas, clock in joint_clocks(records.stretches, span):
-        rows = segments.during(rows_of(segments.by_replica, replicas), clock)
+        rows = segments.during(replicas, clock)
         if not len(rows):
             continue
         for set_rows, keys in _rows_by_set(segments, rows, groupings):

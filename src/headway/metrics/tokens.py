@@ -171,6 +171,8 @@ class TokenSegments:
         self._some |= ~np.isnan(floats(segments, "prefill_end_s"))
         self._some &= wanted[segments["request"]]
         self.by_replica = rows_by_code(segments["replica"], self._some)
+        self._spans: dict[int, _BlockSpans] = {}
+        """Of replicas that are read in windows."""
 
     @property
     def rows(self) -> Rows:
@@ -203,9 +205,18 @@ class TokenSegments:
         """The rows for which the prefill generated a token."""
         return rows[~np.isnan(self.prefill_end_s(rows))]
 
-    def during(self, rows: Rows, clock: TickClock) -> Rows:
-        """The rows that overlap the ticks of the clock."""
-        return rows if clock.is_whole else rows[(self.left(rows) > clock.low) & (self.joined(rows) < clock.high)]
+    def during(self, replicas: Sequence[int], clock: TickClock) -> Rows:
+        """The rows of these replicas that overlap the ticks of the clock; of one replica if these are a window."""
+        if clock.is_whole:
+            return rows_of(self.by_replica, replicas)
+        found = [self._near(replica, clock) for replica in replicas if replica in self.by_replica]
+        rows = np.concatenate(found) if found else _NO_ROWS
+        return rows[(self.left(rows) > clock.low) & (self.joined(rows) < clock.high)]
+
+    def _near(self, replica: int, clock: TickClock) -> Rows:
+        if replica not in self._spans:
+            self._spans[replica] = _BlockSpans(self, self.by_replica[replica])
+        return self.by_replica[replica][self._spans[replica].near(clock)]
 
     def repeated(self) -> Rows:
         """Rows of requests with several segments, by request and then by time."""
@@ -262,6 +273,8 @@ _JOINT_ROWS = 1 << 16
 """Stretches of several replicas that are read at once."""
 _WINDOW_ROWS = 1 << 18
 """Stretches of one replica that are read at once."""
+_SPAN_ROWS = 1 << 14
+"""Segments of one replica whose span of ticks is kept."""
 
 
 def inter_token_gaps(records: Records, group: npt.NDArray[np.integer]) -> dict[int, Gaps]:
@@ -296,6 +309,22 @@ def segment_parts(
     return [*clock.parts(segments.joined(rows), segments.left(rows), near), to_first]
 
 
+class _BlockSpans:
+    """The span of ticks of each block of segments, by which the segments near a window are found without reading all.
+    Segments of a replica are recorded in order of their ends."""
+
+    def __init__(self, segments: TokenSegments, rows: Rows) -> None:
+        blocks = [rows[first : first + _SPAN_ROWS] for first in range(0, len(rows), _SPAN_ROWS)]
+        self._num_rows = len(rows)
+        self._first = np.array([segments.joined(each).min() for each in blocks])
+        self._last = np.array([segments.left(each).max() for each in blocks])
+
+    def near(self, clock: TickClock) -> Ints:
+        """Positions of the rows of all blocks that overlap the ticks of the clock."""
+        first = _SPAN_ROWS * np.flatnonzero((self._last > clock.low) & (self._first < clock.high))
+        return ranges(first, np.minimum(_SPAN_ROWS, self._num_rows - first))
+
+
 class SegmentEnds:
     """Times of the first and last token of each segment, for requests with several segments."""
 
@@ -305,10 +334,16 @@ class SegmentEnds:
         # until `add`: the time of the prefill's token, or NaN
         self.first_s, self.last_s = segments.prefill_end_s(self.rows), segments.prefill_end_s(self.rows)
         self.by_replica = rows_by_code(segments.table["replica"][self.rows])
+        self._spans: dict[int, _BlockSpans] = {}
 
     def add(self, clock: TickClock, replicas: Sequence[int]) -> None:
         """Fill in the times of segments on these replicas."""
         index = rows_of(self.by_replica, replicas)
+        if not clock.is_whole and len(index):
+            (replica,) = replicas
+            if replica not in self._spans:
+                self._spans[replica] = _BlockSpans(self.segments, self.rows[index])
+            index = index[self._spans[replica].near(clock)]
         joined, left = self.segments.joined(self.rows[index]), self.segments.left(self.rows[index])
         ticked = left > joined
         ends = ticked & (left > clock.low) & (left <= clock.high)
