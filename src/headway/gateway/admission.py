@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headway.control.live import Live
 from headway.control.service import Service
@@ -33,7 +33,7 @@ _TOKENS_PER_CHAR = 0.25
 """Estimated tokens per character of prompts, until an engine has counted one."""
 _RATIO_WEIGHT = 0.05
 """Weight of the newest count in the moving average of tokens per character."""
-_MIN_COUNTED_CHARS = 32
+_MIN_COUNTED_CHARS: Final = 32
 """Shorter prompts are not used to estimate tokens per character."""
 
 

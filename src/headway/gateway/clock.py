@@ -7,10 +7,10 @@ from collections.abc import Callable, Container
 from heapq import heapify, heappop, heappush
 from itertools import count
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 Action = Callable[[float, Any], None]
-_MIN_OVER = 64
+_MIN_OVER: Final = 64
 """Number of expired deadlines that are always kept, so that few requests do not cause frequent rebuilds."""
 
 

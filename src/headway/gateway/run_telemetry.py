@@ -26,7 +26,7 @@ from headway.gateway.telemetry.slowest import SlowestRequests
 from headway.gateway.telemetry.trial import Trial
 
 _FINISHED: Final = Outcome.FINISHED
-_RECORDS_PER_PART = 20_000
+_RECORDS_PER_PART: Final = 20_000
 """Number of ended requests at which the records are written early."""
 
 

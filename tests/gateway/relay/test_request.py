@@ -48,6 +48,23 @@ def test_any_object_is_a_request_or_a_clients_error(body: dict[str, object]) -> 
             assert type(request.can_resume) is bool and len(request.prefix()) <= 64
 
 
+_TYPES: dict[str, tuple[type, ...]] = {"model": (str,), "stream": (bool,), "n": (int, float), "priority": (int, float)}
+
+
+@given(st.dictionaries(st.sampled_from([*_TYPES, "user"]), st.sampled_from([*_ODD_VALUES, False, 2.0])))
+def test_the_first_field_of_a_wrong_type_is_named(body: dict[str, object]) -> None:
+    """The types are exact: a boolean is no number."""
+    wrong = [
+        name for name, value in body.items() if name in _TYPES and value is not None and type(value) not in _TYPES[name]
+    ]
+    try:
+        read_request(EMBEDDINGS, json.dumps({"input": "hi", **body}).encode(), {})
+    except ApiError as error:
+        assert ([error.param] if "must be of type" in error.message else []) == wrong[:1]
+    else:
+        assert not wrong
+
+
 def read(path: str = CHAT, headers: dict[str, str] | None = None, **fields: object) -> ClientRequest:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", **fields}
     return read_request(path, json.dumps(body).encode(), headers or {})

@@ -1,11 +1,9 @@
-"""What msgspec sends or reads of a request: the features that control reads, and the fields of its body.
+"""The features of a request that control reads, which workers send by msgspec.
 
 Separate from `request.py`, because that module is compiled, and msgspec needs the annotations of the fields.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from msgspec import Struct
 
@@ -59,18 +57,3 @@ class Features(Struct, array_like=True, gc=False):
     """The id of the earlier response that the request continues. The engine that made the response stores it."""
     num_sequences: int = 1
     """Number of sequences of the answer."""
-
-
-class RequestFields(Struct):
-    """The fields of a body that the gateway uses, except the prompt. Fields without a type may hold anything."""
-
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: Any = None
-    n: int | float | None = None
-    max_completion_tokens: Any = None
-    max_tokens: Any = None
-    max_output_tokens: Any = None
-    priority: int | float | None = None
-    service_tier: Any = None
-    prompt_cache_key: Any = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Final
 
 from headway.gateway.errors import ApiError
 
@@ -21,9 +22,11 @@ MAX_BROKEN = 2
 _STATUS, _CODE = 422, "request_quarantined"
 """(status, code) of the error. The status is below 500, because clients retry by themselves after a 5xx and would break
 the next engines."""
-_MAX_KEPT, _MAX_ANSWERED = 1024, 4096
-"""(maximum number of quarantined bodies, maximum number of answered bodies in each of two sets)."""
-_MAX_HASHED_BYTES = 1 << 18
+_MAX_KEPT: Final = 1024
+"""Maximum number of quarantined bodies."""
+_MAX_ANSWERED: Final = 4096
+"""Maximum number of answered bodies in each of two sets."""
+_MAX_HASHED_BYTES: Final = 1 << 18
 """Longer bodies are not remembered as answered, because hashing them takes time."""
 
 

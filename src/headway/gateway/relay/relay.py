@@ -66,7 +66,7 @@ _FINISHED: Final = ReleaseReason.FINISHED
 _PLACED: Final = State.PLACED
 _SCORED: Final = State.SCORED
 _ENDED: Final = State.ENDED
-_MAX_RESPONSE_BYTES = 256 << 20
+_MAX_RESPONSE_BYTES: Final = 256 << 20
 _SETTLE_S, _SETTLE_STEP_S = 0.3, 0.02
 """Longest pause after a second engine has broken, because the next attempt may be the last."""
 _MAX_REFUSAL_BYTES = 1 << 20
@@ -167,7 +167,7 @@ class Relay:
                 if self.in_flight.outcome is None:
                     await self._answer()
             writer, client = self._response.writer, self._response.client
-            if isinstance(writer, BufferedWriter):
+            if writer is not client and isinstance(writer, BufferedWriter):
                 await writer.copy_to(client)
             await client.drain()
         except RequestEndedError as ended:

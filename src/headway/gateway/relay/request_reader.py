@@ -13,7 +13,6 @@ import msgspec
 from headway.gateway.errors import DECODE_ERRORS, ApiError
 from headway.gateway.names import cut
 from headway.gateway.relay import json_body
-from headway.gateway.relay.features import RequestFields
 from headway.gateway.relay.form_body import Form
 from headway.gateway.relay.request import (
     CHAT,
@@ -62,8 +61,11 @@ _FORWARDED_HEADERS: Final = frozenset(
 _SERVICE_TIERS = {"priority": 0, "auto": 0, "default": 0, "flex": 1}
 _MEDIA_SIGNS = (b'_url"', b'"input_', b'"image"', b'"document"')
 """Texts of which a body with images, audio or files has one."""
-_JSON_TYPES = {"model": "string", "stream": "boolean"}
-"""Maps the checked fields to their types. Fields that are not listed are integers."""
+_TYPES: Final[dict[str, tuple[Any, ...]]] = {
+    "model": ("string", str), "stream": ("boolean", bool), "n": ("integer", int, float),
+    "priority": ("integer", int, float),
+}  # fmt: skip
+"""The checked fields: the type that errors name, and the types of their values."""
 _SLO_HEADERS: Final = frozenset(
     f"{prefix}-{metric}-ms" for prefix in ("x-llm-d-slo", "x-slo") for metric in ("ttft", "tpot")
 )
@@ -81,19 +83,23 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
         raise ApiError(400, f"the body is not valid JSON: {error}", "invalid_json") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", "invalid_type")
-    try:
-        fields = msgspec.convert(body, RequestFields)
-    except msgspec.ValidationError as error:
-        name = str(error).rpartition("$.")[2].rstrip("`")
-        raise _wrong_type(name, _JSON_TYPES.get(name, "integer")) from None
-    model, region = fields.model or "", headers.get("x-headway-region", "")
+    named, stream, num, priority = body.get("model"), body.get("stream"), body.get("n"), body.get("priority")
+    if (
+        not (named is None or isinstance(named, str))
+        or not (stream is None or isinstance(stream, bool))
+        or not (num is None or (isinstance(num, int | float) and not isinstance(num, bool)))
+        or not (priority is None or (isinstance(priority, int | float) and not isinstance(priority, bool)))
+    ):
+        raise _first_wrong(body)
+    model, service_tier = named or "", body.get("service_tier")
+    region = headers.get("x-headway-region", "")
     if len(model) > MAX_NAME_CHARS:
         raise _long_model()
-    if fields.n is not None:
-        _integer("n", fields.n)
+    if num is not None:
+        _integer("n", num)
     text, prompt_ids = _PROMPT_READERS[path](body)
-    cache_key = fields.prompt_cache_key if isinstance(fields.prompt_cache_key, str) else None
-    options, is_chat = fields.stream_options, path == CHAT
+    cache_key = body.get("prompt_cache_key")
+    options, is_chat = body.get("stream_options"), path == CHAT
     may_have_media = not is_chat
     messages = body.get("messages")
     for message in messages if is_chat and isinstance(messages, list) else ():
@@ -101,16 +107,16 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
     has_media = may_have_media and any(raw.find(sign) >= 0 for sign in _MEDIA_SIGNS)
     request = ClientRequest(path, body, raw, sent_fields)
     request.model, request.text, request.prompt_ids = model, text, prompt_ids
-    request.stream = fields.stream is True and path in _STREAMED_PATHS
+    request.stream = stream is True and path in _STREAMED_PATHS
     request.can_resume = _can_resume(path, body, prompt_ids)
     request.wants_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-    request.max_tokens = _max_tokens(fields)
-    if fields.priority is not None or fields.service_tier is not None or "x-headway-tier" in headers:
-        request.tier = _tier(fields, headers)
-        request.is_flex = fields.service_tier == "flex"
+    request.max_tokens = _max_tokens(body)
+    if priority is not None or service_tier is not None or "x-headway-tier" in headers:
+        request.tier = _tier(priority, service_tier, headers)
+        request.is_flex = service_tier == "flex"
     if not _SLO_HEADERS.isdisjoint(headers):
         request.slo_ttft_s, request.slo_tpot_s = _slo_s(headers, "ttft"), _slo_s(headers, "tpot")
-    request.session = headers.get("x-session-id") or cache_key
+    request.session = headers.get("x-session-id") or (cache_key if isinstance(cache_key, str) else None)
     request.region = cut(region) if region else ""
     if not _FORWARDED_HEADERS.isdisjoint(headers):
         forwarded = _FORWARDED_HEADERS.intersection(headers)
@@ -146,6 +152,12 @@ def _read_form(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReque
     return request
 
 
+def _first_wrong(body: dict[str, Any]) -> ApiError:
+    """The error of the first field of the body whose type is wrong."""
+    fields = [(name, value) for name, value in body.items() if name in _TYPES and value is not None]
+    return next(_wrong_type(name, _TYPES[name][0]) for name, value in fields if type(value) not in _TYPES[name][1:])
+
+
 def _wrong_type(name: str, kind: str) -> ApiError:
     return ApiError(400, f"{name!r} must be of type {kind}", "invalid_type", name)
 
@@ -174,10 +186,11 @@ def _can_resume(path: str, body: dict[str, Any], prompt_ids: list[int] | None) -
     return _STATEFUL_OPTIONS.isdisjoint(body) or not any(map(body.get, _STATEFUL_OPTIONS))
 
 
-def _max_tokens(fields: RequestFields) -> int | None:
+def _max_tokens(body: dict[str, Any]) -> int | None:
     """The limit of an answer's tokens. None: the engine's own limit applies. A negative limit is None, as in
     llama.cpp."""
-    for value in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        value = body.get(name)
         if value is not None:
             if type(value) is int and 0 <= value <= MAX_TOKENS:
                 return value
@@ -296,17 +309,17 @@ _PROMPT_READERS: Final[dict[str, Callable[[dict[str, Any]], Prompt]]] = {
 }
 
 
-def _tier(fields: RequestFields, headers: Mapping[str, str]) -> int:
+def _tier(priority: float | None, service_tier: object, headers: Mapping[str, str]) -> int:
     """The body's `priority`, otherwise the header's tier, otherwise OpenAI's `service_tier`; 0 is the most urgent."""
-    if fields.priority is not None:
-        tier = _integer("priority", fields.priority)
+    if priority is not None:
+        tier = _integer("priority", priority)
     elif "x-headway-tier" in headers:
         try:
             tier = int(headers["x-headway-tier"])
         except ValueError:
             raise ApiError(400, "x-headway-tier must be a whole number", "invalid_value", "x-headway-tier") from None
     else:
-        return _SERVICE_TIERS.get(str(fields.service_tier), 0)
+        return _SERVICE_TIERS.get(str(service_tier), 0)
     if not 0 <= tier <= MAX_TIER:
         raise ApiError(400, f"a tier is 0 (most urgent) or more, not {tier}", "invalid_value", "priority")
     return tier

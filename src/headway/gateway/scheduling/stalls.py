@@ -15,7 +15,7 @@ not aborted for its silence: the engine may compute prompts first, or may have p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.replica import LiveReplica
@@ -27,14 +27,15 @@ PERIOD_S = 0.25
 _PART = 500
 """Maximum number of requests compared at once: no more than a millisecond, in which no token is passed on."""
 _STUCK_FACTOR, _SILENT_FACTOR = 5, 2
-_MIN_BEGUN, _BEGUN_CHECKS = 3, 4
-"""(number of begun streams that represent an engine's pace, number of checks after its first token from which a stream
-counts as begun)."""
+_MIN_BEGUN: Final = 3
+"""Number of begun streams that represent an engine's pace."""
+_BEGUN_CHECKS: Final = 4
+"""Number of checks after its first token from which a stream counts as begun."""
 _ALONE_FACTOR = 4
 _CANARY_SHARE = 1 / 3
 """Time that a silent engine has for a request of one token, as a share of its limit. If the engine answers the request,
 begun streams that stay silent for this additional time are aborted, because their tokens should have come, too."""
-_MAX_LEARNT = 4
+_MAX_LEARNT: Final = 4
 """Maximum number of finished requests of a replica to learn from between two checks."""
 _WEIGHT = 0.2
 """Weight of the newest observation in a replica's mean ratio of observed to expected times."""

@@ -101,9 +101,11 @@ class CompletionsApp:
             request_id = next(self._request_ids)
         try:
             error, writer = await self._respond(scope, headers, request_id, receive, writer)
+            if error is None:
+                return
             if isinstance(error, ApiError):  # written here, because compiled code must not await in a handler
                 await write_error(writer, error, request_id.encode())
-            elif error is not None:
+            else:
                 if not writer.has_begun:
                     await write_error(writer, internal_error(), request_id.encode())
                 raise error

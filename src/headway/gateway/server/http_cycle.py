@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from starlette.types import Message, Scope
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.protocols.http import httptools_impl
 
 log = logging.getLogger("headway.gateway")
 MAX_HELD_BYTES: Final = 1 << 16
@@ -20,6 +20,7 @@ READ_BYTES = 1 << 18
 """Maximum number of bytes that the event loop reads at a time."""
 TEXT_HEADERS: Final = "headway.headers"
 """The headers as texts in the scope of a request, if an earlier request had the same ones."""
+_STATUS_LINE: Final[dict[int, bytes]] = httptools_impl.STATUS_LINE
 _NOT_IN_HEADERS = bytes((*range(9), 11, 12, *range(14, 32), 127))
 _header_lines: Final[dict[tuple[bytes, bytes], bytes]] = {}
 """Encoded header lines by name and value. Most responses have the same lines, except the request's id."""
@@ -314,32 +315,37 @@ class HttpCycle:
     def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Set status and headers, which are sent with the first part of the body. Without a content-length the body is
         chunked."""
-        lines = [*headers]
+        if _defaults.headers is not self._default_headers:
+            _defaults.headers = self._default_headers
+            _defaults.lines = b"".join(map(_header_line, self._default_headers))
+        lines = [_STATUS_LINE[status], _defaults.lines]
         length: bytes | None = None
         closes = False
-        for name, value in headers:
+        for header in headers:
+            name, value = header
+            line = None
             if name == b"content-length":
                 length = value
             elif name == b"connection":
                 closes = value.lower().find(b"close") >= 0
+            if name != b"x-request-id":
+                line = _header_lines.get(header)
+            lines.append(line or _header_line(header))
         has_body = self.scope["method"] != "HEAD" and status not in _WITHOUT_BODY
         is_chunked = has_body and length is None
         if is_chunked:
-            lines.append((b"transfer-encoding", b"chunked"))
+            lines.append(b"transfer-encoding: chunked\r\n")
         if not self._is_whole or self._parts or status in _LAST_STATUSES:
             self._keeps_alive = False  # further parts of the body may come
         if closes:
             self._keeps_alive = False
         elif not self._keeps_alive:
-            lines.append((b"connection", b"close"))
-        if _defaults.headers is not self._default_headers:
-            _defaults.headers = self._default_headers
-            _defaults.lines = b"".join(map(_header_line, self._default_headers))
-        head = b"".join([_header_lines.get(header) or _header_line(header) for header in lines])
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
         self.has_begun, self.status, self._expects_100_continue = True, status, False
         self._is_chunked, self._has_body = is_chunked, has_body
         self._num_left = int(length) if has_body and length is not None else 0
-        self._head = STATUS_LINE[status] + _defaults.lines + head + b"\r\n"
+        self._head = b"".join(lines)
 
     def write(self, body: bytes, more: bool = False) -> None:
         """Write a part of the body. Without `more`, it is the last part. Raises RuntimeError if the body's length

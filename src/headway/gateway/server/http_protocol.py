@@ -476,7 +476,8 @@ class HttpProtocol(asyncio.Protocol):
         if self._is_new and cycle is not None:
             self._is_new = False
             tasks = self._state.tasks
-            cycle.task = self._loop.create_task(cycle.run(self._app, self._takes_writer, tasks))
+            # Not by the loop's method, which has every task numbered.
+            cycle.task = asyncio.Task(cycle.run(self._app, self._takes_writer, tasks), name="request")
             tasks.add(cycle.task)
 
     def end_response(self, cycle: HttpCycle) -> None:

@@ -224,9 +224,8 @@ class PrometheusMetrics:
         """Maps each hosted replica to (prompt tokens, cached prompt tokens, output tokens) that it has charged for."""
         self.tenants = KnownNames(MAX_TENANTS)
 
-    def _series_of(self, request: MeasuredRequest) -> _Series:
-        """The request's series. The pool is empty if the request was never placed."""
-        live, replica = request.live, request.replica
+    def _series_of(self, live: Live, replica: _Answering | None) -> _Series:
+        """The series of a request at this replica. The pool is empty if the request was never placed."""
         tier = live.tier
         return self._series[
             live.model, "" if replica is None else replica.pool, tier if tier < LAST_TIER else LAST_TIER
@@ -234,7 +233,8 @@ class PrometheusMetrics:
 
     def count_end(self, request: MeasuredRequest, outcome: Outcome, now: float) -> None:
         """Count a request that has ended, and its latencies if it finished."""
-        live, answer, replica, series = request.live, request.answer, request.replica, self._series_of(request)
+        live, answer, replica = request.live, request.answer, request.replica
+        series = self._series_of(live, replica)
         series.num_by_outcome[_OUTCOMES[outcome]] += 1
         series.input_tokens += live.prompt_tokens
         series.output_tokens += live.generated_tokens
@@ -285,11 +285,12 @@ class PrometheusMetrics:
         arrived."""
         live = request.live
         overhead_s = live.arrival_s - read_s + now - live.enqueued_s
-        self._series_of(request).overhead.observe(overhead_s)
+        self._series_of(live, request.replica).overhead.observe(overhead_s)
 
     def inter_token(self, request: MeasuredRequest) -> Histogram:
         """The histogram of times between tokens, valid while the request keeps its replica and phase."""
-        return self._series_of(request).histograms[_INTER_TOKEN, request.live.phase.name.lower()]
+        live = request.live
+        return self._series_of(live, request.replica).histograms[_INTER_TOKEN, live.phase.name.lower()]
 
     def drain(self) -> list[HistogramCounts]:
         """Counts of inter-token times and overheads since the last call. The caller owns them."""
