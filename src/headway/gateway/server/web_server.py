@@ -19,9 +19,10 @@ from headway.gateway.server.hosts import ExpectedHosts
 from headway.gateway.settings import Settings
 from headway.gateway.termination import ignore_sigterm
 
-_GC_THRESHOLDS = 2000, 100, 10
+_GC_THRESHOLDS = 5000, 100, 10
 """Python's defaults are 700, 10 and 10. Requests leave no reference cycles (tests/gateway/server/test_garbage.py), so
 collections find nothing, but pause all streams. These thresholds keep collections short, and full collections rare."""
+_LARGE_BYTES = 16 << 20
 _BACKLOG = 4096
 """Maximum number of connections that wait to be accepted."""
 _TCP = socket.IPPROTO_TCP
@@ -175,9 +176,18 @@ def serve(
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
+    _keep_freed_memory()
 
     server = DrainingServer(config, shutdown_s, on_shutdown, relays)
     take_stop(partial(setattr, server, "should_exit", True))
     signal.signal(signal.SIGTERM, server.handle_exit)  # also before and after uvicorn handles it
     server.run(sockets=[listener])
     ignore_sigterm()
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep freed memory of up to twice `_LARGE_BYTES` at the end of the heap, as it does once a block of
+    this length has been freed. By default it gives back what the metrics of many engines have taken, and takes it anew
+    page by page."""
+    block = bytearray(_LARGE_BYTES)
+    del block
