@@ -90,9 +90,10 @@ def simulate(
             order=order,
             limits=SimulatedLimits(limits, fleet) if limits else None,
         )
-        records = cluster.run(faults, until_s, roles)
-        cluster.close()
-        return records
+        try:
+            return cluster.run(faults, until_s, roles)
+        finally:
+            cluster.close()
 
 
 @contextmanager
