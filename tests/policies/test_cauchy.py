@@ -102,6 +102,19 @@ def test_turns_of_a_combo_that_was_alone_leave_no_credit(between: Literal["goodp
     assert turns[0] == turns[1]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_only_combo_is_served_as_one_of_several(seed: int) -> None:
+    """A router that has had other combos counts turns; one that has not skips them."""
+    rng, counting, fresh = Random(seed), CauchyRouter(), CauchyRouter()
+    counting.route(FakeRequest(), FakeFleet([*combo(2, 1, 1), *combo(3, 1, 1)]))
+    only = combo(1, 2, 3)
+    for _ in range(40):
+        for each in only:
+            each.num_in_flight, each.num_waiting = rng.randint(0, 3), rng.randint(0, 1)
+            each.prefill_tokens_left = rng.choice([0, 0, 500])
+        assert counting.route(FakeRequest(), FakeFleet(only)) == fresh.route(FakeRequest(), FakeFleet(only))
+
+
 def test_round_robin_ignores_goodput() -> None:
     replicas = [*combo(1, 1, 1, 6.0), *combo(2, 1, 1, 2.0)]
     assert chosen(CauchyRouter(between="round-robin"), replicas, 10) == {1: 5, 2: 5}

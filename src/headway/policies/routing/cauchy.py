@@ -73,6 +73,11 @@ class CauchyRouter:
         if self._classes:
             index = next((i for i, each in enumerate(self._classes) if each.matches(request)), -1)
             replicas = self._reserved(index, replicas)
+        # if no other combo has had a turn, the only one's credit would stay zero
+        if self._within == "opportunistic" and index not in self._turns:
+            placement = self._opportunistic.choose_in_only(replicas)
+            if placement is not None:
+                return placement
         combos: Mapping[int, Combo] = by_combo(replicas)
         if len(combos) > 1:  # skip combos that cannot compute prompts now, if another one can
             able = {id: combo for id, combo in combos.items() if any([each.role != "decode" for each in combo])}
@@ -92,8 +97,6 @@ class CauchyRouter:
         if self._between == "tokens":
             return max(combos.items(), key=lambda item: (tokens_left(item[1]), -item[0]))[1]
         if len(combos) == 1:
-            if index not in self._turns:  # no other combo has had a turn, and this one's credit would stay zero
-                return next(iter(combos.values()))
             weights = dict.fromkeys(combos, 1.0)
         elif self._between == "goodput":
             weights = goodput_weights(combos)

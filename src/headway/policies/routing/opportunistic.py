@@ -21,6 +21,14 @@ class Opportunistic:
         self._sent: dict[int, _DecodeTargets] = {}
         """Decode targets by prefill replica."""
 
+    def choose_in_only(self, replicas: Sequence[ReplicaView]) -> Placement | None:
+        """As `choose`, if all replicas belong to one combo; None if there are several."""
+        combo = replicas[0].combo
+        for each in replicas:
+            if each.combo != combo:
+                return None
+        return self.choose(replicas)
+
     def choose(self, combo: Sequence[ReplicaView]) -> Placement:
         ids, able, decode = [], [], []
         for each in combo:
