@@ -14,6 +14,7 @@ from headway.gateway.relay.request import (
     COMPLETIONS,
     EMBEDDINGS,
     MAX_NAME_CHARS,
+    MAX_TOKENS,
     MESSAGES,
     PATHS,
     RESPONSES,
@@ -46,6 +47,25 @@ def test_any_object_is_a_request_or_a_clients_error(body: dict[str, object]) -> 
             assert 400 <= error.status < 500
         else:
             assert type(request.can_resume) is bool and len(request.prefix()) <= 64
+
+
+_NUMBERS = (
+    "n best_of n_cmpl priority max_tokens max_completion_tokens max_output_tokens max_new_tokens n_predict min_tokens"
+).split()
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), [10**400], {"max_tokens": 10**400, "budget_tokens": 10**400}])
+@pytest.mark.parametrize("name", [*_NUMBERS, "thinking", "reasoning", "prompt", "input"])
+def test_numbers_too_long_for_a_float_are_clients_errors_at_most(name: str, value: object) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", name: value}
+    for path in PATHS:
+        try:
+            request = read_request(path, json.dumps(body).encode(), {})
+        except ApiError as error:
+            assert 400 <= error.status < 500
+        else:
+            assert 0 <= (request.max_tokens or 0) <= MAX_TOKENS
+            assert request.cost().max_tokens >= 0 and len(request.prefix()) <= 64
 
 
 _TYPES: dict[str, tuple[type, ...]] = {"model": (str,), "stream": (bool,), "n": (int, float), "priority": (int, float)}

@@ -226,6 +226,7 @@ def test_a_content_may_have_parts(content: Any, text: str | None, reasoning: str
         ({"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": []}, (9, 2, 0)),
         ({"tokens": {"input_tokens": 9, "output_tokens": 2}}, (9, 2, 0)),
         ({"prompt_tokens": True}, (0, 0, 0)),
+        ({"prompt_tokens": 10**400, "input_tokens": 9, "total_tokens": -(10**400)}, (9, 0, 0)),  # too long for a float
     ],
 )
 def test_forms_of_usage(usage: dict[str, Any], counts: tuple[int, int, int]) -> None:
@@ -251,6 +252,8 @@ _JSON = st.recursive(
 
 
 @given(_JSON)
+@example({"choices": [{"index": 10**400, "delta": {"content": "a"}}], "usage": {"prompt_tokens": 10**400}})
+@example({"index": 10**400, "content": "a", "timings": {"prompt_n": 10**400, "cache_n": 10**400}})
 def test_any_json_is_a_chunk_or_an_engines_error(value: Any) -> None:
     with suppress(EngineError):
         sse.read_chunk(json.dumps(value).encode())

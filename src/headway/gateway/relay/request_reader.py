@@ -162,8 +162,8 @@ def _wrong_type(name: str, kind: str) -> ApiError:
     return ApiError(400, f"{name!r} must be of type {kind}", "invalid_type", name)
 
 
-def _integer(name: str, value: float) -> int:
-    """A whole number, which may be written as 3.0 in JSON."""
+def _integer(name: str, value: Any) -> int:
+    """A whole number, which may be written as 3.0 in JSON, or be too long for a float."""
     if value != value // 1:
         raise _wrong_type(name, "integer")
     return int(value)
@@ -309,7 +309,7 @@ _PROMPT_READERS: Final[dict[str, Callable[[dict[str, Any]], Prompt]]] = {
 }
 
 
-def _tier(priority: float | None, service_tier: object, headers: Mapping[str, str]) -> int:
+def _tier(priority: Any, service_tier: object, headers: Mapping[str, str]) -> int:
     """The body's `priority`, otherwise the header's tier, otherwise OpenAI's `service_tier`; 0 is the most urgent."""
     if priority is not None:
         tier = _integer("priority", priority)
@@ -321,7 +321,7 @@ def _tier(priority: float | None, service_tier: object, headers: Mapping[str, st
     else:
         return _SERVICE_TIERS.get(str(service_tier), 0)
     if not 0 <= tier <= MAX_TIER:
-        raise ApiError(400, f"a tier is 0 (most urgent) or more, not {tier}", "invalid_value", "priority")
+        raise ApiError(400, f"a tier is from 0 (most urgent) to {MAX_TIER}, not {tier}", "invalid_value", "priority")
     return tier
 
 

@@ -166,9 +166,9 @@ def count_of(value: Any) -> int | None:
     """A count given as a number or as digits; None if there is none."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_COUNT:
         return None
-    return int(value) if 0 <= value <= MAX_COUNT and value == int(value) else None
+    return int(value) if value == int(value) else None
 
 
 def _first(value: Mapping[str, Any], *names: str) -> int | None:
