@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush, nsmallest
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeGuard
 
 from headway.control.live import HELD, Live
-from headway.core.policy import MovingOrdering, Ordering, is_sharing
+from headway.core.policy import MovingOrdering, Ordering, SharingOrdering
 
 _MIN_STALE = 64
 """Minimum number of outdated entries before a rebuild, so that a few shares do not cause frequent rebuilds."""
 _MOST_TRIED = 8
 """Number of shares to check, when the first request finds no room, for a share below its fair part. Such shares rank
 first."""
+
+
+def is_sharing(ordering: object) -> TypeGuard[SharingOrdering]:
+    """Whether an ordering implements `SharingOrdering`. Python's own check takes 10 us, as long as a request."""
+    return hasattr(ordering, "headroom") and isinstance(ordering, SharingOrdering)
 
 
 def hold_queue(ordering: Ordering) -> HoldQueue:

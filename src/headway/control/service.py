@@ -9,14 +9,14 @@ from math import inf
 from typing import Any
 
 from headway.control.decisions import DecisionObserver
-from headway.control.hold_queue import hold_queue
+from headway.control.hold_queue import hold_queue, is_sharing
 from headway.control.live import HELD, Live
 from headway.control.observe import MutableFleetView
 from headway.control.sent_prompts import SentPrompts
 from headway.control.shadow import Shadow
 from headway.core.errors import HeadwayError, unusable
 from headway.core.fleet import Role
-from headway.core.policy import Learner, Ordering, Router, is_sharing
+from headway.core.policy import Learner, Ordering, Router
 from headway.core.record import Ended, Outcome
 from headway.core.view import ReplicaView
 

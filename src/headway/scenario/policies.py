@@ -8,10 +8,11 @@ from datetime import datetime
 from headway.config.scenario import Scenario, StepTimes, listed, variants
 from headway.config.spec import PolicySpec
 from headway.config.user_modules import loader_of
+from headway.control.hold_queue import is_sharing
 from headway.control.policies import CascadeConfig, Policies
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Fleet, Pool
-from headway.core.policy import Ordering, Scaler, is_sharing
+from headway.core.policy import Ordering, Scaler
 from headway.core.task import TaskFactory
 from headway.limits.calendar import moment, zone
 from headway.limits.schedules import LeastReplicas

@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from headway.config.limits import limits_of
 from headway.config.scenario import Scenario, StepTimes
+from headway.control.hold_queue import is_sharing
 from headway.control.observe import Scrape
 from headway.control.policies import Policies
 from headway.core.column import Column
-from headway.core.policy import is_sharing
 from headway.core.record import Columns, Records, ReplicaRecord
 from headway.policies.resolve import PolicyChoice
 from headway.scenario.policies import policies_of

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from headway.control.control import Control
 from headway.control.decisions import DecisionObserver
+from headway.control.hold_queue import is_sharing
 from headway.control.live import Live
 from headway.control.observe import MutablePoolsView, Scrape
 from headway.control.parts import Ticking
@@ -25,7 +26,7 @@ from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Fault, Fleet, Pool, Role, RoleChange, unit_of
 from headway.core.pacer import Pacer
-from headway.core.policy import Ordering, is_sharing
+from headway.core.policy import Ordering
 from headway.core.record import Cause, Outcome, Prefixes, Records
 from headway.limits.tenants import TenantLimits
 from headway.policies.ordering.fcfs import FcfsOrdering
