@@ -11,6 +11,7 @@ import pytest
 
 from headway.config.scenario import Scenario, StepTimes
 from headway.config.strict_yaml import Places
+from headway.control.decisions import DecisionObserver
 from headway.core import column as growing
 from headway.core.record import Records
 from headway.scenario import assemble, run, sharding
@@ -174,5 +175,7 @@ def test_a_run_that_was_to_be_split_says_why_it_was_not(tmp_path: Path) -> None:
     assert "simulated in one process: its requests are for one model, or name none" in run(one, jobs=2).notes
     looped = assemble({**document, "workload": {**workload, "concurrency": 2}}, Places(), Path())
     assert "simulated in one process: its requests depend on answers" in run(looped, jobs=2).notes
+    recorded = run(one, decisions=DecisionObserver(), jobs=2)
+    assert "simulated in one process: its decisions are recorded" in recorded.notes
     for jobs in (None, 1):
         assert not any("one process" in note for note in run(one, jobs=jobs).notes)

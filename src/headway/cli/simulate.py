@@ -20,6 +20,7 @@ from headway.cli.runs import (
 )
 from headway.config.scenario import Scenario
 from headway.control.decisions import DecisionObserver
+from headway.core.errors import HeadwayError
 from headway.records.json_lines import JsonLinesFile
 from headway.report.run import Run
 from headway.scenario.run import Progress, run
@@ -54,6 +55,8 @@ def command(
 
     Workload and fleet come from the SCENARIO file, or from options alone; options override the file.
     """
+    if ray and decisions is not None:
+        raise HeadwayError("--decisions: one process records them; expected no --ray")
     outputs = Outputs.taken_from(flags)
     chosen = choose("simulate", scenario, preset, flags, variant)
     with progress("simulating", wanted=not outputs.no_progress) as report:
@@ -61,14 +64,14 @@ def command(
             with ray_pool(ray) as pool:
                 result = run(chosen, report, with_bound=True, jobs=jobs, pool=pool)
         else:
-            result = _run_logged(chosen, report, decisions)
+            result = _run_logged(chosen, report, decisions, jobs)
     deliver(with_clairvoyant([result], chosen) if clairvoyant else [result], chosen, outputs)
 
 
-def _run_logged(chosen: Scenario, report: Progress | None, path: Path) -> Run:
+def _run_logged(chosen: Scenario, report: Progress | None, path: Path, jobs: int | None) -> Run:
     file, decisions = JsonLinesFile(path), DecisionObserver()
     decisions.listeners.append(file.write)
     try:
-        return run(chosen, report, decisions, with_bound=True)
+        return run(chosen, report, decisions, with_bound=True, jobs=jobs)
     finally:
         file.close()

@@ -136,7 +136,9 @@ def run(
     source = _source(chosen)
     chosen = _with_sequence_lengths(chosen)
     started = time.perf_counter()
-    apart = "" if decisions is not None else simulate_apart(chosen, policies, source, jobs, pool)
+    apart: Records | str = "its decisions are recorded"
+    if decisions is None:
+        apart = simulate_apart(chosen, policies, source, jobs, pool)
     records = (
         apart if isinstance(apart, Records) else _simulate(chosen, policies, source, step_times, progress, decisions)
     )
@@ -167,7 +169,7 @@ def run(
             *([LEAK_NOTE] if knows_future(policies.scaler) else []),
             *_planner_messages(spec, policies),
             *without_bound,
-            *([f"simulated in one process: {apart}"] if isinstance(apart, str) and apart and (jobs or pool) else []),
+            *([f"simulated in one process: {apart}"] if isinstance(apart, str) and (pool or (jobs or 1) > 1) else []),
         ),
     )
 

@@ -48,14 +48,14 @@ def simulate_apart(
     scenario: Scenario, policies: Policies, source: RequestSource, jobs: int | None, pool: Executor | None = None
 ) -> Records | str:
     """The records of a scenario with one variant, from up to `jobs` processes, or from a pool whose processes see the
-    temporary folder of this one. A string says why one process must simulate all; "": nobody asked for several.
+    temporary folder of this one. A string says why one process simulates all.
 
     With `jobs` None: one process for each model in a pool, or one per core if the run is long.
     """
     if jobs is None and pool is None:
         jobs = available_cores() if (source.num_requests or 0) >= LONG_REQUESTS else 1
     if jobs == 1:
-        return ""
+        return "one job was asked for"
     if not isinstance(source, TraceSource):
         return "its requests depend on answers"
     if (coupling := what_couples(scenario, policies)) is not None:
