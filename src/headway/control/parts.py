@@ -25,7 +25,8 @@ Ticking = Migrations | Admissions | Preemptions | KvPressure | Scaling
 
 
 class Parts:
-    """All parts of control."""
+    """The services of all models, and the policies beside their routers: admission, shedding, migration, scaling and
+    cascade."""
 
     __slots__ = (
         "_effects",

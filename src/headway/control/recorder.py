@@ -131,7 +131,7 @@ class RequestTable(Table):
     """Requests that have ended, or that are still in the system at the end of the run."""
 
     def write(self, row: RequestRow) -> None:
-        """Append a row."""
+        """Append the row of a request that has ended."""
         (
             request, outcome, attempts, preemptions, replica, placed_s, admitted_s, first_token_s, answer_s, end_s,
             generated_tokens, cached_tokens, reasoning_end_s, moves, stage, score,
@@ -162,7 +162,7 @@ class SegmentTable(Table):
     """Stays of requests in batches."""
 
     def write(self, row: SegmentRow) -> None:
-        """Append a row."""
+        """Append the row of a request's stay at a replica."""
         (
             request, replica, attempt, stage, enqueued_s, admitted_s, prefill_end_s, joined_tick, left_tick, end_s,
             cause,
@@ -210,7 +210,7 @@ class RareTable(Table):
     """Rows that few runs have."""
 
     def write(self, row: tuple[float, ...]) -> None:
-        """Append a row."""
+        """Append a row of numbers, in the order of the columns."""
         self._rows.write(self._struct.pack(*row))
 
 

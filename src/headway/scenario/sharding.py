@@ -74,7 +74,7 @@ def simulate_apart(
             parts = list(workers.map(_Shard.simulate, tasks))
         read = [task.read(part) for task, part in zip(tasks, parts, strict=True)]
         whole = merged(read, source.workload, scenario.spec.simulation.until_s is not None)
-        return "requests have no end" if whole is None else whole
+        return "requests moved, or were still there at the end" if whole is None else whole
 
 
 NUMBERED = ("dualmap", "prefix-affinity")

@@ -82,7 +82,7 @@ class PoolResources:
 
     @property
     def launches(self) -> Launches:
-        """Launch times of iterations."""
+        """Seconds of the host to launch iterations of the pool's replicas, computed at the first use."""
         if self._launches is None:
             most = most_graph_tokens(self.engine, self.pool.parallel)
             parts_s, whole_s = (self.line(0, 0, [(tokens, 0)], 0, 0)[1] for tokens in (1, most + 1))
