@@ -11,7 +11,7 @@ import click
 from msgspec import Struct
 
 from headway import catalog
-from headway.cli.flags import ray_option, scenario_file, together, with_gpus
+from headway.cli.flags import ray_option, ray_pool, scenario_file, together, with_gpus
 from headway.cli.output import (
     JOBS,
     PATH,
@@ -88,11 +88,7 @@ class PlanOutput(Struct, frozen=True):
             yield Resources(Simulator(), folder, progress, pool)
 
     def _processes(self) -> AbstractContextManager[Executor | None]:
-        if self.ray:
-            from headway.scenario.ray_cluster import cluster
-
-            return cluster()
-        return processes(self.jobs or available_cores())
+        return ray_pool(True) if self.ray else processes(self.jobs or available_cores())
 
     def show(self, found: Planned) -> int:
         """Write and print a plan. Returns the exit code."""
